@@ -1,0 +1,1 @@
+"""Images on disk become tasks: datasets, streams of tasks, transforms."""

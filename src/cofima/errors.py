@@ -1,0 +1,27 @@
+"""What goes wrong because of input, said so that the user can mend it."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class CofimaError(Exception):
+    """A mistake that the user can mend: shown as one message, without a traceback, with exit code 2."""
+
+
+class CofimaWarning(UserWarning):
+    """Something that the user should know, although the work goes on."""
+
+
+def problems(where: str, found: Sequence[str]) -> CofimaError:
+    """Build one error that lists every problem found at ``where``."""
+    count = f"{len(found)} problem{'s' if len(found) != 1 else ''}"
+    return CofimaError(f"{where} has {count}:\n" + "\n".join(f"  {line}" for line in found))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a hint such as ``; did you mean 'lam'?``, or the known names where none is close."""
+    names = sorted(known)
+    close = get_close_matches(word, names, n=1)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; known: {', '.join(names)}" if names else ""

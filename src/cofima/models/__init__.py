@@ -1,0 +1,1 @@
+"""A backbone and a head that grows."""

@@ -1,0 +1,1 @@
+"""The batch loop and the evaluation loop."""

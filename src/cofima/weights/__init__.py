@@ -1,0 +1,1 @@
+"""Pure functions on weights: averages, distances, Fisher information."""
