@@ -1,0 +1,62 @@
+"""A linear head that grows by one block a task."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class Head(nn.Module):
+    """One ``Linear`` block per task; their outputs side by side are the logits of all classes seen."""
+
+    def __init__(self, features: int, sizes: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.features = features
+        self.blocks = nn.ModuleList(nn.Linear(features, size) for size in sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Classes per block."""
+        return [int(block.out_features) for block in self._linear()]
+
+    @property
+    def spans(self) -> list[slice]:
+        """Columns of the logits that belong to each block."""
+        return [slice(a, b) for a, b in pairwise(accumulate(self.sizes, initial=0))]
+
+    def grow(self, classes: int, generator: torch.Generator | None = None) -> None:
+        """Add a block for new classes: truncated normal weights (std 0.02), zero bias."""
+        block = nn.Linear(self.features, classes)
+        nn.init.trunc_normal_(block.weight, std=0.02, generator=generator)
+        nn.init.zeros_(block.bias)
+        there = next(self.parameters(), None)
+        self.blocks.append(block if there is None else block.to(there))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the logits of every class seen."""
+        if not len(self.blocks):
+            return features.new_zeros(len(features), 0)
+        return torch.cat([block(features) for block in self.blocks], dim=1)
+
+    def flat(self) -> dict[str, Tensor]:
+        """Return all blocks as one weight [classes, features] and one bias [classes]."""
+        blocks = list(self._linear())
+        if not blocks:
+            return {"weight": torch.zeros(0, self.features), "bias": torch.zeros(0)}
+        return {
+            "weight": torch.cat([block.weight.detach() for block in blocks]),
+            "bias": torch.cat([block.bias.detach() for block in blocks]),
+        }
+
+    @torch.no_grad()
+    def load_flat(self, weight: Tensor, bias: Tensor) -> None:
+        """Take over what :meth:`flat` gave."""
+        for block, span in zip(self._linear(), self.spans, strict=True):
+            block.weight.copy_(weight[span])
+            block.bias.copy_(bias[span])
+
+    def _linear(self) -> Iterator[nn.Linear]:
+        for block in self.blocks:
+            assert isinstance(block, nn.Linear)
+            yield block

@@ -1,0 +1,32 @@
+"""The network that learns: a backbone and a head that grows."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cofima.models.head import Head
+
+
+class Net(nn.Module):
+    """Backbone and head; ``net(images)`` gives the logits of every class seen."""
+
+    def __init__(self, backbone: nn.Module, features: int, sizes: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = Head(features, sizes)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return one feature vector an image, as the head sees it."""
+        result: Tensor = self.backbone(images)
+        return result
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of every class seen."""
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+    def grow(self, classes: int, generator: torch.Generator, *, freeze: bool = True) -> None:
+        """Add a block of new classes; frozen old blocks move neither by gradient nor by weight decay."""
+        self.head.blocks.requires_grad_(not freeze)
+        self.head.grow(classes, generator)

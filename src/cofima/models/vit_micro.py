@@ -1,0 +1,33 @@
+"""The embedded backbone: a small ViT, pre-trained on Tiny-ImageNet, that every installation has."""
+
+from pathlib import Path
+from typing import Any
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.vision_transformer import VisionTransformer
+
+WEIGHTS = Path(__file__).parent / "vit_micro.safetensors"
+
+default_cfgs = generate_default_cfgs(
+    {
+        "vit_micro.tiny_imagenet": {
+            "file": str(WEIGHTS),
+            "num_classes": 0,
+            "input_size": (3, 64, 64),
+            "fixed_input_size": True,
+            "interpolation": "bicubic",
+            "crop_pct": 1.0,
+            "mean": (0.5, 0.5, 0.5),
+            "std": (0.5, 0.5, 0.5),
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        }
+    }
+)
+
+
+@register_model  # type: ignore[untyped-decorator]
+def vit_micro(pretrained: bool = False, **options: Any) -> VisionTransformer:
+    """ViT at 64 px: patch 8, width 128, depth 8, 4 heads, 1.6 M parameters."""
+    shape = {"img_size": 64, "patch_size": 8, "embed_dim": 128, "depth": 8, "num_heads": 4}
+    return build_model_with_cfg(VisionTransformer, "vit_micro", pretrained, **(shape | options))

@@ -1,0 +1,204 @@
+r"""Averages of weights: the plain one (Eq. 2, 3) and the one weighted by Fisher information (Eq. 6, 7).
+
+Marouf et al., "Weighted Ensemble Models Are Strong Continual Learners", ECCV 2024,
+https://arxiv.org/abs/2312.08977.
+
+Both are interpolations from ``old`` to ``new`` with a share :math:`w` of the new weights,
+:math:`\theta^* = \theta_{old} + w\,(\theta_{new} - \theta_{old})`: a number for CoMA, one number
+per weight for CoFiMA. This form cannot leave the interval between its operands.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from cofima.errors import CofimaError
+from cofima.weights.pieces import Scratch, Weights, compute_dtype, pieces, shared_keys
+
+Mix = Callable[[Tensor, Tensor, Tensor, str, slice], Tensor]
+
+
+@torch.no_grad()
+def average(
+    old: Mapping[str, Tensor], new: Mapping[str, Tensor], lam: float, *, out: Weights | None = None
+) -> Weights:
+    r"""Return :math:`(1 - \lambda)\,\theta_{old} + \lambda\,\theta_{new}` (Eq. 3).
+
+    Keys that only ``new`` has (the head of new classes) and integer buffers come from ``new``.
+    ``lam`` 0 and 1 return the endpoints bit for bit. Half precision is averaged in float32.
+
+    Args:
+        old: The weights before the task.
+        new: The weights after it.
+        lam: Share of the new weights, from 0 to 1.
+        out: Where to write, instead of fresh memory; may be ``old`` or ``new`` itself.
+    """
+    check_share(lam)
+    return _interpolate(old, new, lam, lambda a, b, to, key, at: torch.lerp(a, b, lam, out=to), out)
+
+
+@torch.no_grad()
+def fisher_average(
+    old: Mapping[str, Tensor],
+    new: Mapping[str, Tensor],
+    fisher_old: Mapping[str, Tensor],
+    fisher_new: Mapping[str, Tensor],
+    lam: float,
+    *,
+    out: Weights | None = None,
+) -> Weights:
+    r"""Return the average weighted by Fisher information, element by element (Eq. 7).
+
+    .. math:: \theta^* = \frac{\lambda F_{new} \theta_{new} + (1-\lambda) F_{old} \theta_{old}}
+                              {\lambda F_{new} + (1-\lambda) F_{old}}
+
+    Where both Fishers are 0, and for floating-point buffers, which have none: :func:`average`.
+    Only the ratio of the two Fishers enters, so their common scale does not matter.
+
+    Args:
+        old: The weights before the task.
+        new: The weights after it.
+        fisher_old: Diagonal Fisher information of ``old``, by the same names.
+        fisher_new: Diagonal Fisher information of ``new``.
+        lam: Share of the new weights where both Fishers are equal, from 0 to 1.
+        out: Where to write, instead of fresh memory; may be ``old`` or ``new`` itself.
+    """
+    check_share(lam)
+    _check_fishers(old, new, (fisher_old, fisher_new))
+
+    scratch = Scratch()
+
+    def mix(a: Tensor, b: Tensor, to: Tensor, key: str, at: slice) -> Tensor:
+        if key not in fisher_new:
+            return torch.lerp(a, b, lam, out=to)
+        f_old = fisher_old[key].reshape(-1)[at].to(a)
+        f_new = fisher_new[key].reshape(-1)[at].to(a)
+        _check_fisher(key, f_old, f_new)
+        return torch.lerp(a, b, new_share(f_old, f_new, lam, out=scratch.like(a)), out=to)
+
+    return _interpolate(old, new, lam, mix, out)
+
+
+def new_share(f_old: Tensor, f_new: Tensor, lam: float, out: Tensor | None = None) -> Tensor:
+    r"""Return :math:`\lambda F_{new} / (\lambda F_{new} + (1-\lambda) F_{old})`, and ``lam`` for 0/0.
+
+    Written as :math:`1 / (1 + \frac{1-\lambda}{\lambda} \frac{F_{old}}{F_{new}})`: an overflow of
+    the ratio is the right limit 0, an underflow the right limit 1. Needs 0 < lam < 1.
+    """
+    ratio = torch.div(f_old, f_new, out=out)
+    return ratio.mul_((1 - lam) / lam).add_(1).reciprocal_().nan_to_num_(nan=lam)
+
+
+@torch.no_grad()
+def average_all(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> Weights:
+    r"""Return :math:`\sum_k w_k \theta_k / \sum_k w_k` (Eq. 2); equal weights where none are given.
+
+    A key that only some models have is averaged over these; integer buffers come from the last one.
+    """
+    weights = [1.0] * len(models) if weights is None else list(weights)
+    if len(weights) != len(models) or not models:
+        raise CofimaError(f"average_all needs one weight a model: {len(models)} models, {len(weights)} weights")
+    if min(weights) < 0 or not 0 < sum(weights) < float("inf"):
+        raise CofimaError(f"weights must be finite, not negative and not all 0, got {weights}")
+    return _weighted(models, lambda k, key, part: torch.full_like(part, weights[k]))
+
+
+@torch.no_grad()
+def fisher_average_all(
+    models: Sequence[Mapping[str, Tensor]], fishers: Sequence[Mapping[str, Tensor]]
+) -> Weights:
+    r"""Return :math:`\sum_k F_k \theta_k / \sum_k F_k`, element by element (Eq. 6).
+
+    Where all Fishers are 0, and for buffers, which have none: the plain average.
+    """
+    if len(models) != len(fishers) or not models:
+        raise CofimaError(f"fisher_average_all needs one Fisher a model: {len(models)} and {len(fishers)}")
+    for model in models[1:]:
+        _check_fishers(models[0], model, fishers)
+
+    def weight(k: int, key: str, part: Tensor) -> Tensor:
+        if key not in fishers[k]:
+            return torch.ones_like(part)
+        _check_fisher(key, fishers[k][key])
+        return fishers[k][key].to(part)
+
+    return _weighted(models, weight)
+
+
+def check_share(lam: float) -> None:
+    """Refuse a share outside 0 to 1, or not a number."""
+    if not 0 <= lam <= 1:
+        raise CofimaError(f"lam must lie between 0 and 1, got {lam}")
+
+
+def _interpolate(
+    old: Mapping[str, Tensor], new: Mapping[str, Tensor], lam: float, mix: Mix, out: Weights | None
+) -> Weights:
+    """Fill the result piece by piece, so that what is computed on stays in the processor's cache."""
+    merged: Weights = {} if out is None else out
+    shared = set(shared_keys(old, new))
+    scratch = Scratch()
+    for key, value in new.items():
+        target = _target(merged, key, value)
+        if key not in shared or lam == 1:
+            target.copy_(value)
+        elif lam == 0:
+            target.copy_(old[key])
+        else:
+            a, b, flat = old[key].reshape(-1), value.reshape(-1), target.view(-1)
+            dtype = compute_dtype(value)
+            for at in pieces(value):
+                to = flat[at] if flat.dtype == dtype else scratch.like(flat[at], dtype)
+                mixed = mix(a[at].to(value.device, dtype), b[at].to(dtype), to, key, at)
+                if mixed.dtype != flat.dtype:
+                    flat[at] = mixed
+    return merged
+
+
+def _target(merged: Weights, key: str, value: Tensor) -> Tensor:
+    """Return the tensor to write ``key`` into: the one of ``out``, if it is there and fits."""
+    there = merged.get(key)
+    if there is None or there.shape != value.shape or not there.is_contiguous():
+        merged[key] = torch.empty_like(value, memory_format=torch.contiguous_format)
+    return merged[key]
+
+
+def _weighted(
+    models: Sequence[Mapping[str, Tensor]], weight: Callable[[int, str, Tensor], Tensor]
+) -> Weights:
+    """Average in float64, with weights that a common scale does not change."""
+    merged: Weights = {}
+    for last in models:
+        merged.update(last)
+    for key, value in merged.items():
+        holders = [k for k, model in enumerate(models) if key in model]
+        for k in holders:
+            shared_keys({key: models[k][key]}, {key: value})
+        if not value.is_floating_point():
+            merged[key] = value.clone()
+            continue
+        stack = torch.stack([models[k][key].double() for k in holders])
+        shares = torch.stack([weight(k, key, part) for k, part in zip(holders, stack, strict=True)])
+        shares = torch.where(shares.amax(0) > 0, shares / shares.amax(0), 1.0)
+        merged[key] = ((shares * stack).sum(0) / shares.sum(0)).to(value.dtype)
+    return merged
+
+
+def _check_fishers(
+    old: Mapping[str, Tensor], new: Mapping[str, Tensor], fishers: Sequence[Mapping[str, Tensor]]
+) -> None:
+    """Every shared weight has a Fisher of its shape on all sides, or on none (buffers)."""
+    for key in shared_keys(old, new):
+        shapes = [tuple(f[key].shape) if key in f else None for f in fishers]
+        if len(set(shapes)) > 1 or shapes[0] not in (None, tuple(new[key].shape)):
+            found = ", ".join("missing" if s is None else str(list(s)) for s in shapes)
+            raise CofimaError(f"Fisher of '{key}' does not fit its weight {list(new[key].shape)}: {found}")
+
+
+def _check_fisher(key: str, *values: Tensor) -> None:
+    for value in values:
+        if value.numel():
+            low, high = torch.aminmax(value)
+            if not (low >= 0 and high < float("inf")):
+                raise CofimaError(f"Fisher of '{key}' must be finite and not negative, found {low} to {high}")

@@ -1,0 +1,65 @@
+"""How far weights moved, and where on the way they are best kept."""
+
+import math
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from cofima.errors import CofimaWarning
+from cofima.weights.pieces import pieces, shared_keys
+
+
+@torch.no_grad()
+def weight_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    r"""Return :math:`\|a - b\|_2` over the floating-point weights that both have."""
+    both = a.keys() & b.keys()
+    shared = shared_keys({k: a[k] for k in both}, {k: b[k] for k in b if k in both})
+    return math.sqrt(sum(_squares(a[key], b[key]) for key in shared))
+
+
+@torch.no_grad()
+def auto_lambda(
+    old: Mapping[str, Tensor],
+    new: Mapping[str, Tensor],
+    fisher_old: Mapping[str, Tensor],
+    fisher_new: Mapping[str, Tensor],
+    *,
+    fallback: float = 0.4,
+) -> float:
+    r"""Return the share of the new weights that minimises the sum of two quadratic losses.
+
+    With :math:`d = \theta_{new} - \theta_{old}` and the Fishers as curvatures of the old loss at
+    ``old`` and of the new loss at ``new``, the minimum on the segment between them lies at
+
+    .. math:: \lambda^* = \frac{\langle F_{new}, d^2\rangle}
+                               {\langle F_{old}, d^2\rangle + \langle F_{new}, d^2\rangle}
+
+    Where this is 0/0 (nothing moved, or both curvatures are 0 along ``d``), ``fallback`` is
+    returned with a warning.
+    """
+    keys = [key for key in shared_keys(old, new) if key in fisher_old and key in fisher_new]
+    curvature_old = sum(_squares(old[key], new[key], fisher_old[key]) for key in keys)
+    curvature_new = sum(_squares(old[key], new[key], fisher_new[key]) for key in keys)
+    total = curvature_old + curvature_new
+    if not 0 < total < math.inf:
+        warnings.warn(
+            f"lam=auto is undefined here (curvatures {curvature_old:g} and {curvature_new:g}): using {fallback}",
+            CofimaWarning,
+            stacklevel=2,
+        )
+        return fallback
+    return curvature_new / total
+
+
+def _squares(a: Tensor, b: Tensor, weight: Tensor | None = None) -> float:
+    """Return the (weighted) sum of squared differences, in float64, without a full-size copy."""
+    a, b = a.reshape(-1), b.reshape(-1).to(a.device)
+    total = 0.0
+    for at in pieces(a):
+        square = (a[at].double() - b[at].double()).square_()
+        if weight is not None:
+            square.mul_(weight.reshape(-1)[at].to(square))
+        total += float(torch.sum(square))
+    return total
