@@ -1,0 +1,195 @@
+"""A dataset becomes a stream of tasks, each with classes not seen before."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import accumulate, pairwise
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cofima.data.deal import choose, part
+from cofima.data.images import ImageSet, join
+from cofima.errors import CofimaError, did_you_mean, problems
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images of named classes, split into training and test.
+
+    Attributes:
+        flip: Whether a mirrored image means the same.
+        crop: Least share of the area that a random training crop keeps; 1.0 is no random crop.
+        facts: What a result file should say about the data; JSON-able.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    train: ImageSet
+    test: ImageSet
+    flip: bool
+    crop: float
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Classes that arrive together; labels count all classes in order of arrival."""
+
+    index: int
+    classes: range
+    names: tuple[str, ...]
+    train: ImageSet
+    test: ImageSet
+
+
+@dataclass(frozen=True, eq=False)
+class Stream(Sequence[Task]):
+    """Tasks in order of arrival; a slice is a stream whose tasks keep their index and class ids."""
+
+    tasks: tuple[Task, ...]
+    dataset_name: str
+    class_names: tuple[str, ...]  # by class id, up to the last class of the last task
+    flip: bool
+    crop: float
+    facts: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    @overload
+    def __getitem__(self, place: int) -> Task: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Stream": ...
+    def __getitem__(self, place: int | slice) -> "Task | Stream":
+        if not isinstance(place, slice):
+            return self.tasks[place]
+        if place.step not in (None, 1):
+            raise ValueError("tasks arrive one after the other: a stream has no slices with a step")
+        tasks = self.tasks[place]
+        known = tasks[-1].classes.stop if tasks else 0
+        return replace(self, tasks=tasks, class_names=self.class_names[:known])
+
+    def merged(self) -> "Stream":
+        """Return one task with the classes of all tasks and the same class ids, for joint training."""
+        classes = range(self.tasks[0].classes.start, self.tasks[-1].classes.stop)
+        train, test = join([task.train for task in self]), join([task.test for task in self])
+        names = self.class_names[classes.start : classes.stop]
+        return replace(self, tasks=(Task(0, classes, names, train, test),))
+
+    def held_out(self, share: float, seed: int) -> "Stream":
+        """Return a stream that is tested on ``share`` of each class's training images, for choosing settings.
+
+        The test images are not in it at all. A class with a single image keeps it for training.
+        """
+        if not 0 < share < 1:
+            raise CofimaError(f"held_out share = {share}: must lie between 0 and 1")
+        facts = self.facts | {"held_out": share, "held_out_seed": seed}
+
+        def cut(task: Task) -> Task:
+            chosen = choose(task.train, lambda count: part(share, count), seed)
+            return replace(task, train=task.train.select(~chosen), test=task.train.select(chosen))
+
+        return replace(self, tasks=tuple(map(cut, self)), facts=facts)
+
+    def limited(self, per_class: int, seed: int) -> "Stream":
+        """Return the stream with at most ``per_class`` training images of each class."""
+        if per_class < 1:
+            raise CofimaError(f"limit = {per_class}: a class needs at least 1 training image")
+        facts = self.facts | {"limit": per_class, "limit_seed": seed}
+
+        def cut(task: Task) -> Task:
+            return replace(task, train=task.train.select(choose(task.train, lambda _: per_class, seed)))
+
+        return replace(self, tasks=tuple(map(cut, self)), facts=facts)
+
+
+def class_order(n: int, seed: int | None) -> list[int]:
+    """Return the order in which ``n`` classes arrive; ``None`` leaves them as they are.
+
+    It is the order of ``np.random.seed(seed); np.random.permutation(n)``, which published results use.
+    """
+    return list(range(n)) if seed is None else np.random.RandomState(seed).permutation(n).tolist()
+
+
+def increments(n: int, first: int, increment: int) -> list[int]:
+    """Return the number of classes of each task; the last task takes the remainder."""
+    found = [
+        f"{name} = {value}: must be at least 1"
+        for name, value in (("first", first), ("increment", increment))
+        if value < 1
+    ]
+    if first > n:
+        found.append(f"first = {first}: there are only {n} classes")
+    if found:
+        raise problems("the split into tasks", found)
+    stops = [*range(first, n, increment), n]
+    return [stop - start for start, stop in pairwise([0, *stops])]
+
+
+def split(dataset: Dataset, first: int, increment: int, order_seed: int | None) -> Stream:
+    """Make tasks of ``first``, then ``increment`` classes at a time, in the order given by the seed."""
+    count = len(dataset.class_names)
+    sizes = increments(count, first, increment)
+    order = class_order(count, order_seed)
+    starts = accumulate(sizes, initial=0)
+    return _stream(dataset, [order[start : start + size] for start, size in zip(starts, sizes, strict=False)])
+
+
+def from_groups(dataset: Dataset, groups: Sequence[Sequence[int | str]]) -> Stream:
+    """Make one task of each group of classes, given by index or name; classes in no group are left out."""
+    names = dataset.class_names
+    number = {name: index for index, name in enumerate(names)}
+    found = [] if groups else ["there is no group"]
+    seen: dict[int, int] = {}
+    dealt: list[list[int]] = []
+    for task, group in enumerate(groups, start=1):
+        dealt.append([])
+        if not group:
+            found.append(f"group {task} is empty")
+        for class_ in group:
+            index = number.get(class_) if isinstance(class_, str) else class_
+            if index is None or not 0 <= index < len(names):
+                found.append(f"group {task}: {_unknown(class_, names)}")
+            elif index in seen:
+                found.append(f"group {task}: class '{names[index]}' is already in group {seen[index]}")
+            else:
+                seen[index] = task
+                dealt[-1].append(index)
+    if found:
+        raise problems("the list of class groups", found)
+    return _stream(dataset, dealt)
+
+
+def _unknown(class_: int | str, names: tuple[str, ...]) -> str:
+    if isinstance(class_, int):
+        return f"no class has the index {class_}; they run from 0 to {len(names) - 1}"
+    near = names if len(names) <= 20 else get_close_matches(class_, names)
+    return f"unknown class '{class_}'{did_you_mean(class_, near)}"
+
+
+def _stream(dataset: Dataset, groups: list[list[int]]) -> Stream:
+    order = [class_ for group in groups for class_ in group]
+    arrival = torch.full((len(dataset.class_names),), -1)
+    arrival[torch.tensor(order)] = torch.arange(len(order))
+    names = tuple(dataset.class_names[class_] for class_ in order)
+    train, test = (replace(half, labels=arrival[half.labels]) for half in (dataset.train, dataset.test))
+
+    def task(index: int, classes: range) -> Task:
+        mine = names[classes.start : classes.stop]
+        return Task(
+            index, classes, mine, train.select(_among(train, classes)), test.select(_among(test, classes))
+        )
+
+    stops = accumulate(map(len, groups), initial=0)
+    tasks = tuple(task(index, range(*ends)) for index, ends in enumerate(pairwise(stops)))
+    return Stream(tasks, dataset.name, names, dataset.flip, dataset.crop, dataset.facts)
+
+
+def _among(images: ImageSet, classes: range) -> Tensor:
+    return (images.labels >= classes.start) & (images.labels < classes.stop)
