@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from cofima.report import metrics
 
-# CIFAR-100, ten tasks of ten classes (1,000 test images each), CoFiMA, seed 1993: the accuracies by ten classes
-# in the released log of Marouf et al., ECCV 2024 (repository IemProg/CoFiMA, logs/cofima_cifar_20e/
+# CIFAR-100, ten tasks of ten classes (1,000 test images each), CoFiMA, seed 1993: the accuracies in the
+# released log of Marouf et al., ECCV 2024 (repository IemProg/CoFiMA, logs/cofima_cifar_20e/
 # reproduce_1993_cofima_cifar_vit-b-p16_cifar100_224_10_10.log).
 PUBLISHED = [
     [98.9],
@@ -119,7 +119,7 @@ def test_last_ignores_the_order_of_tasks(stream, shuffler):
 
 @given(streams(low=3), st.randoms(use_true_random=False))
 def test_forgetting_ignores_the_order_of_middle_rows(stream, shuffler):
-    """Shuffling one task's accuracies between its first and its last task keeps the best, so the forgetting."""
+    """Shuffling one task's accuracies before the last task keeps their best, so the forgetting."""
     matrix, _ = stream
     middle = [row[0] for row in matrix[:-1]]
     shuffler.shuffle(middle)

@@ -99,7 +99,7 @@ def intransigence(joint: float | Sequence[float], matrix: Matrix) -> list[float]
 
 
 def old_new(matrix: Matrix, sizes: Sequence[int]) -> list[tuple[float | None, float]]:
-    """Return, after each task, the accuracy on all earlier tasks (None after the first) and on the new one."""
+    """Return, after each task, the accuracy on all earlier tasks (None at first) and on the new one."""
     accuracies_over_time(matrix, sizes)  # checks both
     return [(_weighted(row[:-1], sizes) if len(row) > 1 else None, row[-1]) for row in matrix]
 
