@@ -1,0 +1,136 @@
+"""Which runs may stand in one table, and which share a row of it."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from cofima.report.runs import Run
+
+PLACE = ("data.root",)  # says where the images lie on one machine, not which they are
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs of one config that differ in their seed only, one run a seed."""
+
+    label: str
+    runs: list[Run]
+    repeats: int = 0  # further folders with a seed that is already here; they are not counted
+
+    @property
+    def joint(self) -> bool:
+        """Tell whether this is the upper bound, which learns all classes at once."""
+        return self.runs[0].joint
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether these runs have learnt every task."""
+        return self.runs[0].finished
+
+
+def comparable(runs: Sequence[Run]) -> list[list[Run]]:
+    """Divide runs into sets that may be compared; a joint run joins every set whose classes it learnt."""
+    sets: list[list[Run]] = []
+    for run in sorted((r for r in runs if not r.joint), key=_order):
+        home = next((s for s in sets if not any(differences(run, other) for other in s)), None)
+        if home is None:
+            sets.append([run])
+        else:
+            home.append(run)
+    alone: list[list[Run]] = []
+    for run in sorted((r for r in runs if r.joint), key=_order):
+        homes = [s for s in sets if not any(differences(run, other) for other in s)]
+        if not homes:  # a bound without a method below it still has its own table
+            homes = [next((s for s in alone if not differences(run, s[0])), [])]
+            if not homes[0]:
+                alone.extend(homes)
+        for home in homes:
+            home.append(run)
+    return sets + alone
+
+
+def differences(a: Run, b: Run) -> list[str]:
+    """Name what forbids comparing two runs; nothing where they follow one protocol."""
+    one, two = _protocol(a), _protocol(b)
+    keys = [k for k in one | two if not ((a.joint or b.joint) and k.startswith(("tasks", "stream")))]
+    found = [f"{k}: {_short(one.get(k))} / {_short(two.get(k))}" for k in keys if one.get(k) != two.get(k)]
+    return found or list(_layout(a, b))
+
+
+def rows(runs: Sequence[Run]) -> list[Row]:
+    """Put the runs of one config into one row; runs that are not finished stand apart from those that are."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps([_settings(run), run.state, run.label], sort_keys=True), []).append(run)
+    found = []
+    for group in groups.values():
+        by_seed = {run.seed: run for run in reversed(group)}  # of several runs of a seed, the first stays
+        kept = [run for run in group if by_seed[run.seed] is run]
+        found.append(Row(group[0].label, kept, len(group) - len(kept)))
+    return [Row(_name(row, found), row.runs, row.repeats) for row in found]
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested settings as ``{"train.lr": "0.01"}``."""
+    leaves: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+    return leaves
+
+
+def _order(run: Run) -> tuple[bool, str, str]:
+    # Finished runs first, since they know all their classes; then nothing depends on the order of the paths.
+    return not run.finished, json.dumps(run.config, sort_keys=True), str(run.folder)
+
+
+def _settings(run: Run) -> dict[str, str]:
+    return {key: value for key, value in flat(run.config).items() if key != "seed" and key not in PLACE}
+
+
+def _protocol(run: Run) -> dict[str, str]:
+    data, backbone = run.setup.data, run.setup.backbone
+    facts = {
+        "dataset": data.get("fingerprint") or data.get("name") or run.config.get("dataset"),
+        "backbone": backbone.get("sha256") or backbone.get("name") or run.config.get("backbone"),
+        "tasks": run.planned,
+        "data": run.config.get("data") or {},
+        "preprocess": run.setup.preprocess,
+        "stream": run.config.get("stream") or {},
+    }
+    return {key: value for key, value in flat(facts).items() if key not in PLACE}
+
+
+def _layout(a: Run, b: Run) -> Iterator[str]:
+    """Compare the tasks: exactly for one seed, by their sizes for two, as a whole with joint training."""
+    seen = range(min(len(a.tasks), len(b.tasks)))
+    if a.joint or b.joint:
+        complete = all(len(run.tasks) >= run.planned for run in (a, b))
+        if complete and set(chain(*a.tasks)) != set(chain(*b.tasks)):
+            yield "not the same classes"
+    elif [len(a.tasks[t]) for t in seen] != [len(b.tasks[t]) for t in seen]:
+        yield "tasks of other sizes"
+    elif a.seed == b.seed and any(set(a.tasks[t]) != set(b.tasks[t]) for t in seen):
+        yield "another order of the classes for the same seed"
+    elif a.seed == b.seed and any(m != n for m, n in zip(a.sizes, b.sizes, strict=False)):
+        yield "other test images"
+
+
+def _name(row: Row, others: Sequence[Row]) -> str:
+    """Return a label that no other row has: add the settings that differ, and how far the runs are."""
+    twins = [_settings(other.runs[0]) for other in others if other.label == row.label]
+    mine = _settings(row.runs[0])
+    odd = [key for key in mine if any(twin.get(key) != mine[key] for twin in twins)]
+    extra = [f"{key.removeprefix('options.')}={mine[key]}" for key in odd]
+    if not row.finished:
+        extra.append(row.runs[0].state)
+    return f"{row.label} ({', '.join(extra)})" if extra else row.label
+
+
+def _short(value: str | None) -> str:
+    text = "none" if value is None else value
+    return text if len(text) <= 20 else f"{text[:8]}…"

@@ -1,0 +1,204 @@
+"""Tables: which runs share a row, which share a table, and how the numbers are written."""
+
+import csv
+import io
+import shutil
+import statistics
+import subprocess
+
+import pytest
+
+from cofima.report import formats, metrics, runs
+from cofima.report.table import build
+
+METHODS = ("seq_ft", "slca", "coma", "cofima", "joint")
+
+
+@pytest.fixture
+def study(make_run, tmp_path):
+    """Five methods, three seeds each."""
+    for method in METHODS:
+        for seed in (1993, 1996, 1997):
+            make_run(f"study/{method}-{seed}", method=method, seed=seed)
+    return runs.find([tmp_path / "study"])
+
+
+def cells(table, label):
+    return dict(zip(table.columns, next(row for row in table.rows if row[0] == label), strict=True))
+
+
+def test_seeds_become_one_row_with_sample_deviation(study):
+    (table,) = build(study)
+    assert {row[0]: row[1] for row in table.rows} == dict.fromkeys(
+        ("Seq FT", "SLCA", "CoMA", "CoFiMA", "Joint"), "3"
+    )
+    values = [metrics.last(run.matrix, run.sizes) for run in study if run.method == "coma"]
+    expected = f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+    assert cells(table, "CoMA")["Last-Acc"] == expected
+    assert "n = 3 seeds, mean ± standard deviation (n − 1)" in table.note
+    assert "sha256 0123456789ab" in table.note
+    assert "fingerprint fedcba987654" in table.note
+    assert "360 test images" in table.note
+    assert table.title == "digits, vit_micro, 5 tasks of 2 classes"
+
+
+def test_columns_are_those_of_the_paper_and_joint_fills_only_its_own(study):
+    (table,) = build(study)
+    assert table.columns == ["Method", "n", "Last-Acc", "Inc-Acc", "Forgetting", "Distance", "Seconds"]
+    joint = cells(table, "Joint")
+    assert table.rows[-1][0] == "Joint"
+    assert joint["Inc-Acc"] == joint["Forgetting"] == "–"
+    assert joint["Last-Acc"].startswith("9")
+    assert joint["Distance"] == "1.75 ± 0.00"
+
+
+def test_a_single_seed_has_no_deviation(make_run):
+    (table,) = build([runs.read(make_run("a"))])
+    assert not any("±" in cell for cell in table.rows[0])
+    assert "±" not in table.note
+    assert table.best == set()
+
+
+def test_order_of_the_paths_does_not_matter(study):
+    assert formats.markdown(build(study)) == formats.markdown(build(study[::-1]))
+
+
+def test_options_that_differ_make_rows_and_are_named(make_run):
+    folders = [make_run(f"lam{lam}", options={"lam": lam}) for lam in (0.2, 0.4)]
+    (table,) = build([runs.read(folder) for folder in folders])
+    assert sorted(row[0] for row in table.rows) == ["CoFiMA (lam=0.2)", "CoFiMA (lam=0.4)"]
+
+
+def test_an_unfinished_run_is_marked_and_not_mixed_into_the_mean(make_run):
+    whole = make_run("whole", seed=1)
+    part = make_run("part", seed=2, done=3)
+    (table,) = build([runs.read(whole), runs.read(part)])
+    assert [(row[0], row[1]) for row in table.rows] == [("CoFiMA", "1"), ("CoFiMA (3 of 5 tasks)", "1")]
+
+
+def test_an_unfinished_run_is_never_best(make_run):
+    best = [[99.9], [99.9, 99.9]]
+    folders = [make_run("a", method="slca"), make_run("b", method="coma"), make_run("c", done=2, matrix=best)]
+    (table,) = build([runs.read(folder) for folder in folders])
+    marked = {table.rows[r][0] for r, _ in table.best}
+    assert marked
+    assert "CoFiMA (2 of 5 tasks)" not in marked
+
+
+def test_the_same_run_twice_counts_once(make_run, tmp_path):
+    folder = make_run("a", seed=1)
+    shutil.copytree(folder, tmp_path / "copy")
+    make_run("b", seed=2)
+    (table,) = build(runs.find([tmp_path]))
+    assert table.rows[0][1] == "2"
+    assert "1 more with a config and seed already in the table: not counted again." in table.note
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"backbone": {"name": "vit_micro", "sha256": "f" * 64}}, "backbone: 01234567… / ffffffff…"),
+        ({"data": {"name": "digits", "fingerprint": "0" * 64}}, "dataset: fedcba98… / 00000000…"),
+        ({"preprocess": {"size": 224, "mean": [0.5] * 3, "std": [0.5] * 3}}, "preprocess.size: 64 / 224"),
+        ({"tasks": 2, "per_task": 5}, "tasks: 5 / 2"),
+    ],
+)
+def test_runs_of_another_protocol_stand_apart_and_the_difference_is_named(make_run, change, named):
+    one = runs.read(make_run("a", method="coma"))
+    two = runs.read(make_run("b", method="slca", **change))
+    first, second = build([one, two])
+    assert len(first.rows) == len(second.rows) == 1
+    assert named in second.note
+    assert "Not comparable with table 1" in second.note
+    assert "Not comparable" not in first.note
+    assert first.title.startswith("Table 1: ")
+
+
+def test_another_class_order_for_the_same_seed_stands_apart(make_run):
+    one, two = make_run("a", method="coma", seed=5), make_run("b", method="slca", seed=6)
+    config = two / "0005" / "config.json"
+    config.write_text(config.read_text().replace('"seed": 6', '"seed": 5'))
+    tables = build([runs.read(one), runs.read(two)])
+    assert len(tables) == 2
+    assert "another order of the classes for the same seed" in tables[1].note
+
+
+def test_joint_joins_every_table_with_its_classes(make_run):
+    five = make_run("five", tasks=5, per_task=2)
+    two = make_run("two", tasks=2, per_task=5)
+    joint = make_run("joint", method="joint")
+    tables = build([runs.read(folder) for folder in (five, two, joint)])
+    assert [[row[0] for row in table.rows] for table in tables] == [["CoFiMA", "Joint"]] * 2
+
+
+def test_joint_on_other_classes_stands_alone(make_run):
+    tables = build([runs.read(make_run("a", tasks=4)), runs.read(make_run("b", method="joint"))])
+    assert [[row[0] for row in table.rows] for table in tables] == [["CoFiMA"], ["Joint"]]
+    assert "not the same classes" in tables[1].note
+
+
+def test_a_run_before_its_first_task_shows_dashes(make_run):
+    (table,) = build([runs.read(make_run("a", done=0))])
+    assert table.rows == [["CoFiMA (0 of 5 tasks)", "1", "–", "–", "–", "–", "–"]]
+
+
+def test_best_is_marked_by_direction_and_joint_never(study):
+    (table,) = build(study)
+    values = {row[0]: row for row in table.rows if row[0] != "Joint"}
+    for c, pick in ((2, max), (3, max), (4, min)):
+        top = pick(float(row[c].split(" ± ")[0]) for row in values.values())
+        marked = [table.rows[r] for r, column in table.best if column == c]
+        assert marked
+        assert all(row[0] != "Joint" and float(row[c].split(" ± ")[0]) == top for row in marked)
+    assert not any(column == 5 for _, column in table.best)  # a distance is neither good nor bad
+
+
+def test_small_distances_keep_their_digits(make_run):
+    folder = make_run("a")
+    history = folder / "0005" / "history.jsonl"
+    history.write_text(history.read_text().replace('"from_start": 2.75', '"from_start": 0.00123'))
+    (table,) = build([runs.read(folder)])
+    assert cells(table, "CoFiMA")["Distance"] == "0.00123"
+
+
+def test_markdown_has_one_bar_more_than_columns_whatever_the_label(make_run):
+    label = "a|b *c* <i>\nd"
+    text = formats.markdown(build([runs.read(make_run("a", label=label))]))
+    row = next(line for line in text.splitlines() if "c" in line and line.startswith("| a"))
+    assert row.replace(r"\|", "").count("|") == 8
+    assert r"a\|b \*c\* \<i\> d" in row
+
+
+def test_csv_holds_unrounded_numbers(study):
+    (table,) = build(study)
+    lines = list(csv.DictReader(io.StringIO(formats.csv_text([table]))))
+    coma = next(line for line in lines if line["method"] == "coma")
+    values = [metrics.incremental(run.matrix, run.sizes) for run in study if run.method == "coma"]
+    assert float(coma["inc_acc_mean"]) == statistics.fmean(values)
+    assert float(coma["inc_acc_std"]) == statistics.stdev(values)
+    assert coma["seeds"] == "1993 1996 1997"
+    assert coma["n"] == "3"
+    joint = next(line for line in lines if line["method"] == "joint")
+    assert joint["forgetting_mean"] == joint["forgetting_std"] == ""
+
+
+def test_latex_escapes_and_marks(study, make_run):
+    strange = runs.read(make_run("odd", label=r"50% & $x_1$ #{a}~^\b", seed=1993, options={"x": 1}))
+    text = formats.latex(build([*study, strange]))
+    assert r"50\% \& \$x\_1\$ \#\{a\}\textasciitilde{}\textasciicircum{}\textbackslash{}b" in text
+    assert text.count(r"\midrule") == 2  # under the head, and above the upper bound
+    assert r"$\mathbf{" in text
+    assert r" \pm " in text
+    body = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert all(line.replace(r"\&", "").count("&") == 6 for line in body)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not on PATH")
+def test_latex_compiles(study, make_run, tmp_path):
+    strange = runs.read(make_run("odd", label=r"50% & $x_1$ #{a}~^\b", done=2))
+    table = formats.latex(build([*study, strange]))
+    source = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n" + table + "\\end{document}\n"
+    (tmp_path / "t.tex").write_text(source)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-2000:]
