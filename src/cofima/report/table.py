@@ -145,7 +145,7 @@ def _best(groups: list[Row], texts: list[list[str]]) -> set[tuple[int, int]]:
     marked = set()
     for c, column in enumerate(COLUMNS, start=2):
         means = {r: float(texts[r][c].split(" ± ")[0]) for r in able if texts[r][c] != MISSING}
-        if column.better and len(means) > 1:
+        if column.better and len(set(means.values())) > 1:
             top = max(means.values(), key=lambda mean: mean * column.better)
             marked |= {(r, c) for r, mean in means.items() if mean == top}
     return marked

@@ -1,0 +1,167 @@
+"""The report as files: one page without network or script, and tables for programs and papers."""
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from cofima.errors import CofimaError
+from cofima.report import figure
+from cofima.report.details import block, details, scroll
+from cofima.report.formats import csv_text, latex, markdown
+from cofima.report.groups import Row
+from cofima.report.runs import Run
+from cofima.report.table import COLUMNS, Table, build
+
+THEME = {colour: f"var(--series-{place})" for place, colour in enumerate(figure.SERIES)} | {
+    figure.INK: "var(--ink)",
+    figure.GRID: "var(--grid)",
+}
+
+
+def write(runs: Sequence[Run], folder: str | Path) -> list[Path]:
+    """Write report.md, report.csv, report.tex and report.html, each replaced as a whole or not at all."""
+    if not runs:
+        raise CofimaError("there are no runs to report")
+    tables = build(runs)
+    texts = {
+        "report.md": markdown(tables),
+        "report.csv": csv_text(tables),
+        "report.tex": latex(tables),
+        "report.html": html(runs),
+    }
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return [_replace(Path(folder) / name, text) for name, text in texts.items()]
+    except OSError as error:
+        raise CofimaError(f"cannot write the report to {folder}: {error.strerror or error}") from None
+
+
+def html(runs: Sequence[Run]) -> str:
+    """Return the whole report as one HTML page."""
+    tables = build(runs)
+    style = files("cofima.report").joinpath("page.css").read_text(encoding="utf-8")
+    title = "cofima report" + (f": {tables[0].title}" if len(tables) == 1 else "")
+    body = [
+        "<h1>cofima report</h1>",
+        f'<p class="soft">{_count(len(runs), "run")} in {_count(len(tables), "table")}</p>',
+        *(_section(table, number) for number, table in enumerate(tables, start=1)),
+        _meanings(),
+        "<section><h2>Runs</h2>",
+        *(details(run) for run in _unique(tables)),
+        "</section>",
+        "<section><h2>This report again</h2>",
+        block(f"cofima report {shlex.join(str(run.folder) for run in _unique(tables))}"),
+        "</section>",
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _section(table: Table, number: int) -> str:
+    rows = table.groups
+    wide = [
+        _figure(
+            figure.accuracy(rows),
+            f"t{number}a",
+            "Accuracy on all classes seen, after each task" + _band(rows) + _dashed(rows),
+        ),
+        _figure(
+            figure.distance(rows),
+            f"t{number}d",
+            "Distance of the backbone from its pre-trained weights, after each task"
+            + _band(rows)
+            + _dashed(rows),
+        ),
+    ]
+    small = [
+        _figure(
+            figure.matrix(row), f"t{number}m{place}", f"{row.label}: accuracy on each task, after each task"
+        )
+        for place, row in enumerate(rows)
+    ]
+    size = "small large" if any(len(row.runs[0].history) > 8 for row in rows) else "small"
+    return "\n".join(
+        [
+            f"<section>\n<h2>{escape(table.title)}</h2>",
+            scroll(_html_table(table), table.title),
+            f'<p class="soft">{escape(table.note)}</p>',
+            f'<div class="wide">{"".join(wide)}</div>',
+            f'<div class="{size}">{"".join(small)}</div>\n</section>',
+        ]
+    )
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    lines = []
+    for r, (row, cells) in enumerate(zip(table.groups, table.rows, strict=True)):
+        shown = [f"<b>{escape(x)}</b>" if (r, c) in table.best else escape(x) for c, x in enumerate(cells)]
+        numbers = "".join(f"<td>{cell}</td>" for cell in shown[1:])
+        bound = ' class="bound"' if row.joint and r and not table.groups[r - 1].joint else ""
+        lines.append(f'<tr{bound}><th scope="row">{shown[0]}</th>{numbers}</tr>')
+    body = "\n".join(lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+
+def _figure(svg: str | None, name: str, caption: str) -> str:
+    """Set a drawing into the page: in the colours of the page, with ids of its own, and with words for it."""
+    if svg is None:
+        return ""
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
+    svg = re.sub(r"(fill|stroke): (#\w{6})", lambda m: f"{m[1]}: {THEME.get(m[2], m[2])}", svg)
+    box = re.search(r'viewBox="[^"]*"', svg)
+    start = f'<svg {box[0] if box else ""} role="img" aria-label="{escape(caption)}">'
+    svg = start + svg[svg.index(">") + 1 :]
+    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>\n"
+
+
+def _band(rows: Sequence[Row]) -> str:
+    return "; the band is one standard deviation over seeds" if any(len(row.runs) > 1 for row in rows) else ""
+
+
+def _dashed(rows: Sequence[Row]) -> str:
+    return "; dashed: all classes learnt at once" if any(row.joint for row in rows) else ""
+
+
+def _meanings() -> str:
+    rest = {
+        "n": "Number of runs, which differ in their seed only.",
+        "Joint": "All classes learnt at once from all images: the upper bound, never marked as best.",
+        "Bold": "The best finished method of the column.",
+    }
+    pairs = {column.title: column.meaning for column in COLUMNS} | rest
+    items = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in pairs.items())
+    return f"<section><h2>What the numbers mean</h2>\n<dl>\n{items}\n</dl></section>"
+
+
+def _unique(tables: Sequence[Table]) -> list[Run]:
+    """Return the runs in the order of the tables, a bound that stands in several tables once."""
+    return list({run.folder: run for table in tables for row in table.groups for run in row.runs}.values())
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' if number != 1 else ''}"
+
+
+def _replace(path: Path, text: str) -> Path:
+    """Write aside, make it last, then rename: a reader or a crash never meets half a file."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return path
