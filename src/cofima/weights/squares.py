@@ -1,0 +1,127 @@
+"""Sums over samples of squared per-sample gradients, one kernel for each kind of parameter."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_CACHED = 1 << 17  # elements that stay in a core's cache between two operations
+_SPARE = 1 << 26  # elements of memory to spend on an accelerator, where large operations are fast
+
+
+def add_products(grad: Tensor, given: Tensor, total: Tensor) -> None:
+    """Add ``sum_b (sum_t grad[b,t] given[b,t]^T)^2`` to ``total``: the weight of a linear map.
+
+    Shapes: grad (samples, tokens, out), given (samples, tokens, in), total (out, in).
+    """
+    if grad.shape[1] > 1 and not grad[:, -1].any():
+        # Behind a class token the other rows carry no gradient at all: leaving them out is exact.
+        kept = grad.any(2).any(0).nonzero()[:, 0]
+        grad, given = grad[:, kept], given[:, kept]
+    if grad.shape[1] == 1:
+        total.addmm_(grad[:, 0].square().T, given[:, 0].square())
+    elif grad.device.type == "cpu":
+        _products_in_cache(grad, given, total)
+    else:
+        for some in _parts(len(grad), _SPARE // total.numel()):
+            total += torch.bmm(grad[some].transpose(1, 2), given[some]).square().sum(0)
+
+
+def _products_in_cache(grad: Tensor, given: Tensor, total: Tensor) -> None:
+    # One sample after the other, a few rows at a time: the product is squared before it leaves the cache.
+    rows = max(1, _CACHED // total.shape[1])
+    product = total.new_empty(min(rows, total.shape[0]), total.shape[1])
+    for start in range(0, total.shape[0], rows):
+        part = total[start : start + rows]
+        buffer = product[: len(part)]
+        for g, a in zip(grad[:, :, start : start + rows].unbind(), given.unbind(), strict=True):
+            torch.mm(g.T, a, out=buffer)
+            part.addcmul_(buffer, buffer)
+
+
+def _parts(samples: int, at_once: int) -> Iterator[slice]:
+    step = max(1, at_once)
+    return (slice(start, start + step) for start in range(0, samples, step))
+
+
+def add_sums(grad: Tensor, factor: Tensor | None, shape: torch.Size, total: Tensor) -> None:
+    """Add the squared per-sample gradient of a tensor of ``shape`` that was broadcast over samples.
+
+    It was added to its partner (``factor`` is ``None``) or multiplied with ``factor``.
+    """
+    aligned = (1,) * (grad.ndim - len(shape)) + tuple(shape)
+    over = [d for d in range(1, grad.ndim) if aligned[d] == 1 and grad.shape[d] > 1]
+    for some in _parts(len(grad), 2 * _CACHED // max(1, grad[0].numel())):
+        g = grad[some] if factor is None else grad[some] * factor[some]
+        g = g.sum(over) if over else g
+        total += g.square().sum(0).view(total.shape)
+
+
+def add_convolution(grad: Tensor, given: Tensor, weight: Tensor, how: "Convolution", total: Tensor) -> None:
+    """Add the squared per-sample gradients of a convolution's ``weight``."""
+    given = functional.pad(given, how.before) if any(how.before) else given
+    if how.is_pointwise(weight):
+        add_products(grad.flatten(2).transpose(1, 2), given.flatten(2).transpose(1, 2), total.flatten(1))
+        return
+    for some in _parts(len(grad), how.at_once(given, weight)):
+        # Samples side by side as groups of one convolution keep their gradients apart.
+        g, a = grad[some], given[some]
+        n = len(g)
+        own = weight.expand(n, *weight.shape).flatten(0, 1)
+        squares = torch.ops.aten.convolution_backward(
+            g.reshape(1, -1, *g.shape[2:]),
+            a.reshape(1, -1, *a.shape[2:]),
+            own,
+            None,
+            how.stride,
+            how.padding,
+            how.dilation,
+            False,
+            [0] * len(how.stride),
+            n * how.groups,
+            [False, True, False],
+        )[1].square_()
+        total += squares.view(n, *weight.shape).sum(0)
+
+
+class Convolution:
+    """How a convolution slides over its input; uneven padding is done before it."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        stride: int | tuple[int, ...],
+        padding: str | int | tuple[int, ...],
+        dilation: int | tuple[int, ...],
+        groups: int,
+    ) -> None:
+        dims = weight.ndim - 2
+        self.stride = _each(stride, dims)
+        self.dilation = _each(dilation, dims)
+        self.groups = groups
+        self.padding = [0] * dims
+        self.before: list[int] = []
+        if padding == "same":
+            for size, step in zip(reversed(weight.shape[2:]), reversed(self.dilation), strict=True):
+                whole = step * (size - 1)
+                self.before += [whole // 2, whole - whole // 2]
+        elif not isinstance(padding, str):
+            self.padding = _each(padding, dims)
+
+    def is_pointwise(self, weight: Tensor) -> bool:
+        """Tell whether every output position sees exactly one input position."""
+        alone = all(size == 1 for size in weight.shape[2:]) and self.groups == 1
+        return alone and not any(self.padding) and all(step == 1 for step in self.stride)
+
+    def at_once(self, given: Tensor, weight: Tensor) -> int:
+        """Count the samples that go into one call."""
+        if given.device.type != "cpu":
+            return _SPARE // weight.numel()
+        depthwise = weight.shape[1] == 1 and self.groups > 1
+        return _CACHED // given[0].numel() if depthwise else 1
+
+
+def _each(value: int | tuple[int, ...], dims: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * dims if len(values) == 1 else values

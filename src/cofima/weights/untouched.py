@@ -1,0 +1,41 @@
+"""Leave a model, and the random streams, as they were."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def untouched(model: nn.Module, training: bool = False) -> Iterator[None]:
+    """Freeze ``model`` in eval (or train) mode in full precision; afterwards nothing about it has changed."""
+    modules = [(module, module.training) for module in model.modules()]
+    params = [(p, p.requires_grad, p._backward_hooks) for p in model.parameters()]
+    buffers = [(b, b.clone()) for b in model.buffers()]
+    devices = {t.device for t in (*model.parameters(), *model.buffers())}
+    with ExitStack() as stack:
+        cuda = [d.index or 0 for d in devices if d.type == "cuda"]
+        stack.enter_context(torch.random.fork_rng(devices=cuda))
+        stack.callback(_restore, modules, params, buffers)
+        for kind in {d.type for d in devices} | {"cpu"}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for module, _ in modules:
+            module.training = training  # not train(): what overrides it may change the weights
+        for p, _, _ in params:
+            p._backward_hooks = None  # a user's hook may mask gradients; ours are of the model as it is
+            p.requires_grad_(False)
+        yield
+
+
+def _restore(modules: list, params: list, buffers: list) -> None:  # type: ignore[type-arg]
+    for module, flag in modules:
+        module.training = flag
+    for p, required, hooks in params:
+        p.requires_grad_(required)
+        p._backward_hooks = hooks
+    for buffer, before in buffers:
+        if not torch.equal(buffer, before):
+            buffer.copy_(before)
