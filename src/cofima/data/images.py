@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,14 @@ class BadImageError(CofimaError):
         self.path, self.reason = path, reason
 
 
-def decode(path: Path) -> Image.Image:
-    """Return the image (the first frame of several) as 8-bit RGB, upright, on white where transparent."""
+def decode(path: Path, content: bytes | None = None) -> Image.Image:
+    """Return the image (the first frame of several) as 8-bit RGB, upright, on white where transparent.
+
+    ``content`` is what the file holds, if it has been read already.
+    """
     try:
-        with Image.open(path) as image:
+        content = path.read_bytes() if content is None else content
+        with Image.open(BytesIO(content)) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise BadImageError(path, f"{image.width} x {image.height} is more than 100 million pixels")
             image.load()
@@ -82,7 +87,7 @@ def decode(path: Path) -> Image.Image:
     except BadImageError:
         raise
     except Exception as error:  # what a decoder raises on damaged bytes is not limited to OSError
-        raise BadImageError(path, _reason(path, error)) from error
+        raise BadImageError(path, _reason(content, error)) from error
 
 
 def fit(image: Image.Image, side: int) -> Tensor:
@@ -124,11 +129,13 @@ def _eight_bit(grey: NDArray[Any]) -> NDArray[np.uint8]:
     return eight_bit
 
 
-def _reason(path: Path, error: Exception) -> str:
+def _reason(content: bytes | None, error: Exception) -> str:
+    if content == b"":
+        return "empty file"
     if isinstance(error, Image.DecompressionBombError):
         return "more than 100 million pixels"
     if isinstance(error, UnidentifiedImageError):
-        return "empty file" if path.stat().st_size == 0 else "not an image, or of an unknown format"
+        return "not an image, or of an unknown format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = str(error)

@@ -1,0 +1,27 @@
+"""What the user may choose about the data."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class DataOptions(BaseModel):
+    """How a dataset is read and split."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of each class that is tested on, for data without a test part of its own."""
+    split_seed: int = 0
+    """Which images that share takes."""
+    skip_bad: bool = False
+    """Leave out unreadable images and one-sided classes instead of refusing the folder."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """At most so many training images of each class."""
+    flip: bool | None = None
+    """Mirror training images; as the dataset says, if not given."""
+    crop: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Least share of the area that a random training crop keeps; as the dataset says, if not given."""
+    root: Path | None = None
+    """Where relative folders are looked for; the working directory, if not given."""

@@ -1,0 +1,198 @@
+"""Every kind of image file becomes upright 8-bit RGB, or says plainly why not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import CenterCrop, InterpolationMode, Resize
+
+from cofima.data.images import BadImageError, ImageSet, decode, fit, join
+
+
+def photo(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Smooth gradients, edges and a little noise, as in a photograph."""
+    random = np.random.RandomState(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [np.sin(x / (7 + c)) + np.cos(y / (11 - c)) + (x > width / 2) for c in range(3)]
+    values = 128 + 40 * np.stack(waves, 2) + random.normal(0, 6, (height, width, 3))
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+
+
+def saved(image: Image.Image, path: Path, **options: object) -> Image.Image:
+    image.save(path, **options)
+    return decode(path)
+
+
+def test_rgb_survives_unchanged(tmp_path: Path) -> None:
+    image = photo(13, 9)
+    assert np.array_equal(saved(image, tmp_path / "a.png"), image)
+
+
+def test_exif_rotation_is_applied(tmp_path: Path) -> None:
+    image = photo(20, 10)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise to view
+    upright = saved(image, tmp_path / "a.png", exif=exif)
+    assert upright.size == (10, 20)
+    assert np.array_equal(upright, np.rot90(np.asarray(image), -1))
+
+
+def test_broken_exif_does_not_lose_the_picture(tmp_path: Path) -> None:
+    image = photo(8, 8)
+    assert np.array_equal(saved(image, tmp_path / "a.png", exif=b"Exif\x00\x00MM\x00*\xff\xff"), image)
+
+
+def test_alpha_is_laid_on_white(tmp_path: Path) -> None:
+    image = Image.new("RGBA", (2, 1), (100, 0, 0, 0))
+    image.putpixel((1, 0), (100, 0, 0, 255))
+    got = saved(image, tmp_path / "a.png")
+    assert [got.getpixel((0, 0)), got.getpixel((1, 0))] == [(255, 255, 255), (100, 0, 0)]
+
+
+def test_grey_with_alpha_is_laid_on_white(tmp_path: Path) -> None:
+    got = saved(Image.new("LA", (2, 2), (10, 0)), tmp_path / "a.png")
+    assert got.getpixel((0, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(("transparent", "colour"), [(False, (200, 30, 40)), (True, (255, 255, 255))])
+def test_palette_and_its_transparent_entry(
+    tmp_path: Path, transparent: bool, colour: tuple[int, int, int]
+) -> None:
+    image = Image.new("P", (3, 3), 1)
+    image.putpalette([0, 0, 0, 200, 30, 40])
+    got = saved(image, tmp_path / "a.png", **({"transparency": 1} if transparent else {}))
+    assert got.getpixel((1, 1)) == colour
+
+
+def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
+    got = saved(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), tmp_path / "a.jpg", quality=100)
+    red, green, blue = got.getpixel((8, 8))
+    assert (got.mode, red > 240, green < 15, blue < 15) == ("RGB", True, True, True)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_sixteen_bits_keep_their_brightness(tmp_path: Path, suffix: str) -> None:
+    values = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
+    got = saved(Image.fromarray(values), tmp_path / f"a.{suffix}")
+    assert np.array_equal(np.asarray(got)[0, :, 0], [0, 1, 128, 255])
+    assert got.mode == "RGB"
+
+
+def test_float_tiff_in_unit_range(tmp_path: Path) -> None:
+    got = saved(Image.fromarray(np.array([[0.0, 0.5, 1.0]], dtype=np.float32)), tmp_path / "a.tiff")
+    assert np.asarray(got)[0, :, 1].tolist() == [0, 128, 255]
+
+
+@pytest.mark.parametrize("mode", ["L", "1"])
+def test_grey_has_three_equal_channels(tmp_path: Path, mode: str) -> None:
+    got = np.asarray(saved(photo(9, 9).convert(mode), tmp_path / "a.png"))
+    assert got.shape == (9, 9, 3)
+    assert (got == got[:, :, :1]).all()
+    assert got.std() > 0
+
+
+def test_animated_gif_gives_its_first_frame(tmp_path: Path) -> None:
+    first, second = Image.new("RGB", (4, 4), (255, 0, 0)), Image.new("RGB", (4, 4), (0, 0, 255))
+    got = saved(first, tmp_path / "a.gif", save_all=True, append_images=[second])
+    assert got.getpixel((0, 0)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "bmp", "tif", "gif"])
+def test_half_a_file_is_refused_with_a_reason(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    photo(64, 64).save(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(BadImageError, match=r"truncated|damaged|not an image") as caught:
+        decode(path)
+    assert str(caught.value) == f"{path}: {caught.value.reason}"
+
+
+def test_truncated_jpeg_is_called_truncated(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    photo(64, 64).save(path)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(BadImageError, match="truncated"):
+        decode(path)
+
+
+def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.jpg").write_text("hello")
+    for name, reason in [("empty", "empty file"), ("text", "not an image"), ("none", "no such file")]:
+        with pytest.raises(BadImageError, match=reason):
+            decode(tmp_path / f"{name}.jpg")
+
+
+def test_huge_images_are_refused_before_decoding(tmp_path: Path) -> None:
+    Image.new("1", (20000, 10000)).save(tmp_path / "huge.png")
+    with pytest.raises(BadImageError, match="100 million pixels"):
+        decode(tmp_path / "huge.png")
+
+
+def test_the_limit_is_ours_not_only_pillows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cofima.data.images.MOST_PIXELS", 99)
+    Image.new("L", (10, 10)).save(tmp_path / "a.png")
+    with pytest.raises(BadImageError, match="10 x 10"):
+        decode(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("size", [(64, 64), (100, 75), (75, 100), (301, 64), (20, 20), (33, 170), (65, 64)])
+def test_fit_is_resize_and_centre_crop(size: tuple[int, int]) -> None:
+    image = photo(*size)
+    resized = Resize(64, InterpolationMode.BICUBIC, antialias=True)(image)
+    expected = torch.from_numpy(np.array(CenterCrop(64)(resized))).permute(2, 0, 1)
+    got = fit(image, 64)
+    assert got.shape == (3, 64, 64)
+    assert got.is_contiguous()
+    difference = (got.int() - expected.int()).abs()
+    assert difference.max() <= 2  # Pillow may resample rows or columns first, and rounds in between
+
+
+def test_fit_of_a_thread_costs_no_more_than_its_crop() -> None:
+    assert fit(Image.new("RGB", (1_000_000, 1), (1, 2, 3)), 64)[:, 5, 5].tolist() == [1, 2, 3]
+
+
+def some_images() -> ImageSet:
+    pixels = torch.randint(
+        0, 256, (10, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    return ImageSet(pixels, torch.arange(10), torch.arange(10) % 3)
+
+
+def test_select_shares_pixels_and_composes() -> None:
+    images = some_images()
+    odd = images.select(images.labels == 1)
+    again = odd.select(torch.tensor([2, 0]))
+    assert again.pixels is images.pixels
+    assert again.rows.tolist() == [7, 1]
+    pixels, labels = again.batch(torch.tensor([0]))
+    assert torch.equal(pixels[0], images.pixels[7])
+    assert labels.tolist() == [1]
+    assert images.counts() == {0: 4, 1: 3, 2: 3}
+    assert len(again) == 2
+
+
+def test_join_undoes_cutting() -> None:
+    images = some_images()
+    parts = [images.select(images.labels == label) for label in range(3)]
+    joined = join(parts)
+    assert sorted(joined.rows.tolist()) == list(range(10))
+    assert torch.equal(joined.labels, images.labels[joined.rows])
+    with pytest.raises(ValueError, match="same pixels"):
+        join([images, some_images()])
+
+
+def test_fingerprint_tells_content_from_storage() -> None:
+    images = some_images()
+    stored_apart = ImageSet(images.pixels[2:6].clone(), torch.arange(4), images.labels[2:6])
+    cut = images.select(torch.arange(2, 6))
+    assert stored_apart.fingerprint() == cut.fingerprint()
+    assert cut.fingerprint() != images.fingerprint()
+    assert cut.fingerprint() != cut.select(torch.tensor([1, 0, 2, 3])).fingerprint()
+    changed = images.pixels.clone()
+    changed[3, 0, 0, 0] ^= 1
+    assert ImageSet(changed, cut.rows, cut.labels).fingerprint() != cut.fingerprint()
+    assert ImageSet(cut.pixels, cut.rows, cut.labels.flip(0)).fingerprint() != cut.fingerprint()
+    assert images.select(torch.arange(0)).fingerprint() != cut.fingerprint()
