@@ -71,7 +71,7 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
     module = _build(name, options.size, from_hub, seed)
     if options.checkpoint is not None:
         load_checkpoint(module, options.checkpoint)
-    return module, _facts(name, module, options.size)
+    return module, _facts(name, module, options)
 
 
 def build_empty(name: str, size: int) -> nn.Module:
@@ -135,35 +135,22 @@ def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Modul
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            if size is not None and "img_size" in _accepts(name):
-                return _create(name, pretrained, img_size=size)
-            return _create(name, pretrained)
+            fixed = {"img_size": size} if size is not None and _fixes_its_size(name) else {}
+            module: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **fixed)
+            return module
         except (OSError, RuntimeError) as error:
             if not pretrained:
                 raise
             raise CofimaError(
                 f"weights of backbone '{name}' could not be loaded ({type(error).__name__}: {error}). "
-                "Without a network give model.checkpoint=FILE, or model.pretrained=false to start from scratch."
+                "Without a network give model.checkpoint=FILE; model.pretrained=false starts from scratch."
             ) from error
 
 
-def _create(name: str, pretrained: bool, **options: int) -> nn.Module:
-    module: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
-    return module
-
-
-def _accepts(name: str) -> set[str]:
-    """Transformers fix their image size when they are built; convolutional nets take any."""
-    return {"img_size"} if "img_size" in _config(name) or _is_transformer(name) else set()
-
-
-def _config(name: str) -> dict[str, Any]:
+def _fixes_its_size(name: str) -> bool:
+    """Tell whether the image size is settled when the model is built (transformers), or free."""
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    return {} if config is None else dict(config.to_dict())
-
-
-def _is_transformer(name: str) -> bool:
-    return bool(_config(name).get("fixed_input_size", False))
+    return config is not None and bool(config.fixed_input_size)
 
 
 def _classifier(module: nn.Module) -> str:
@@ -171,18 +158,18 @@ def _classifier(module: nn.Module) -> str:
     return name if isinstance(name, str) else "cofima_head"
 
 
-def _facts(name: str, module: nn.Module, size: int | None) -> BackboneFacts:
+def _facts(name: str, module: nn.Module, options: ModelOptions) -> BackboneFacts:
     data = resolve_model_data_config(module)
     channels, height, _ = data["input_size"]
     if channels != 3:
-        raise CofimaError(f"backbone '{name}' takes {channels} channels; only colour images (3) are supported")
-    config = getattr(module, "pretrained_cfg", {})
-    tag = config.get("tag") or ""
+        raise CofimaError(f"backbone '{name}' takes {channels} channels; images here have 3")
+    published = options.pretrained and options.checkpoint is None and "." not in name
+    tag = getattr(module, "pretrained_cfg", {}).get("tag") if published else None
     return BackboneFacts(
-        name=f"{name}.{tag}" if tag and "." not in name else name,
-        features=int(getattr(module, "head_hidden_size", None) or module.num_features),
-        size=size or height,
-        crop_pct=1.0 if size is not None else float(data["crop_pct"]),
+        name=f"{name}.{tag}" if tag else name,
+        features=int(getattr(module, "head_hidden_size", 0) or getattr(module, "num_features", 0)),
+        size=options.size or height,
+        crop_pct=float(data["crop_pct"]),
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
         interpolation=data["interpolation"],

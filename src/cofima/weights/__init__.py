@@ -1,1 +1,18 @@
 """Pure functions on weights: averages, distances, Fisher information."""
+
+from cofima.weights.average import average, average_all, fisher_average, fisher_average_all
+from cofima.weights.distance import auto_lambda, weight_distance
+from cofima.weights.fisher import diagonal_fisher
+from cofima.weights.pieces import Weights, snapshot
+
+__all__ = [
+    "Weights",
+    "auto_lambda",
+    "average",
+    "average_all",
+    "diagonal_fisher",
+    "fisher_average",
+    "fisher_average_all",
+    "snapshot",
+    "weight_distance",
+]

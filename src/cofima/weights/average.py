@@ -98,7 +98,7 @@ def average_all(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]
     """
     weights = [1.0] * len(models) if weights is None else list(weights)
     if len(weights) != len(models) or not models:
-        raise CofimaError(f"average_all needs one weight a model: {len(models)} models, {len(weights)} weights")
+        raise CofimaError(f"average_all needs one weight a model: {len(weights)} for {len(models)}")
     if min(weights) < 0 or not 0 < sum(weights) < float("inf"):
         raise CofimaError(f"weights must be finite, not negative and not all 0, got {weights}")
     return _weighted(models, lambda k, key, part: torch.full_like(part, weights[k]))
@@ -140,28 +140,22 @@ def _interpolate(
     shared = set(shared_keys(old, new))
     scratch = Scratch()
     for key, value in new.items():
-        target = _target(merged, key, value)
-        if key not in shared or lam == 1:
-            target.copy_(value)
-        elif lam == 0:
-            target.copy_(old[key])
-        else:
-            a, b, flat = old[key].reshape(-1), value.reshape(-1), target.view(-1)
-            dtype = compute_dtype(value)
-            for at in pieces(value):
-                to = flat[at] if flat.dtype == dtype else scratch.like(flat[at], dtype)
-                mixed = mix(a[at].to(value.device, dtype), b[at].to(dtype), to, key, at)
-                if mixed.dtype != flat.dtype:
-                    flat[at] = mixed
+        if key not in merged:
+            merged[key] = torch.empty_like(value, memory_format=torch.contiguous_format)
+        target = merged[key]
+        if key not in shared or lam in (0, 1):
+            target.copy_(old[key] if key in shared and lam == 0 else value)
+            continue
+        a, b, flat = (part.reshape(-1) for part in (old[key], value, target))
+        dtype = compute_dtype(value)
+        for at in pieces(value):
+            to = flat[at] if flat.dtype == dtype else scratch.like(flat[at], dtype)
+            mixed = mix(a[at].to(value.device, dtype), b[at].to(dtype), to, key, at)
+            if mixed.dtype != flat.dtype:
+                flat[at] = mixed
+        if not target.is_contiguous():  # then `flat` was a copy
+            target.copy_(flat.view(target.shape))
     return merged
-
-
-def _target(merged: Weights, key: str, value: Tensor) -> Tensor:
-    """Return the tensor to write ``key`` into: the one of ``out``, if it is there and fits."""
-    there = merged.get(key)
-    if there is None or there.shape != value.shape or not there.is_contiguous():
-        merged[key] = torch.empty_like(value, memory_format=torch.contiguous_format)
-    return merged[key]
 
 
 def _weighted(

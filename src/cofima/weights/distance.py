@@ -45,7 +45,7 @@ def auto_lambda(
     total = curvature_old + curvature_new
     if not 0 < total < math.inf:
         warnings.warn(
-            f"lam=auto is undefined here (curvatures {curvature_old:g} and {curvature_new:g}): using {fallback}",
+            f"lam=auto is undefined (curvatures {curvature_old:g}, {curvature_new:g}): using {fallback}",
             CofimaWarning,
             stacklevel=2,
         )

@@ -1,0 +1,195 @@
+"""The configuration of a run: read from YAML, overridden from the command line, checked as a whole."""
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from cofima import methods
+from cofima.data import datasets
+from cofima.data.datasets import DataOptions
+from cofima.errors import CofimaError, did_you_mean, problems
+from cofima.models import backbone
+from cofima.models.backbone import ModelOptions
+from cofima.training.sgd import Train
+
+
+class StreamOptions(BaseModel):
+    """How classes are dealt into tasks."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    first: Annotated[int, Field(ge=1)] = 2
+    """Classes in the first task."""
+    increment: Annotated[int, Field(ge=1)] = 2
+    """Classes in each later task; the last takes the remainder."""
+    groups: tuple[tuple[int | str, ...], ...] | None = None
+    """Classes of each task, by name or number, instead of ``first`` and ``increment``."""
+    order_seed: int | None = None
+    """Shuffles the classes as published orders do; ``seed`` where not given, -1 leaves them in order."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.groups is not None and self.model_fields_set & {"first", "increment", "order_seed"}:
+            raise ValueError("give either groups, or first, increment and order_seed")
+        return self
+
+
+class Config(BaseModel):
+    """Everything that decides what a run computes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = "cofima"
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The method's own options: see ``cofima show METHOD``."""
+    dataset: str = "digits"
+    data: DataOptions = Field(default_factory=DataOptions)
+    backbone: str = "vit_micro"
+    model: ModelOptions = Field(default_factory=ModelOptions)
+    stream: StreamOptions = Field(default_factory=StreamOptions)
+    train: Train = Field(default_factory=Train)
+    seed: Annotated[int, Field(ge=0)] = 1993
+    device: str = "auto"
+    keep_checkpoints: bool = False
+    """Keep the state after every task, not only after the last two."""
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Test on this share of the training images instead of the test images, to choose settings by."""
+
+
+def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file (or a packaged recipe by its name), apply ``key=value`` overrides, check all."""
+    file = _find(Path(path))
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CofimaError(f"{file} is not YAML: {error}") from error
+    if values is not None and not isinstance(values, dict):
+        raise CofimaError(f"{file}: expected keys and values, found {type(values).__name__}")
+    return check(_override(values or {}, overrides), str(path))
+
+
+def check(values: Mapping[str, Any], where: str = "the configuration") -> Config:
+    """Validate everything at once; the error lists every problem, each with a hint."""
+    found: list[str] = []
+    values = dict(values)
+    options = values.pop("options", None) or {}
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        found += _lines(error, Config)
+        config = Config.model_construct(**{k: v for k, v in values.items() if k in Config.model_fields})
+    found += [line for line in _names(config) if line]
+    resolved = _options(config.method, options, found)
+    if found:
+        raise problems(where, found)
+    return config.model_copy(update={"options": resolved})
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return a line for each value that differs between two resolved configurations."""
+    a, b = _flat(old), _flat(new)
+    keys = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+    return [f"{key}: {a.get(key, 'not set')} before, {b.get(key, 'not set')} now" for key in keys]
+
+
+def recipes() -> list[str]:
+    """Return the names of the recipes that come with the package."""
+    return sorted(f.name for f in resources.files("cofima.recipes").iterdir() if f.name.endswith(".yaml"))
+
+
+def _find(path: Path) -> Path:
+    if path.is_file():
+        return path
+    packaged = Path(str(resources.files("cofima.recipes"))) / path.with_suffix(".yaml").name
+    if packaged.is_file() and path.parent.name in ("", "recipes"):
+        return packaged
+    raise CofimaError(f"no configuration file {path}{did_you_mean(path.name, recipes())}")
+
+
+def _override(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    wrong = [f"'{item}': expected key=value" for item in overrides if "=" not in item]
+    if wrong:
+        raise problems("the command line", wrong)
+    for item in overrides:
+        key, _, text = item.partition("=")
+        *parents, last = key.strip().split(".")
+        place = values
+        for parent in parents:
+            if not isinstance(place.get(parent), dict):
+                place[parent] = {}
+            place = place[parent]
+        place[last] = yaml.safe_load(text)
+    return values
+
+
+def _names(config: Config) -> list[str | None]:
+    """Check the names that pydantic does not know of."""
+    data = config.data if isinstance(config.data, DataOptions) else DataOptions()
+    return [
+        datasets.check(config.dataset, data.root) if isinstance(config.dataset, str) else None,
+        backbone.check(config.backbone) if isinstance(config.backbone, str) else None,
+    ]
+
+
+def _options(method: str, options: Any, found: list[str]) -> dict[str, Any]:
+    """Resolve a method's options to JSON-able values, defaults included."""
+    if method not in methods.names():
+        found.append(f"method = {method}: unknown method{did_you_mean(str(method), methods.names())}")
+        return {}
+    kind = methods.find(method)
+    try:
+        return methods.options_of(TypeAdapter(kind).validate_python(options))
+    except ValidationError as error:
+        found += _lines(error, kind, "options.")
+        return {}
+
+
+def _lines(error: ValidationError, owner: Any, prefix: str = "") -> list[str]:
+    """Say each problem as ``key = value: what is wrong``."""
+    lines: dict[str, str] = {}
+    for problem in error.errors():
+        place = [str(part) for part in problem["loc"]]
+        fields = _fields(owner, place)
+        key = prefix + ".".join(place[: len(fields)] or place)
+        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            parents = ".".join(place[:-1])
+            full = [f"{prefix}{parents}.{name}" if parents else f"{prefix}{name}" for name in fields[-1]]
+            key = prefix + ".".join(place)
+            text = f"unknown key{did_you_mean(key, full)}"
+        else:
+            text = problem["msg"].removeprefix("Value error, ")
+            text = text[0].lower() + text[1:]
+        shown = (
+            f"{key} = {problem['input']}" if not isinstance(problem["input"], dict | list) else key or "it"
+        )
+        lines[shown] = f"{lines[shown]}, or {text}" if shown in lines else f"{shown}: {text}"
+    return list(lines.values())
+
+
+def _fields(owner: Any, place: list[str]) -> list[list[str]]:
+    """Return the known names at each level that ``place`` passes through."""
+    levels: list[list[str]] = []
+    for part in place:
+        fields = getattr(owner, "model_fields", None) or getattr(owner, "__dataclass_fields__", None)
+        if not fields:
+            break
+        levels.append(list(fields))
+        field = fields.get(part)
+        if field is None:
+            break
+        owner = getattr(field, "annotation", None) or getattr(field, "type", None)
+    return levels or [[]]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

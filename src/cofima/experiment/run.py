@@ -1,0 +1,86 @@
+"""The task loop: learn, score, write, again."""
+
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from cofima import store
+from cofima.data.stream import Stream, Task
+from cofima.models import backbone
+from cofima.progress import Progress
+from cofima.store import Model
+from cofima.training.evaluate import Score, evaluate
+from cofima.weights.distance import weight_distance
+
+
+def run(model: Model, stream: Stream, folder: Path, progress: Progress) -> Model:
+    """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
+    method = model.method
+    for task in stream[len(model.tasks) :]:
+        with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
+            method.learn(task)
+            with method.timed("evaluate"):
+                score = evaluate(method.predict, stream[: task.index + 1], method.context)
+        model.tasks.append(task.names)
+        model.history.append(_row(model, task, score, folder))
+        store.save(model, folder, progress)
+    return model
+
+
+def _row(model: Model, task: Task, score: Score, folder: Path) -> dict[str, Any]:
+    """Return what the history says of a task."""
+    facts = model.method.facts
+    moved = _from_before(model, folder)
+    return {
+        "task": task.index + 1,
+        "classes": list(task.names),
+        "accuracy": score.accuracy,
+        "sizes": score.sizes,
+        "top5": score.top5,
+        "task_aware": score.task_aware,
+        "lam": facts["lam"],
+        "distance": {
+            "trained": facts.get("trained_distance", moved),
+            "merged": moved,
+            "from_start": _from_start(model),
+        },
+        "seconds": {phase: round(value, 3) for phase, value in facts["seconds"].items()},
+        "peak_memory_mb": _peak_memory(),
+        "state_bytes": sum(v.numel() * v.element_size() for v in model.method.state().values()),
+        "train_images": len(task.train),
+        "notes": facts["notes"],
+    }
+
+
+def _parameters(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().cpu() for name, value in module.named_parameters()}
+
+
+def _from_before(model: Model, folder: Path) -> float | None:
+    """Return how far the backbone is from where the task before left it, which is on disk."""
+    before = store.current(folder)
+    if before is None:
+        return None
+    now = _parameters(model.method.net.backbone)
+    return weight_distance(load_file(before / store.WEIGHTS), now)
+
+
+def _from_start(model: Model) -> float | None:
+    """Return how far the backbone is from its pre-trained weights, which are read again, not kept."""
+    start, facts = backbone.create(model.config.backbone, model.config.model, model.config.seed)
+    if facts.sha256 != model.backbone.sha256:
+        return None
+    return weight_distance(_parameters(start), _parameters(model.method.net.backbone))
+
+
+def _peak_memory() -> float:
+    """Return the most memory used so far in MB: the GPU's where there is one, else the process's."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e6
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -1,0 +1,122 @@
+"""What every method is: options as fields, and a few small hooks around the training of a task."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from cofima.data.images import ImageSet
+from cofima.data.stream import Stream, Task
+from cofima.models.head import Head
+from cofima.models.net import Net
+from cofima.training.sgd import Context, plain_batches, sgd
+
+
+@dataclass(eq=False)
+class Method:
+    """Learn tasks one after another; the fields of a subclass are its options.
+
+    A task is learnt by :meth:`begin` (the head grows), training on :meth:`loss`, and :meth:`end`
+    (merge, remember, align). What must survive until the next task goes through :meth:`state`.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    label: ClassVar[str] = "?"
+    paper: ClassVar[str] = ""
+    equation: ClassVar[str] = ""
+    frozen_old_heads: ClassVar[bool] = True
+
+    def setup(self, net: Net, context: Context) -> None:
+        """Take over the network and what to learn with; called once, before anything else."""
+        self.net = net
+        self.context = context
+        self.facts: dict[str, Any] = {}
+        self.task: Task
+
+    def stream(self, stream: Stream) -> Stream:
+        """Return the tasks as this method takes them."""
+        return stream
+
+    def learn(self, task: Task) -> None:
+        """Learn a task, from the state after the task before."""
+        self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
+        with torch.random.fork_rng(), self.timed("total"):
+            torch.manual_seed(self.context.seeds.number("torch", task.index))
+            self.begin(task)
+            self.train(task)
+            self.end(task)
+
+    def begin(self, task: Task) -> None:
+        """Prepare for the task: new rows in the head, old ones frozen."""
+        generator = self.context.seeds.generator("head", task.index)
+        self.net.grow(len(task.classes), generator, freeze=self.frozen_old_heads)
+
+    def train(self, task: Task) -> None:
+        """Run the batch loop on the task's images."""
+        if len(task.classes) == 1 and task.index == 0:
+            self.note(
+                "the first task has one class: there is nothing to tell apart yet, so nothing is trained"
+            )
+            return
+        with self.timed("train"):
+            sgd(self.net, task.train, self.loss, self.context, task.index, self.after_step)
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy over the current task's logits alone.
+
+        With a single new class that would be 0 whatever the weights, so all classes seen compete.
+        """
+        logits = self.net(images)
+        first = self.task.classes.start if len(self.task.classes) > 1 else 0
+        return cross_entropy(logits[:, first:], labels - first)
+
+    def after_step(self) -> None:
+        """Look at the weights after each step."""
+
+    def end(self, task: Task) -> None:
+        """Finish the task: merge weights, remember, align."""
+
+    def head(self) -> Head:
+        """Return the head that predicts."""
+        return self.net.head
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the logits of every class seen, for images as they are seen at test time."""
+        logits: Tensor = self.head()(self.net.features(images))
+        return logits
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the next task needs beside the backbone and the head that predicts."""
+        return {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take over what :meth:`state` returned, when backbone and predicting head are in place."""
+
+    @torch.inference_mode()
+    def features(self, images: ImageSet) -> Tensor:
+        """Return the features of images, in order, on the CPU."""
+        self.net.eval()
+        pairs = plain_batches(images, self.context, "features")
+        return torch.cat([self.net.features(x).float().cpu() for x, _ in pairs])
+
+    def note(self, text: str) -> None:
+        """Say something about this task to the user, and keep it in the history."""
+        self.facts["notes"].append(text)
+        self.context.progress.say(text)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds spent within to the task's history."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = self.facts["seconds"]
+            seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start

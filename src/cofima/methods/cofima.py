@@ -1,0 +1,72 @@
+r"""CoFiMA, Continual Fisher-weighted Model Averaging.
+
+Marouf et al., "Weighted Ensemble Models Are Strong Continual Learners", ECCV 2024,
+https://arxiv.org/abs/2312.08977. CoMA with each weight averaged by its Fisher information,
+
+.. math:: \theta^*_t = \frac{\lambda F_t\, \theta_t + (1-\lambda) F^*_{t-1}\, \theta^*_{t-1}}
+                            {\lambda F_t + (1-\lambda) F^*_{t-1}}
+
+:math:`F_t` is the diagonal Fisher information of :math:`\theta_t` on task :math:`t`, and
+:math:`F^*_{t-1}` that of :math:`\theta^*_{t-1}` on task :math:`t-1`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cofima.data.stream import Task
+from cofima.methods.coma import CoMA
+from cofima.parts.importance import add_fisher, released_fisher, task_fisher
+from cofima.weights.average import fisher_average
+from cofima.weights.pieces import Weights, snapshot
+
+
+@dataclass(eq=False)
+class CoFiMA(CoMA):
+    """Average the weights before and after each task by how much each matters.
+
+    Args:
+        variant: The paper's equations, or what the authors' released code does.
+        fisher_history: The last task's Fisher information (Eq. 7), or the sum over all tasks (with
+            lam 0.5 and ``weight=tasks`` this is Eq. 6). ``lam=auto`` always takes the sum, and lam 0.5.
+    """
+
+    variant: Literal["paper", "authors"] = "paper"
+    fisher_history: Literal["last", "accumulate"] = "last"
+
+    label: ClassVar[str] = "CoFiMA"
+    paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 7"
+    equation: ClassVar[str] = "θ*_t = (λ F_t θ_t + (1-λ) F*_{t-1} θ*_{t-1}) / (λ F_t + (1-λ) F*_{t-1})"
+
+    def merge(self, task: Task) -> None:
+        """Replace the weights by their Fisher-weighted average with those before the task."""
+        sums = self.fisher_history == "accumulate" or self.lam == "auto"
+        fisher = self.weighted_fisher(task) if sums else self.measured_fisher(task)
+        self.raw_head = snapshot(self.net.head)
+        if task.index > 0:
+            new, lam = self.net.state_dict(), 0.5 if self.lam == "auto" else self.lam
+            self.moved(new, lam)
+            fisher_average(self.old, new, self.fisher_old, fisher, lam, out=new)  # in place
+            if self.variant == "authors":  # the released code multiplies new rows by their Fisher
+                for key in new.keys() - self.old.keys():
+                    new[key].mul_(fisher[key])
+            self.settle(lam)
+        if sums:
+            self.fisher_old = add_fisher(self.fisher_old, fisher)
+        elif task.index == 0 or self.variant == "authors":
+            self.fisher_old = fisher
+        else:
+            self.fisher_old = self.measured_fisher(task)  # of the merged weights: F*_t
+
+    def end(self, task: Task) -> None:
+        """Merge, remember and align; the released code then goes on from the unmerged head."""
+        super().end(task)
+        if self.variant == "authors":
+            self.net.head.load_state_dict(self.raw_head)
+        del self.raw_head
+
+    def measured_fisher(self, task: Task) -> Weights:
+        """Return the Fisher information of the present weights on the task."""
+        with self.timed("fisher"):
+            if self.variant == "authors":
+                return released_fisher(self.net, task, self.context)
+            return task_fisher(self.net, task, self.context, self.fisher)

@@ -1,0 +1,107 @@
+r"""CoMA, Continual Model Averaging.
+
+Marouf et al., "Weighted Ensemble Models Are Strong Continual Learners", ECCV 2024,
+https://arxiv.org/abs/2312.08977. After task :math:`t > 1`, fine-tuned from :math:`\theta^*_{t-1}` to
+:math:`\theta_t`, the network becomes
+
+.. math:: \theta^*_t = (1 - \lambda)\, \theta^*_{t-1} + \lambda\, \theta_t
+
+The rows of new classes are not averaged. Slow learner and classifier alignment as in SLCA.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from cofima.data.stream import Task
+from cofima.methods.slca import SLCA
+from cofima.parts.batchnorm import refresh_batchnorm
+from cofima.parts.importance import FisherOptions, add_fisher, task_fisher, task_weight
+from cofima.training.sgd import plain_batches
+from cofima.weights.average import average
+from cofima.weights.distance import auto_lambda, weight_distance
+from cofima.weights.pieces import Weights, snapshot
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(eq=False)
+class CoMA(SLCA):
+    """Average the weights before and after each task.
+
+    Args:
+        lam: Share of the new weights; 0 keeps the old ones, 1 is SLCA; ``auto`` finds the minimum of
+            the two tasks' quadratic losses between them (needs Fisher information).
+        fallback: The share where ``auto`` is undefined.
+        weight: What a task counts by in the Fisher information summed for ``auto``.
+        statistics: Gaussians from the merged weights, or from the trained ones (Algorithm 1 as printed).
+        fisher: How Fisher information is estimated.
+    """
+
+    lam: Share | Literal["auto"] = 0.4
+    fallback: Share = 0.4
+    weight: Literal["classes", "samples", "tasks"] = "classes"
+    statistics: Literal["merged", "trained"] = "merged"
+    fisher: FisherOptions = field(default_factory=FisherOptions)
+
+    label: ClassVar[str] = "CoMA"
+    paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 3"
+    equation: ClassVar[str] = "θ*_t = (1 - λ) θ*_{t-1} + λ θ_t"
+
+    def begin(self, task: Task) -> None:
+        """Keep the merged weights of the task before; rows of new classes are not in them."""
+        self.old = snapshot(self.net)
+        if task.index == 0:
+            self.fisher_old: Weights = {}
+        super().begin(task)
+
+    def end(self, task: Task) -> None:
+        """Merge, then remember and align (or remember first, as Algorithm 1 is printed)."""
+        if self.statistics == "trained":
+            self.remember(task)
+        self.merge(task)
+        del self.old
+        if self.statistics == "merged":
+            self.remember(task)
+        self.align_head(task)
+
+    def merge(self, task: Task) -> None:
+        """Replace the weights by their average with those before the task."""
+        fisher = self.weighted_fisher(task) if self.lam == "auto" else {}
+        if task.index > 0:
+            new, lam = self.net.state_dict(), self.lam
+            if lam == "auto":
+                lam = auto_lambda(self.old, new, self.fisher_old, fisher, fallback=self.fallback)
+            self.moved(new, lam)
+            average(self.old, new, lam, out=new)  # in place: the network itself becomes the average
+            self.settle(lam)
+        self.fisher_old = add_fisher(self.fisher_old, fisher)
+
+    def moved(self, new: Weights, lam: float) -> None:
+        """Write into the history how far training moved the backbone, and what share of it is kept."""
+        backbone = {key: value for key, value in new.items() if key.startswith("backbone.")}
+        self.facts |= {"lam": lam, "trained_distance": weight_distance(self.old, backbone)}
+
+    def settle(self, lam: float) -> None:
+        """Estimate batch normalisation anew for merged weights; endpoints have their own already."""
+        if 0 < lam < 1:
+            refresh_batchnorm(self.net, plain_batches(self.task.train, self.context, "batch norm"))
+
+    def weighted_fisher(self, task: Task) -> Weights:
+        """Return the task's Fisher information, times what the task counts."""
+        with self.timed("fisher"):
+            counts = task_weight(task, self.weight)
+            fisher = task_fisher(self.net, task, self.context, self.fisher)
+            return {key: value * counts for key, value in fisher.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """Keep the Fisher information too, where there is any."""
+        return super().state() | {f"fisher.{key}": value for key, value in self.fisher_old.items()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take the Fisher information over as well."""
+        super().restore(state)
+        kept = {k.removeprefix("fisher."): v for k, v in state.items() if k.startswith("fisher.")}
+        self.fisher_old = {key: value.to(self.context.device) for key, value in kept.items()}

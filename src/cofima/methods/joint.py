@@ -1,0 +1,24 @@
+r"""Joint: learn all classes at once, from all images. The upper bound.
+
+.. math:: \theta = \arg\min_\theta \mathrm{CE}\big(z(x; \theta),\ y\big)
+          \quad \text{over } D_1 \cup \dots \cup D_T
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cofima.data.stream import Stream
+from cofima.methods.base import Method
+
+
+@dataclass(eq=False)
+class Joint(Method):
+    """Treat the whole stream as one task; only its last accuracy compares with other methods."""
+
+    label: ClassVar[str] = "Joint"
+    paper: ClassVar[str] = "the upper bound of every comparison: it keeps all images"
+    equation: ClassVar[str] = "θ = argmin CE over all classes and all images, from θ_0"
+
+    def stream(self, stream: Stream) -> Stream:
+        """Return one task with all classes."""
+        return stream.merged()

@@ -1,0 +1,96 @@
+r"""SLCA: a slow learner, and a head aligned with Gaussians of all classes.
+
+Zhang et al., "SLCA: Slow Learner with Classifier Alignment for Continual Learning on a Pre-trained
+Model", ICCV 2023, https://arxiv.org/abs/2303.05118. The backbone is fine-tuned slowly; each class
+is remembered as :math:`\mathcal N(\mu_c, \Sigma_c)` of its features; after each task but the first a
+copy of the head is trained on features drawn from all of them, and this copy predicts.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from cofima.data.stream import Task
+from cofima.methods.base import Method
+from cofima.models.head import Head
+from cofima.parts.align import Align, align, task_of_class
+from cofima.parts.gaussians import ClassGaussians, Sampler
+
+
+@dataclass(eq=False)
+class SLCA(Method):
+    """Learn slowly, then align the head.
+
+    Args:
+        align: How the head is aligned; ``epochs`` 0 leaves it out.
+        alignment: After each task (each_task), or only after the last one planned (end).
+    """
+
+    align: Align = field(default_factory=Align)
+    alignment: Literal["each_task", "end"] = "each_task"
+
+    label: ClassVar[str] = "SLCA"
+    paper: ClassVar[str] = "Zhang et al., ICCV 2023, https://arxiv.org/abs/2303.05118"
+    equation: ClassVar[str] = "θ*_t = θ_t;  head: CE(z / (n(z) τ), y) on features from N(s_c μ_c, Σ_c)"
+
+    def begin(self, task: Task) -> None:
+        """Grow the raw head, and get old classes' features ready where a single class is added."""
+        if task.index == 0:
+            self.gaussians = ClassGaussians()
+        self.aligned: Head | None = None
+        super().begin(task)
+        if len(task.classes) == 1 and task.index > 0:
+            known = task_of_class(self.net.head)[: task.classes.start]
+            self.old_features = Sampler(self.gaussians, known, self.context.device)
+            self.draws = self.context.seeds.generator("single class", task.index)
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the local cross-entropy; a single new class also competes with old classes' features."""
+        loss = super().loss(images, labels)
+        if len(self.task.classes) == 1:
+            old = torch.randint(self.task.classes.start, (len(images),), generator=self.draws)
+            counts = torch.bincount(old, minlength=self.task.classes.start).tolist()
+            features, classes = self.old_features.draw(counts, self.draws)
+            loss = loss + cross_entropy(self.net.head(features), classes)
+        return loss
+
+    def end(self, task: Task) -> None:
+        """Remember the new classes, then align a copy of the head."""
+        self.remember(task)
+        self.align_head(task)
+
+    def remember(self, task: Task) -> None:
+        """Keep a Gaussian of each new class's features."""
+        with self.timed("statistics"):
+            features = self.features(task.train)
+            for label in task.classes:
+                self.gaussians.add(features[task.train.labels == label])
+        if shrunk := [c for c in self.gaussians.shrunk if c in task.classes]:
+            self.note(f"few images for the covariance of {len(shrunk)} class(es): shrunk (Ledoit-Wolf)")
+
+    def align_head(self, task: Task) -> None:
+        """Train a copy of the head on features of all classes; the raw head goes on to the next task."""
+        due = self.alignment == "each_task" or task.index + 1 >= self.context.tasks
+        if task.index > 0 and due:
+            with self.timed("align"):
+                self.aligned = align(self.net.head, self.gaussians, self.align, self.context, task.index)
+
+    def head(self) -> Head:
+        """Return the aligned head, or the raw one before any alignment."""
+        return self.net.head if self.aligned is None else self.aligned
+
+    def state(self) -> dict[str, Tensor]:
+        """Keep the Gaussians, and the raw head beside the aligned one."""
+        raw = {f"raw_head.{key}": value for key, value in self.net.head.flat().items()}
+        return raw | {f"gaussians.{key}": value for key, value in self.gaussians.state().items()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take the predicting head as the aligned one, and put the raw head back below it."""
+        self.aligned = copy.deepcopy(self.net.head)
+        self.net.head.load_flat(state["raw_head.weight"], state["raw_head.bias"])
+        kept = {k.removeprefix("gaussians."): v for k, v in state.items() if k.startswith("gaussians.")}
+        self.gaussians = ClassGaussians.restore(kept)

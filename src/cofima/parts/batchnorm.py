@@ -1,0 +1,30 @@
+"""Running statistics of batch normalisation, estimated anew for merged weights."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@torch.no_grad()
+def refresh_batchnorm(net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> bool:
+    """Replace running means and variances by their average over ``batches``; tell if there were any."""
+    layers = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    if not layers:
+        return False
+    momenta = [layer.momentum for layer in layers]
+    counts = [layer.num_batches_tracked.clone() for layer in layers if layer.num_batches_tracked is not None]
+    net.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a cumulative average: every batch weighs the same
+        layer.train()
+    for images, _ in batches:
+        net(images)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    for layer, count in zip(layers, counts, strict=False):
+        layer.num_batches_tracked = count
+    net.eval()
+    return True

@@ -1,0 +1,126 @@
+"""What is remembered of each class: a Gaussian over its features."""
+
+from dataclasses import dataclass, field
+
+import torch
+from sklearn.covariance import LedoitWolf
+from torch import Tensor
+
+RIDGE = 1e-4  # added to each covariance, as SLCA does
+
+
+@dataclass
+class ClassGaussians:
+    """A mean and the Cholesky factor of a covariance per class, in order of arrival.
+
+    The factors are kept packed (lower triangle only) and are computed once: drawing from a class
+    is one matrix product.
+    """
+
+    means: list[Tensor] = field(default_factory=list)
+    packed: list[Tensor] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    shrunk: list[int] = field(default_factory=list)
+    """Classes whose covariance was shrunk, for want of images."""
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    def add(self, features: Tensor) -> None:
+        """Remember the next class by the features of its images [images, width]."""
+        features = features.double().cpu()
+        mean = features.mean(0)
+        factor = self._factor(features)
+        rows, columns = torch.tril_indices(len(mean), len(mean))
+        self.means.append(mean.float())
+        self.packed.append(factor[rows, columns].float())
+        self.counts.append(len(features))
+
+    def factor(self, label: int) -> Tensor:
+        """Return the lower triangular factor of a class's covariance."""
+        width = len(self.means[label])
+        factor = torch.zeros(width, width)
+        rows, columns = torch.tril_indices(width, width)
+        factor[rows, columns] = self.packed[label]
+        return factor
+
+    def covariance(self, label: int) -> Tensor:
+        """Return a class's covariance."""
+        factor = self.factor(label)
+        return factor @ factor.T
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything as tensors."""
+        if not self.means:
+            return {}
+        return {
+            "means": torch.stack(self.means),
+            "packed": torch.stack(self.packed),
+            "counts": torch.tensor(self.counts),
+            "shrunk": torch.tensor(self.shrunk, dtype=torch.int64),
+        }
+
+    @classmethod
+    def restore(cls, state: dict[str, Tensor]) -> "ClassGaussians":
+        """Build from what :meth:`state` returned."""
+        if not state:
+            return cls()
+        means, packed = list(state["means"]), list(state["packed"])
+        return cls(means, packed, state["counts"].tolist(), state["shrunk"].tolist())
+
+    def _factor(self, features: Tensor) -> Tensor:
+        """Factor the unbiased covariance; shrink it where the images are few or the factor fails."""
+        count, width = features.shape
+        ridge = RIDGE * torch.eye(width, dtype=torch.float64)
+        if count >= width / 4 and count > 1:
+            factor = _cholesky(torch.cov(features.T) + ridge)
+            if factor is not None:
+                return factor
+        self.shrunk.append(len(self))
+        if count > 1:
+            covariance = torch.from_numpy(LedoitWolf().fit(features.numpy()).covariance_)
+        else:  # one image says nothing of the spread: borrow the mean spread of the other classes
+            spread = [float(self.factor(label).square().sum()) / width for label in range(len(self))]
+            covariance = torch.eye(width, dtype=torch.float64) * (sum(spread) / max(len(spread), 1))
+        factor = _cholesky(covariance + ridge)
+        return factor if factor is not None else torch.diag((covariance + ridge).diagonal().sqrt())
+
+
+def _cholesky(covariance: Tensor) -> Tensor | None:
+    """Return the lower triangular factor, or None where the matrix is not positive definite."""
+    result = torch.linalg.cholesky_ex(covariance)
+    factor: Tensor = result.L
+    return factor if not result.info and bool(torch.isfinite(factor).all()) else None
+
+
+class Sampler:
+    r"""Draw features of remembered classes, with the factors unpacked once and the means scaled.
+
+    Means of older tasks shrink a little, :math:`s_c = 0.9 + 0.1\,\tau_c / t` with the 1-based task
+    :math:`\tau_c` of the class, as SLCA found that fine-tuned features do.
+    """
+
+    def __init__(self, gaussians: ClassGaussians, task_of_class: Tensor, device: torch.device) -> None:
+        scale = mean_scale(task_of_class)
+        self.means = (torch.stack(gaussians.means) * scale[:, None]).to(device)
+        self.factors = [gaussians.factor(label).T.contiguous().to(device) for label in range(len(gaussians))]
+        self.device = device
+
+    def draw(self, counts: list[int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw ``counts[c]`` features of each class ``c``, class by class, with their labels."""
+        noise = torch.randn(sum(counts), self.means.shape[1], generator=generator).to(self.device)
+        features = torch.empty_like(noise)
+        start = 0
+        for label, count in enumerate(counts):
+            if count:
+                rows = slice(start, start + count)
+                torch.addmm(self.means[label], noise[rows], self.factors[label], out=features[rows])
+                start += count
+        labels = torch.repeat_interleave(torch.tensor(counts)).to(self.device)
+        return features, labels
+
+
+def mean_scale(task_of_class: Tensor) -> Tensor:
+    """Return the scale of each class's mean, from its task's 0-based index: 1 for the newest task."""
+    newest = task_of_class.max() + 1
+    return 0.9 + 0.1 * (task_of_class + 1) / newest

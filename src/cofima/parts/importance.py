@@ -1,0 +1,74 @@
+"""How much each weight matters for a task: the Fisher information that is kept between tasks."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from cofima.data.stream import Task
+from cofima.models.net import Net
+from cofima.training.sgd import Context, batches, plain_batches
+from cofima.weights.fisher import diagonal_fisher
+from cofima.weights.pieces import Weights
+
+RELEASED_CLIP = 1e-4
+
+
+class FisherOptions(BaseModel):
+    """How Fisher information is estimated. The defaults are the paper's definition."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    labels: Literal["data", "sampled", "exact"] = "data"
+    """Labels of the data (empirical Fisher), one drawn from the model, or the exact expectation."""
+    logits: Literal["seen", "local"] = "seen"
+    """Softmax over all classes seen, or over the task's own."""
+    norm: Literal["none", "mean"] = "none"
+    """Divide by the mean over all weights, so that a task with a larger loss does not weigh more."""
+    clip: Annotated[float, Field(gt=0)] | None = None
+    """Cut larger values off."""
+
+
+def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> Weights:
+    """Return the Fisher information of ``net`` on a task's training images, seen as at test time."""
+    local = slice(task.classes.start, task.classes.stop)
+    fisher = diagonal_fisher(
+        net,
+        plain_batches(task.train, context, "fisher"),
+        how.labels,
+        columns=local if how.logits == "local" else None,
+        generator=context.seeds.generator("fisher", task.index),
+    )
+    if how.norm == "mean":
+        total = sum(float(f.double().sum()) for f in fisher.values())
+        count = sum(f.numel() for f in fisher.values())
+        fisher = {key: f * (count / total) if total > 0 else f for key, f in fisher.items()}
+    return fisher if how.clip is None else {key: f.clamp(max=how.clip) for key, f in fisher.items()}
+
+
+def released_fisher(net: Net, task: Task, context: Context) -> Weights:
+    """Return what the authors' code computes: squared batch gradients of augmented images, clipped."""
+    fisher = diagonal_fisher(net, _augmented(task, context), estimator="batch", training=True)
+    return {key: f.clamp(max=RELEASED_CLIP) for key, f in fisher.items()}
+
+
+def task_weight(task: Task, by: Literal["classes", "samples", "tasks"]) -> float:
+    """Return how much a task counts in a sum over tasks."""
+    return {"classes": float(len(task.classes)), "samples": float(len(task.train)), "tasks": 1.0}[by]
+
+
+def add_fisher(total: Weights, fisher: Weights) -> Weights:
+    """Add to the sum over tasks; weights that are new join it."""
+    return {key: total[key] + value if key in total else value for key, value in fisher.items()}
+
+
+def _augmented(task: Task, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
+    seeds, augment = context.seeds, context.seeds.generator("fisher augment", task.index)
+    order = batches(len(task.train), context.train.batch, seeds.generator("fisher loader", task.index))
+    for index in context.progress.track(order, len(order), "fisher"):
+        pixels, labels = task.train.batch(index)
+        with torch.no_grad():
+            images = context.view.train(pixels.to(context.device), augment)
+        yield images, labels.to(context.device)

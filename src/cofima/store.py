@@ -1,0 +1,230 @@
+"""The model folder: a classifier that has learned some tasks, and can go on learning.
+
+One folder per generation (after each task), complete in itself; ``CURRENT`` names the one in force
+and is replaced last, so that a crash never mixes two.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cofima import methods
+from cofima.config import Config
+from cofima.data.views import View
+from cofima.errors import CofimaError, problems
+from cofima.files import sync, write_text
+from cofima.methods import Method
+from cofima.models.backbone import BackboneFacts, build_empty
+from cofima.models.net import Net
+from cofima.progress import SILENT, Progress
+from cofima.seeds import Seeds
+from cofima.training import device
+from cofima.training.sgd import Context
+
+FORMAT = 1
+WEIGHTS, STATE, HISTORY, CONFIG, CURRENT = (
+    "model.safetensors",
+    "state.safetensors",
+    "history.jsonl",
+    "config.json",
+    "CURRENT",
+)
+LARGE = 200_000_000  # bytes; writing more than this is announced
+
+
+@dataclass
+class Model:
+    """A method with its network, and what it has learned so far."""
+
+    config: Config
+    backbone: BackboneFacts
+    view: View
+    method: Method
+    planned: int
+    data: dict[str, Any] = field(default_factory=dict)
+    tasks: list[tuple[str, ...]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of all classes learned, in the order of the logits."""
+        return [name for task in self.tasks for name in task]
+
+    @torch.inference_mode()
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Return logits for uint8 images [B, 3, stored, stored] as :func:`cofima.data.images.fit` makes."""
+        self.method.net.eval()
+        return self.method.predict(self.view.test(pixels.to(self.method.context.device))).float().cpu()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return backbone and predicting head under timm's own names."""
+        head = {f"{self.backbone.classifier}.{k}": v for k, v in self.method.head().flat().items()}
+        return self.method.net.backbone.state_dict() | head
+
+
+def attach(
+    config: Config, facts: BackboneFacts, view: View, net: Net, planned: int, progress: Progress
+) -> Model:
+    """Join configuration, network and method into a model that has learned nothing yet."""
+    method = methods.build(config.method, config.options)
+    where = device.choose(config.device)
+    if config.train.precision == "bf16" and where.type != "cuda":
+        raise CofimaError(
+            f"train.precision = bf16: needs a GPU, and this run is on the {where.type}; use fp32"
+        )
+    method.setup(net.to(where), Context(view, config.train, Seeds(config.seed), where, planned, progress))
+    return Model(config, facts, view, method, planned)
+
+
+def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
+    """Write the next generation, then point to it; the one before stays until the next call."""
+    name = f"{len(model.tasks):04d}"
+    aside = folder / f".{name}.{os.getpid()}"
+    weights, state = _plain(model.weights()), _plain(model.method.state())
+    size = sum(v.numel() * v.element_size() for v in (weights | state).values())
+    if size > LARGE:
+        progress.say(f"writing {size / 1e6:,.0f} MB to {folder / name}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        save_file(weights, aside / WEIGHTS, {"format": "pt"})
+        save_file(state, aside / STATE, {"format": "pt"})
+        (aside / HISTORY).write_text("".join(json.dumps(row) + "\n" for row in model.history), "utf-8")
+        (aside / CONFIG).write_text(json.dumps(_config(model, aside), indent=2) + "\n", "utf-8")
+        for file in (*aside.iterdir(), aside):
+            sync(file)
+        shutil.rmtree(folder / name, ignore_errors=True)  # left by a crash before CURRENT was replaced
+        aside.rename(folder / name)
+        sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise CofimaError(
+            f"{folder}: {name} could not be written ({error}); earlier states are kept"
+        ) from error
+    write_text(folder / CURRENT, name + "\n")
+    if not model.config.keep_checkpoints:
+        _prune(folder, name)
+
+
+def current(folder: Path) -> Path | None:
+    """Return the generation in force, or None where nothing has been learned yet."""
+    pointer = folder / CURRENT
+    if not pointer.is_file():
+        return None
+    name = pointer.read_text("utf-8", errors="replace").strip()
+    if not (name.isdigit() and (folder / name).is_dir()):
+        raise _damaged(folder, name, [f"{pointer} names '{name}', which is not there"])
+    return folder / name
+
+
+def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT) -> Model:
+    """Read a model back, checked file by file, ready to predict or to learn the next task."""
+    folder = Path(folder)
+    generation = current(folder)
+    if generation is None:
+        raise CofimaError(f"{folder} is not a model folder: it has no file {CURRENT}")
+    kept = _read_config(folder, generation)
+    weights, state = (_read(folder, generation, name, kept["files"]) for name in (WEIGHTS, STATE))
+    _verify(folder, generation, HISTORY, kept["files"])
+    config = Config.model_validate(kept["config"] | {"device": where})
+    facts = TypeAdapter(BackboneFacts).validate_python(kept["backbone"])
+    view = TypeAdapter(View).validate_python(kept["preprocess"])
+    net = Net(build_empty(config.backbone, facts.size), facts.features, [len(t) for t in kept["tasks"]])
+    head = {key: weights.pop(f"{facts.classifier}.{key}") for key in ("weight", "bias")}
+    net.backbone.load_state_dict(weights)
+    net.head.load_flat(**head)
+    model = attach(config, facts, view, net, kept["planned_tasks"], progress)
+    model.data, model.tasks = kept["data"], [tuple(task) for task in kept["tasks"]]
+    model.history = [json.loads(line) for line in (generation / HISTORY).read_text("utf-8").splitlines()]
+    model.method.restore(state)
+    net.eval()
+    return model
+
+
+def _config(model: Model, folder: Path) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "label": model.method.label,
+        "config": model.config.model_dump(mode="json"),
+        "backbone": model.backbone.as_json(),
+        "preprocess": asdict(model.view),
+        "data": model.data,
+        "tasks": [list(task) for task in model.tasks],
+        "planned_tasks": model.planned,
+        "versions": {name: version(name) for name in ("cofima", "torch", "timm", "numpy")}
+        | {"python": platform.python_version()},
+        "files": {name: _sha256(folder / name) for name in (WEIGHTS, STATE, HISTORY)},
+    }
+
+
+def _read_config(folder: Path, generation: Path) -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = json.loads((generation / CONFIG).read_text("utf-8"))
+        missing = {"format", "config", "backbone", "preprocess", "data", "tasks", "files"} - kept.keys()
+    except (OSError, ValueError, AttributeError) as error:
+        raise _damaged(folder, generation.name, [f"{generation / CONFIG}: {error}"]) from error
+    if missing:
+        raise _damaged(folder, generation.name, [f"{generation / CONFIG}: no {', '.join(sorted(missing))}"])
+    if kept["format"] > FORMAT:
+        raise CofimaError(f"{folder} was written by a newer cofima (format {kept['format']}): update cofima")
+    return kept
+
+
+def _read(folder: Path, generation: Path, name: str, files: dict[str, str]) -> dict[str, Tensor]:
+    _verify(folder, generation, name, files)
+    return load_file(generation / name)
+
+
+def _verify(folder: Path, generation: Path, name: str, files: dict[str, str]) -> None:
+    path = generation / name
+    if not path.is_file():
+        raise _damaged(folder, generation.name, [f"{path}: missing"])
+    if _sha256(path) != files.get(name):
+        raise _damaged(
+            folder, generation.name, [f"{path}: its content is not what was written (sha256 differs)"]
+        )
+
+
+def _damaged(folder: Path, name: str, found: list[str]) -> CofimaError:
+    others = [g.name for g in _generations(folder) if g.name < name]
+    advice = (
+        f"the state before, {others[-1]}, is kept: put its name into {folder / CURRENT} to go back"
+        if others
+        else "there is no state before it"
+    )
+    return problems(f"model folder {folder}", [*found, advice])
+
+
+def _generations(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdigit())
+
+
+def _prune(folder: Path, newest: str) -> None:
+    """Keep the newest generation and the one before, and nothing that a crash left behind."""
+    earlier = [g for g in _generations(folder) if g.name < newest]
+    leftover = [g for g in _generations(folder) if g.name > newest]
+    aside = [path for path in folder.glob(".[0-9]*.*") if path.is_dir()]
+    for path in (*earlier[:-1], *leftover, *aside):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _plain(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value.detach().cpu().contiguous() for key, value in weights.items()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

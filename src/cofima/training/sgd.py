@@ -1,0 +1,145 @@
+"""The batch loop: stochastic gradient descent with a slow backbone and a fast head."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from cofima.data.images import ImageSet
+from cofima.data.views import View
+from cofima.errors import CofimaError
+from cofima.models.net import Net
+from cofima.progress import SILENT, Progress
+from cofima.seeds import Seeds
+
+CHECK_EVERY = 50  # steps between two looks at the loss: each look makes a GPU wait
+
+
+class Train(BaseModel):
+    """How a task is learnt. The defaults are the paper's for CIFAR-100."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    epochs: Annotated[int, Field(ge=0)] = 20
+    batch: Annotated[int, Field(ge=1)] = 128
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate of the head."""
+    backbone_lr_scale: Annotated[float, Field(ge=0)] = 0.01
+    """The backbone learns at ``lr`` times this; 0.01 is the slow learner, 1 plain fine-tuning, 0 frozen."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    milestones: tuple[int, ...] | None = None
+    """Epochs after which both rates are multiplied by ``gamma``; by default at nine tenths."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 trains faster on GPUs; Fisher information and averages are always float32."""
+
+    @model_validator(mode="after")
+    def _milestones_are_reached(self) -> Self:
+        late = [m for m in self.milestones or () if not 0 < m < self.epochs]
+        if late:
+            raise ValueError(f"milestones {late} are not within the {self.epochs} epochs")
+        return self
+
+    @property
+    def decays(self) -> list[int]:
+        """Return the epochs after which the learning rates fall."""
+        return [round(0.9 * self.epochs)] if self.milestones is None else list(self.milestones)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method is given to learn with."""
+
+    view: View
+    train: Train
+    seeds: Seeds
+    device: torch.device
+    tasks: int = 1
+    """How many tasks are planned."""
+    progress: Progress = SILENT
+
+
+def sgd(
+    net: Net,
+    images: ImageSet,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    context: Context,
+    task: int,
+    after_step: Callable[[], None] | None = None,
+) -> None:
+    """Train ``net`` on ``images`` for the epochs that ``context.train`` says."""
+    how, seeds = context.train, context.seeds
+    optimizer = make_optimizer(net, how)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, how.decays, how.gamma)
+    half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
+    net.train()
+    for epoch in range(how.epochs):
+        augment = seeds.generator("augment", task, epoch)
+        steps = batches(len(images), how.batch, seeds.generator("loader", task, epoch))
+        losses = torch.zeros(len(steps), device=context.device)
+        label = f"epoch {epoch + 1}/{how.epochs}"
+        for step, index in enumerate(context.progress.track(steps, len(steps), label)):
+            pixels, labels = images.batch(index)
+            inputs = context.view.train(pixels.to(context.device, non_blocking=True), augment)
+            with half:
+                value = loss(inputs, labels.to(context.device))
+            optimizer.zero_grad()
+            torch.autograd.backward(value)
+            optimizer.step()
+            losses[step] = value.detach()
+            if after_step is not None:
+                after_step()
+            if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
+                refuse_divergence(losses[: step + 1], task, epoch)
+        schedule.step()
+    net.eval()
+
+
+def make_optimizer(net: Net, how: Train) -> torch.optim.SGD:
+    """Return SGD over what may move: the backbone slowly, the head at the full rate."""
+    groups = [
+        {"params": _moving(net.backbone), "lr": how.lr * how.backbone_lr_scale},
+        {"params": _moving(net.head), "lr": how.lr},
+    ]
+    return torch.optim.SGD(groups, lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
+
+
+def batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Deal shuffled indices into batches."""
+    return _deal(torch.randperm(count, generator=generator), size)
+
+
+def plain_batches(images: ImageSet, context: Context, label: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield every image once, in order, as it is seen at test time."""
+    index = _deal(torch.arange(len(images)), context.train.batch)
+    for at in context.progress.track(index, len(index), label):
+        pixels, labels = images.batch(at)
+        yield context.view.test(pixels.to(context.device)), labels.to(context.device)
+
+
+def refuse_divergence(losses: Tensor, task: int, epoch: int) -> None:
+    """Stop at the first loss that is not a number; nothing of this task has been written."""
+    bad = (~torch.isfinite(losses)).nonzero()
+    if len(bad):
+        step = int(bad[0, 0])
+        raise CofimaError(
+            f"the loss became {float(losses[step])} in task {task + 1}, epoch {epoch + 1}, step {step + 1}; "
+            "the state after the task before is kept. Try a smaller train.lr or train.backbone_lr_scale, "
+            "or look for broken images in this task."
+        )
+
+
+def _deal(order: Tensor, size: int) -> list[Tensor]:
+    """Cut into batches; a lone last image joins the batch before (BatchNorm needs two to train)."""
+    dealt = list(torch.split(order, size))
+    if len(dealt) > 1 and len(dealt[-1]) == 1:
+        dealt[-2:] = [torch.cat(dealt[-2:])]
+    return dealt
+
+
+def _moving(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
