@@ -1,7 +1,6 @@
 """The embedded dataset: scikit-learn's scanned digits."""
 
 import torch
-from sklearn.datasets import load_digits
 from torch.nn.functional import interpolate
 
 from cofima.data.deal import choose, part
@@ -12,6 +11,8 @@ from cofima.data.stream import Dataset
 
 def digits(side: int, options: DataOptions) -> Dataset:
     """Return 1,797 digits of 8 x 8 pixels, enlarged to ``side``; a share of each class is tested on."""
+    from sklearn.datasets import load_digits  # costs a second, and only this dataset needs it
+
     scans = load_digits()
     labels = torch.from_numpy(scans.target).long()
     grey = torch.from_numpy(scans.images * (255 / 16)).round().to(torch.uint8)[:, None]
