@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import torch
-from sklearn.covariance import LedoitWolf
 from torch import Tensor
 
 RIDGE = 1e-4  # added to each covariance, as SLCA does
@@ -78,6 +77,8 @@ class ClassGaussians:
                 return factor
         self.shrunk.append(len(self))
         if count > 1:
+            from sklearn.covariance import LedoitWolf  # a second to import, and seldom needed
+
             covariance = torch.from_numpy(LedoitWolf().fit(features.numpy()).covariance_)
         else:  # one image says nothing of the spread: borrow the mean spread of the other classes
             spread = [float(self.factor(label).square().sum()) / width for label in range(len(self))]
