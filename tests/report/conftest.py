@@ -34,7 +34,7 @@ def line(task: int, classes: list[str], accuracy: list[float], sizes: list[int],
     } | more
 
 
-def write_run(
+def build_run(
     folder: Path, method="cofima", seed=1993, matrix=None, tasks=5, per_task=2, done=None, label=None, **setup
 ) -> Path:
     """Write a run folder; ``matrix`` falls slowly unless given, ``setup`` replaces parts of config.json."""
@@ -78,11 +78,17 @@ def write_run(
     return folder
 
 
+@pytest.fixture(scope="session")
+def write_run():
+    """Return the function that writes a run folder."""
+    return build_run
+
+
 @pytest.fixture
 def make_run(tmp_path):
     """Return a function that writes a run below the temporary folder and gives back its folder."""
 
     def make(name: str, **how) -> Path:
-        return write_run(tmp_path / name, **how)
+        return build_run(tmp_path / name, **how)
 
     return make

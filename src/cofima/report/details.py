@@ -8,19 +8,12 @@ from cofima.report import metrics
 from cofima.report.runs import Run
 from cofima.report.table import MISSING
 
-HEAD = (
-    "Task",
-    "Classes",
-    "Test images",
-    "New (%)",
-    "Old (%)",
-    "All seen (%)",
-    "λ",
-    "Trained away",
-    "Moved",
-    "From start",
-    "Seconds",
-)
+HEAD = ("Task", "Classes", "Images", "New", "Old", "Seen", "λ", "Trained", "Merged", "Start", "Seconds")
+LEGEND = """
+<p class="soft">Images: test images of the task. New, old, seen: accuracy (%) on the task, on those before it,
+on both. λ: share of the new weights. Distances of the backbone: trained, from before the task to the end of
+training; merged, from before the task to what is kept; start, from the pre-trained weights to what is kept.
+</p>"""
 
 
 def details(run: Run) -> str:
@@ -51,8 +44,8 @@ def _tasks(run: Run) -> str:
         return "<p>No task is finished yet.</p>"
     head = "".join(f'<th scope="col">{name}</th>' for name in HEAD)
     body = "\n".join(_task(run, t) for t in range(len(run.history)))
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
-    return scroll(table, f"Tasks of {run.label}, seed {run.seed}")
+    table = f"<table class='tasks'><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+    return scroll(table, f"Tasks of {run.label}, seed {run.seed}") + LEGEND
 
 
 def _task(run: Run, t: int) -> str:
@@ -60,7 +53,7 @@ def _task(run: Run, t: int) -> str:
     old, new = metrics.old_new(run.matrix, run.sizes)[t]
     seen = metrics.accuracies_over_time(run.matrix, run.sizes)[t]
     lam = step.lam if isinstance(step.lam, str) else _number(step.lam, 3)
-    moves = [_number(d, 4) for d in (step.distance.trained, step.distance.merged, step.distance.from_start)]
+    moves = [_number(d, 3) for d in (step.distance.trained, step.distance.merged, step.distance.from_start)]
     cells = [_number(step.sizes[-1], 0), _number(new, 2), _number(old, 2), _number(seen, 2), lam, *moves]
     numbers = "".join(f"<td>{escape(cell)}</td>" for cell in [*cells, _number(run.seconds[t], 1)])
     classes = escape(", ".join(step.classes))

@@ -45,7 +45,7 @@ def accuracy(rows: Sequence[Row]) -> str | None:
 
 def distance(rows: Sequence[Row]) -> str | None:
     """Draw how far the backbone is from its pre-trained weights, after each task."""
-    return _lines(rows, lambda run: run.distances, "Distance from pre-trained weights")
+    return _lines(rows, lambda run: run.distances, "Distance from the start")
 
 
 def matrix(row: Row) -> str | None:
@@ -62,7 +62,7 @@ def matrix(row: Row) -> str | None:
             for j in range(t + 1):
                 value = metrics.summarise([run.matrix[t][j] for run in row.runs]).mean
                 axes.add_patch(Rectangle((j + 0.53, t + 0.53), 0.94, 0.94, color=colours(value / 100)))
-                shade = "#ffffff" if value < 55 else "#000000"
+                shade = "#ffffff" if value < 45 else "#000000"
                 axes.text(j + 1, t + 1, f"{value:.0f}", ha="center", va="center", color=shade, fontsize=9)
         span = (0.5, tasks + 0.5)
         axes.set(
@@ -80,16 +80,16 @@ def _lines(rows: Sequence[Row], curve: Callable[[Run], Sequence[float | None]], 
     if not any(points for _, points in drawn):
         return None
     labels = [_cut(row.label) for row, _ in drawn]
-    columns = 3 if max(map(len, labels)) <= 12 else 2 if max(map(len, labels)) <= 22 else 1
+    columns = 3 if max(map(len, labels)) <= 10 else 2 if max(map(len, labels)) <= 22 else 1
     with _style():
-        figure = Figure(figsize=(5.2, 3.2 + 0.23 * -(-len(labels) // columns)), layout="constrained")
+        figure = Figure(figsize=(4.8, 3.1 + 0.23 * -(-len(labels) // columns)), layout="constrained")
         axes = figure.add_subplot()
         axes.grid(axis="y", color=GRID, linewidth=0.8)
         tasks = max(row.runs[0].planned for row, _ in drawn)
         handles = [_line(axes, row, points, place) for place, (row, points) in enumerate(drawn)]
         axes.set(xlabel="After task", ylabel=title, xlim=(0.7, tasks + 0.3), xticks=_ticks(tasks))
         legend = figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=11
         )
         for text in legend.get_texts():
             text.set_parse_math(False)  # a dollar sign in a label is a dollar sign

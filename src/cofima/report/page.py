@@ -88,14 +88,14 @@ def _section(table: Table, number: int) -> str:
         )
         for place, row in enumerate(rows)
     ]
-    size = "small large" if any(len(row.runs[0].history) > 8 for row in rows) else "small"
+    least = 20 if any(len(row.runs[0].history) > 8 for row in rows) else 14
     return "\n".join(
         [
             f"<section>\n<h2>{escape(table.title)}</h2>",
             scroll(_html_table(table), table.title),
             f'<p class="soft">{escape(table.note)}</p>',
-            f'<div class="wide">{"".join(wide)}</div>',
-            f'<div class="{size}">{"".join(small)}</div>\n</section>',
+            f'<div class="figures" style="--least: 24rem">{"".join(wide)}</div>',
+            f'<div class="figures" style="--least: {least}rem">{"".join(small)}</div>\n</section>',
         ]
     )
 
@@ -119,8 +119,11 @@ def _figure(svg: str | None, name: str, caption: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
     svg = re.sub(r"(fill|stroke): (#\w{6})", lambda m: f"{m[1]}: {THEME.get(m[2], m[2])}", svg)
-    box = re.search(r'viewBox="[^"]*"', svg)
-    start = f'<svg {box[0] if box else ""} role="img" aria-label="{escape(caption)}">'
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    if size is None:
+        raise ValueError("a figure has no viewBox")
+    width = 1.5 * float(size[1])  # a point is 4/3 pixels; more would fill the page with huge letters
+    start = f'<svg {size[0]} role="img" aria-label="{escape(caption)}" style="max-width: {width:.0f}px">'
     svg = start + svg[svg.index(">") + 1 :]
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>\n"
 
