@@ -20,7 +20,7 @@ from cofima.training.sgd import Train
 class StreamOptions(BaseModel):
     """How classes are dealt into tasks."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     first: Annotated[int, Field(ge=1)] = 2
     """Classes in the first task."""
@@ -41,7 +41,7 @@ class StreamOptions(BaseModel):
 class Config(BaseModel):
     """Everything that decides what a run computes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     method: str = "cofima"
     options: dict[str, Any] = Field(default_factory=dict)

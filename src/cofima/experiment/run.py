@@ -49,7 +49,7 @@ def _row(model: Model, task: Task, score: Score, folder: Path) -> dict[str, Any]
             "merged": moved,
             "from_start": _from_start(model),
         },
-        "seconds": {phase: round(value, 3) for phase, value in facts["seconds"].items()},
+        "seconds": _seconds(facts["seconds"]),
         "peak_memory_mb": _peak_memory(),
         "state_bytes": sum(v.numel() * v.element_size() for v in model.method.state().values()),
         "train_images": len(task.train),
@@ -84,3 +84,9 @@ def _peak_memory() -> float:
         return torch.cuda.max_memory_allocated() / 1e6
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def _seconds(phases: dict[str, float]) -> dict[str, float]:
+    """Return the seconds of each phase; the total includes the evaluation."""
+    phases = phases | {"total": phases["total"] + phases.get("evaluate", 0.0)}
+    return {phase: round(value, 3) for phase, value in phases.items()}

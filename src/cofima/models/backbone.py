@@ -22,7 +22,7 @@ from cofima.models import vit_micro as _registers_vit_micro  # noqa: F401
 class ModelOptions(BaseModel):
     """Where a backbone's weights come from, and at which image size it works."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     pretrained: bool = True
     """Load the published weights (from package data or the hub); false starts from scratch."""

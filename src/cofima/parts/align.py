@@ -27,15 +27,17 @@ from cofima.training.sgd import Context
 class Align(BaseModel):
     """How the head is aligned. The defaults are SLCA's."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     epochs: Annotated[int, Field(ge=0)] = 5
+    """Passes over fresh features; 0 leaves the alignment out."""
     samples: Annotated[int, Field(ge=1)] = 256
     """Features drawn for each class in each epoch; also the batch size."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     temperature: Annotated[float, Field(gt=0)] = 0.1
+    """Divides the normalised logits; the fewer classes, the larger it must be."""
 
 
 def align(head: Head, gaussians: ClassGaussians, how: Align, context: Context, task: int) -> Head:

@@ -19,7 +19,7 @@ RELEASED_CLIP = 1e-4
 class FisherOptions(BaseModel):
     """How Fisher information is estimated. The defaults are the paper's definition."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     labels: Literal["data", "sampled", "exact"] = "data"
     """Labels of the data (empirical Fisher), one drawn from the model, or the exact expectation."""

@@ -21,7 +21,7 @@ CHECK_EVERY = 50  # steps between two looks at the loss: each look makes a GPU w
 class Train(BaseModel):
     """How a task is learnt. The defaults are the paper's for CIFAR-100."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     epochs: Annotated[int, Field(ge=0)] = 20
     batch: Annotated[int, Field(ge=1)] = 128

@@ -1,0 +1,185 @@
+"""The command line: it parses, calls one function, and prints."""
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+import cofima
+from cofima import config as configs
+from cofima import demo as demonstration
+from cofima import describe, methods, report
+from cofima.data import datasets
+from cofima.errors import CofimaError
+from cofima.experiment.launch import launch
+from cofima.progress import SILENT, Progress
+from cofima.terminal import TerminalProgress, print_table, show_warnings
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Teach a pre-trained image classifier new classes, task after task, without forgetting.",
+    epilog="Example: cofima demo",
+)
+out = Console()
+errors = Console(stderr=True)
+quiet = False
+
+
+class Kind(StrEnum):
+    """What ``cofima list`` can list."""
+
+    methods = "methods"
+    backbones = "backbones"
+    datasets = "datasets"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"cofima {cofima.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    silent: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")
+    ] = False,
+) -> None:
+    global quiet
+    quiet = silent
+
+
+@app.command(epilog="Example: cofima demo --out runs/demo")
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where runs and report go.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of class order, heads, batches.")] = 1993,
+) -> None:
+    """Learn the embedded digits with five methods, and show how much each forgets.
+
+    Takes about two minutes on two CPU cores, offline. The same command continues after an interruption.
+    """
+    runs = demonstration.demo(folder, seed, _progress())
+    _print(runs)
+    page = folder / "report.html"
+    out.print(f"\nFigures: {page}", highlight=False)
+    out.print(
+        "Try next:\n"
+        f"  cofima run demo.yaml options.lam=auto --out {folder / 'auto'}\n"
+        f"  cofima report {folder}\n"
+        "  cofima show cofima\n"
+        "  cofima run demo.yaml dataset=folder:PATH_TO_YOUR_IMAGES data.limit=50",
+        highlight=False,
+        markup=False,
+    )
+
+
+@app.command(epilog="Example: cofima run demo.yaml method=coma options.lam=0.3 --out runs/coma")
+def run(
+    config: Annotated[str, typer.Argument(help="A YAML file, or a recipe of the package: demo.yaml.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What differs.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The model folder; by default named after the run, in runs/.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out unreadable images and classes, and count them.")
+    ] = False,
+) -> None:
+    """Learn a stream of tasks; the same command continues after a crash, and says when it is done."""
+    changes = [*(overrides or []), *(["data.skip_bad=true"] if skip_bad else [])]
+    how = configs.read(config, changes)
+    where = folder or default_folder(how)
+    launch(how, where, _progress())
+    _print(report.find([where]))
+    out.print(f"Model: {where}", highlight=False, markup=False)
+
+
+@app.command("report", epilog="Example: cofima report runs/demo --out runs/demo")
+def report_(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where report.md, .csv, .tex and .html go.")
+    ] = None,
+) -> None:
+    """Print and write one table of runs: mean and standard deviation over seeds, with figures."""
+    found = report.find(runs)
+    _print(found)
+    written = report.write(found, folder or Path(os.path.commonpath([run.resolve() for run in runs])))
+    for path in written:
+        out.print(f"Wrote {path}", highlight=False, markup=False)
+
+
+@app.command("list", epilog="Example: cofima list methods")
+def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+    """List the methods, the backbones or the datasets there are."""
+    table = RichTable("name", "what it is", box=None, pad_edge=False)
+    if kind is Kind.methods:
+        for name in methods.names():
+            method = methods.find(name)
+            table.add_row(name, f"{method.label}: {describe.summary(method)}")
+    elif kind is Kind.datasets:
+        for name in datasets.names():
+            table.add_row(name, datasets.describe(name))
+    else:
+        table.add_row("vit_micro", "embedded: ViT, 64 px, 1.6 M parameters, Tiny-ImageNet; for demonstration")
+        table.add_row("any timm name", "weights from the hub, or model.checkpoint=FILE; e.g.")
+        for name in ("vit_base_patch16_224.augreg_in21k", "vit_tiny_patch16_224.augreg_in21k", "resnet18"):
+            table.add_row(f"  {name}", "")
+    out.print(table, highlight=False)
+
+
+@app.command(epilog="Example: cofima show cofima")
+def show(method: Annotated[str, typer.Argument(help="A name from: cofima list methods.")]) -> None:
+    """Show a method: its equation, its paper, its options with their defaults."""
+    kind = methods.find(method)
+    out.print(f"{kind.label} ({method})", style="bold", highlight=False)
+    out.print(
+        f"{describe.summary(kind)}\n\n  {kind.equation}\n\n{kind.paper}\n", highlight=False, markup=False
+    )
+    table = RichTable("option", "default", "values", "meaning", box=None, pad_edge=False)
+    for option in describe.options(method):
+        table.add_row(f"options.{option.name}", option.default, option.values, option.meaning)
+    out.print(table if table.row_count else "It has no options of its own.", highlight=False)
+
+
+def default_folder(how: configs.Config) -> Path:
+    """Return where a run goes if the user does not say: named by what is learned, and how."""
+    dataset = Path(how.dataset.removeprefix("folder:")).name
+    backbone = how.backbone.replace("/", "_").replace(":", "_")
+    return Path("runs") / f"{dataset}-{backbone}-{how.method}-{how.seed}"
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one message and exit code 2."""
+    show_warnings(errors)
+    try:
+        app()
+    except CofimaError as error:
+        errors.print(f"cofima: {error}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("cofima: interrupted; finished tasks are kept, the same command continues after them")
+        sys.exit(130)
+
+
+def _progress() -> Progress:
+    return SILENT if quiet else TerminalProgress(out)
+
+
+def _print(runs: list[report.Run]) -> None:
+    for table in report.build(runs):
+        print_table(out, table)
+
+
+if __name__ == "__main__":
+    main()
