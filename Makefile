@@ -1,0 +1,40 @@
+# Every target sets itself up: a virtual environment in .venv with the versions of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: demo test test-slow check format bench constraints clean
+
+demo: $(READY)  ## Learn the embedded digits with five methods (about two minutes) and write runs/demo/report.html.
+	$(BIN)/cofima demo
+
+test: $(READY)  ## Run the tests and show their coverage.
+	$(BIN)/pytest -m "not slow" --cov --cov-report=term
+
+test-slow: $(READY)  ## Run the tests that take minutes.
+	$(BIN)/pytest -m slow
+
+check: $(READY)  ## Formatting, lint and types.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## Measure speed as ratios and write benchmarks/RESULTS.md.
+	$(BIN)/python benchmarks/run.py
+
+constraints: $(READY)  ## Record the versions that are installed now.
+	$(BIN)/pip freeze --exclude-editable --exclude cofima | grep -v -e "@" > constraints.txt
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("cofima needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf .venv runs .coverage .pytest_cache .mypy_cache .ruff_cache
