@@ -197,12 +197,8 @@ def test_nothing_overflows_in_a_browser(page, tmp_path, width):
     frame = f'<iframe id="frame" src="page.html" style="width: {width}px; height: 900px; border: 0"></iframe>'
     script = f"<script>frame.onload = () => {{{MEASURE}}}</script>"
     (tmp_path / "wrapper.html").write_text(f"<!DOCTYPE html><title></title>{frame}{script}")
-    command = [
-        BROWSER,
-        *OPTIONS,
-        f"--user-data-dir={tmp_path / 'profile'}",
-        f"file://{tmp_path}/wrapper.html",
-    ]
+    options = [*OPTIONS, *(f"--disable-{name}" for name in QUIET), f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [BROWSER, *options, "--dump-dom", f"file://{tmp_path}/wrapper.html"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     seen = json.loads(re.search("<title>(.+)</title>", result.stdout)[1])
     assert seen["width"] == width
