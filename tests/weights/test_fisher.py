@@ -120,6 +120,7 @@ class Convolutions(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_every_kind_of_convolution(channels_last):
     net, (images, targets) = seeded(Convolutions), data(size=17)
@@ -205,6 +206,34 @@ def test_what_rules_do_not_cover_is_exact_too(kind, size):
     found = diagonal_fisher(net, list(zip(images.split(size), targets.split(size), strict=True)))
     assert_same(found, one_by_one(net, images, targets))
     assert not found["unused"].any()
+
+
+class Experts(nn.Module):
+    """Tokens with a positive first value go to a second expert, from whichever sample they come."""
+
+    def __init__(self, guard: bool) -> None:
+        super().__init__()
+        self.guard = guard
+        self.a, self.b, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        routed = x[..., 0] > 0
+        y = self.a(x)
+        if routed.any() or not self.guard:
+            y = y.index_put((routed,), self.b(x[routed]))
+        return self.head(y.sin().sum(1))
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_a_part_that_sleeps_at_first_is_exact_when_it_wakes(guard):
+    images = vectors(18)[0].view(6, 3, 4)
+    images[..., 0] = -1.0
+    images[2, :, 0] = images[3, 0, 0] = 1.0  # four tokens, as many as samples then
+    targets = vectors()[1]
+    net = seeded(Experts, guard)
+    found = diagonal_fisher(net, [(images, targets)])
+    assert found["b.weight"].any()
+    assert_same(found, one_by_one(net, images, targets))
 
 
 def softmax_regression() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
@@ -383,8 +412,9 @@ def test_rules_alone_leave_out_what_they_do_not_understand():
     net, (images, targets) = seeded(Odd, "called_twice").requires_grad_(False), vectors()
     totals = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
     labels = Labels("data", slice(None), torch.Generator())
-    failed = add_batch(net, set(totals), images, targets, labels, totals)
-    assert failed == {"a.weight", "a.bias"}
+    done, left = add_batch(net, set(totals), images, targets, labels, totals)
+    assert left == {"a.weight", "a.bias"}
+    assert done == {"b.weight", "b.bias", "head.weight", "head.bias"}
     assert not totals["a.weight"].any()
     assert totals["b.weight"].any()
 
@@ -417,6 +447,8 @@ def test_bad_data_is_named():
         diagonal_fisher(model, [(images * float("nan"), targets)])
     with pytest.raises(CofimaError, match="one integer class id"):
         diagonal_fisher(model, [(images, targets[:3])])
+    with pytest.raises(CofimaError, match="a pair of tensors"):
+        diagonal_fisher(model, [images])
     with pytest.raises(CofimaError, match="must return logits"):
         diagonal_fisher(nn.Unflatten(1, (2, 2)), [(images, targets)])
 

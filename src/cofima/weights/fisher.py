@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from copy import deepcopy
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,10 @@ from cofima.errors import CofimaError, did_you_mean, problems
 from cofima.weights.labels import LabelMode, Labels
 from cofima.weights.one_by_one import add_each, add_mean
 from cofima.weights.per_sample import add_batch
+from cofima.weights.pieces import Weights
 from cofima.weights.trust import trusted
 from cofima.weights.untouched import untouched
 
-Weights = dict[str, Tensor]
 Batches = Iterable[tuple[Tensor, Tensor]]
 Estimator = Literal["sample", "batch"]
 
@@ -75,21 +75,26 @@ class _Sums:
         self.model, self.labels, self.estimator = model, labels, estimator
         self.totals = {name: _zeros(p) for name, p in model.named_parameters()}
         self.fast: set[str] | None = None  # unknown until two samples were seen
+        self.slow = set(self.totals)
 
     def over(self, batches: Batches) -> Weights:
         count = 0
         for index, batch in enumerate(batches):
             try:
-                count += self._add(*self._ready(*batch))
+                count += self._add(*self._ready(batch))
             except CofimaError as error:
                 raise CofimaError(f"batch {index}: {error}") from None
         if count == 0:
             raise CofimaError("no samples: the Fisher information needs at least one batch")
         return {name: total.div_(count) for name, total in self.totals.items()}
 
-    def _ready(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if len(images) != len(targets) or targets.ndim != 1 or targets.is_floating_point():
-            got = f"{len(images)} images and targets of shape {tuple(targets.shape)}, {targets.dtype}"
+    def _ready(self, batch: Any) -> tuple[Tensor, Tensor]:
+        pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+        if not pair or not all(isinstance(part, Tensor) for part in batch):
+            raise CofimaError("expected a pair of tensors: images and their class ids")
+        images, targets = batch
+        if images.shape[:1] != targets.shape or targets.is_floating_point():
+            got = f"shapes {tuple(images.shape)} and {tuple(targets.shape)}, {targets.dtype}"
             raise CofimaError(f"expected one integer class id for each image, got {got}")
         first = next((p for p in self.model.parameters() if p.is_floating_point()), images)
         dtype = first.dtype if images.is_floating_point() else images.dtype
@@ -97,24 +102,26 @@ class _Sums:
 
     def _add(self, images: Tensor, picks: Tensor) -> int:
         """Add one batch; return its weight in the mean."""
+        if len(images) == 0:
+            return 0
         if self.estimator == "batch":
             add_mean(self.model, set(self.totals), images, picks, self.labels, self.totals)
             return 1
         done = 0
         if self.fast is None and len(images) > 1:
             done = 2
-            self.fast = trusted(self.model, images[:2], picks[:2], self.labels, self.totals)
+            pair = (images[:2], picks[:2])
+            self.fast, self.slow = trusted(self.model, *pair, self.labels, self.totals)
         self._add_samples(images[done:], picks[done:])
         return len(images)
 
     def _add_samples(self, images: Tensor, picks: Tensor) -> None:
-        how = (self.labels, self.totals)
         slow = set(self.totals)
         if self.fast and len(images) > 1:
-            slow -= self.fast
-            slow |= add_batch(self.model, self.fast, images, picks, *how)
+            _, left = add_batch(self.model, self.fast, images, picks, self.labels, self.totals)
+            slow = self.slow | left
         if slow:
-            add_each(self.model, slow, images, picks, *how)
+            add_each(self.model, slow, images, picks, self.labels, self.totals)
 
 
 def _zeros(p: Tensor) -> Tensor:

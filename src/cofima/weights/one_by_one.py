@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cofima.weights.labels import Labels
-
-Weights = dict[str, Tensor]
+from cofima.weights.pieces import Weights
 
 
 def add_each(

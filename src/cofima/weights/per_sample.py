@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from cofima.weights.labels import Labels
+from cofima.weights.pieces import Weights
 from cofima.weights.rules import RESHAPES, RULES, Square
-
-Weights = dict[str, Tensor]
 
 
 class Taps(TorchFunctionMode):
@@ -94,17 +93,18 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def add_batch(
     model: nn.Module, names: set[str], images: Tensor, picks: Tensor, labels: Labels, totals: Weights
-) -> set[str]:
-    """Add the squares of one batch for ``names``; return those that no rule could do: nothing was added.
+) -> tuple[set[str], set[str]]:
+    """Add the squares of one batch for ``names``; all parameters must be frozen.
 
-    All parameters must be frozen.
+    Return the parameters that were done, and those that the model used but that were not: of these
+    nothing was added.
     """
     known = {id(p): name for name, p in model.named_parameters()}
     taps = Taps(known, len(images), totals)
     with taps:
         logits = labels.checked(model(images), len(images))
-    taps.wanted = names & taps.understood()
+    taps.wanted = done = names & taps.understood()
     if taps.leaves and logits.requires_grad:
         for direction, more in labels.directions(logits.detach(), picks):
             torch.autograd.grad(logits, taps.leaves, direction, retain_graph=more, allow_unused=True)
-    return names & set(taps.uses) - taps.wanted
+    return done, set(taps.uses) - done

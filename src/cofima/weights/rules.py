@@ -21,7 +21,7 @@ Rule = Callable[..., Parts]
 
 def linear(samples: int, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
     """Read ``input @ weight.T + bias``, whose input may have any number of token dimensions."""
-    if input.ndim < 2 or len(input) % samples or not isinstance(weight, Tensor) or weight.ndim != 2:
+    if input.ndim < 2 or not _by_sample(samples, input) or weight.ndim != 2:
         return []
     return [(weight, partial(_linear_weight, samples, input)), (bias, partial(_trailing, samples, None, 1))]
 
@@ -40,7 +40,7 @@ def layer_norm(
 ) -> Parts:
     """Read layer normalisation over the last dimensions."""
     dims = len(normalized_shape)
-    if len(input) % samples or input.ndim <= dims:
+    if not _by_sample(samples, input) or input.ndim <= dims:
         return []
     scaled = partial(functional.layer_norm, input, normalized_shape, None, None, eps)
     return [
@@ -58,7 +58,7 @@ def rms_norm(
 ) -> Parts:
     """Read root-mean-square normalisation over the last dimensions."""
     dims = len(normalized_shape)
-    if len(input) % samples or input.ndim <= dims:
+    if not _by_sample(samples, input) or input.ndim <= dims:
         return []
     scaled = partial(functional.rms_norm, input, normalized_shape, None, eps)
     return [(weight, partial(_trailing, samples, scaled, dims))]
@@ -69,6 +69,10 @@ def _trailing(
 ) -> None:
     given = None if factor is None else _tokens(samples, factor(), dims)
     add_sums(_tokens(samples, grad, dims), given, total.shape, total)
+
+
+def _by_sample(samples: int, x: Tensor) -> bool:
+    return len(x) >= samples and len(x) % samples == 0
 
 
 def _tokens(samples: int, x: Tensor, dims: int) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 _CACHED = 1 << 17  # elements that stay in a core's cache between two operations
+_BLOCK = 1 << 19  # elements of a product: smaller ones cost more calls than their cache misses
 _SPARE = 1 << 26  # elements of memory to spend on an accelerator, where large operations are fast
 
 
@@ -30,7 +31,7 @@ def add_products(grad: Tensor, given: Tensor, total: Tensor) -> None:
 
 def _products_in_cache(grad: Tensor, given: Tensor, total: Tensor) -> None:
     # One sample after the other, a few rows at a time: the product is squared before it leaves the cache.
-    rows = max(1, _CACHED // total.shape[1])
+    rows = max(1, _BLOCK // total.shape[1])
     product = total.new_empty(min(rows, total.shape[0]), total.shape[1])
     for start in range(0, total.shape[0], rows):
         part = total[start : start + rows]

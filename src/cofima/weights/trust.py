@@ -9,28 +9,31 @@ from torch import Tensor, nn
 from cofima.weights.labels import Labels
 from cofima.weights.one_by_one import add_each, following
 from cofima.weights.per_sample import add_batch
-
-Weights = dict[str, Tensor]
+from cofima.weights.pieces import Weights
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}  # well above rounding, well below a missing term
 
 
-def trusted(model: nn.Module, images: Tensor, picks: Tensor, labels: Labels, totals: Weights) -> set[str]:
-    """Add the squares of ``images`` one by one and name the parameters whose rules agree with them.
+def trusted(
+    model: nn.Module, images: Tensor, picks: Tensor, labels: Labels, totals: Weights
+) -> tuple[set[str], set[str]]:
+    """Add the squares of ``images`` one by one; name the parameters whose rules agree, and those that differ.
 
     A rule may not know everything: a hidden second use of a weight, samples that do not lie along the first
     dimension, samples that influence each other. Each shows as a difference to the obvious computation, or
     as more than one edge into the parameter in autograd's graph; such a parameter is left to the slow way.
+    A parameter that these samples do not reach is in neither set.
     """
     names = set(totals)
     exact = {name: torch.zeros_like(total) for name, total in totals.items()}
     add_each(model, names, images, picks, labels, exact)
     fast = {name: torch.zeros_like(total) for name, total in totals.items()}
-    failed = add_batch(model, names, images, picks, labels, fast)
+    done, used = add_batch(model, names, images, picks, labels, fast)
     edges = _edges(model, images[:1])
     for name, total in totals.items():
         total += exact[name]
-    return {n for n in names - failed if edges[n] <= 1 and _agree(fast[n], exact[n])}
+    agree = {n for n in done if edges[n] <= 1 and _agree(fast[n], exact[n])}
+    return agree, (names & set(edges) | used) - agree
 
 
 def _agree(fast: Tensor, exact: Tensor) -> bool:
