@@ -4,7 +4,7 @@ import random
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cofima.report import metrics
@@ -53,6 +53,7 @@ def test_nothing_is_rounded_before_averaging():
     assert abs(exact - 95.202) > 1e-3
 
 
+@settings(deadline=None)
 @given(streams())
 def test_accuracy_counts_images(stream):
     """The oracle lists every test image as right or wrong by its task's accuracy."""
@@ -62,6 +63,7 @@ def test_accuracy_counts_images(stream):
         assert got == pytest.approx(sum(images) / len(images))
 
 
+@settings(deadline=None)
 @given(streams(low=2))
 def test_forgetting_and_transfer_by_definition(stream):
     matrix, _ = stream
@@ -77,6 +79,7 @@ def test_forgetting_and_transfer_by_definition(stream):
     assert metrics.backward_transfer(matrix) == pytest.approx(gained / (tasks - 1), abs=1e-9)
 
 
+@settings(deadline=None)
 @given(streams())
 def test_bounds(stream):
     matrix, sizes = stream
@@ -90,6 +93,7 @@ def test_bounds(stream):
         assert metrics.forgetting(matrix) >= -metrics.backward_transfer(matrix) - near
 
 
+@settings(deadline=None)
 @given(streams(), st.integers(1, 400))
 def test_equal_sizes_are_a_plain_mean(stream, size):
     matrix, _ = stream
@@ -98,6 +102,7 @@ def test_equal_sizes_are_a_plain_mean(stream, size):
     assert metrics.accuracies_over_time(matrix, sizes) == pytest.approx([statistics.fmean(r) for r in matrix])
 
 
+@settings(deadline=None)
 @given(streams(), st.integers(2, 9))
 def test_scaling_all_test_sets_changes_nothing(stream, times):
     matrix, sizes = stream
@@ -106,6 +111,7 @@ def test_scaling_all_test_sets_changes_nothing(stream, times):
     )
 
 
+@settings(deadline=None)
 @given(streams(low=2), st.randoms(use_true_random=False))
 def test_last_ignores_the_order_of_tasks(stream, shuffler):
     """Last-Acc and the task average see the final row only, as a set of (accuracy, size) pairs."""
@@ -117,6 +123,7 @@ def test_last_ignores_the_order_of_tasks(stream, shuffler):
     assert metrics.task_average(moved) == pytest.approx(metrics.task_average(matrix))
 
 
+@settings(deadline=None)
 @given(streams(low=3), st.randoms(use_true_random=False))
 def test_forgetting_ignores_the_order_of_middle_rows(stream, shuffler):
     """Shuffling one task's accuracies before the last task keeps their best, so the forgetting."""
@@ -132,6 +139,7 @@ def test_forgetting_can_be_negative_and_leaves_the_last_row_out():
     assert metrics.forgetting([[50.0], [70.0, 0.0], [60.0, 0.0, 0.0]]) == 5.0
 
 
+@settings(deadline=None)
 @given(streams(low=2))
 def test_old_and_new_recombine_to_the_whole(stream):
     matrix, sizes = stream

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import shutil
 import statistics
 import subprocess
@@ -202,3 +203,26 @@ def test_latex_compiles(study, make_run, tmp_path):
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-2000:]
+
+
+def test_runs_scored_on_held_out_images_are_not_test_results(make_run):
+    """Such runs choose settings; they stand apart, and the note says what they were scored on."""
+    test, chosen = make_run("a", method="coma"), make_run("b", method="slca")
+    file = chosen / "0005" / "config.json"
+    file.write_text(file.read_text().replace('"seed": 1993', '"seed": 1993, "held_out": 0.2'))
+    tables = build([runs.read(test), runs.read(chosen)])
+    notes = {table.rows[0][0]: table.note for table in tables}
+    assert "360 test images" in notes["CoMA"]
+    assert "360 training images held out, not the test images" in notes["SLCA"]
+    assert "held_out: 0.0 / 0.2" in tables[1].note or "held_out: 0.2 / 0.0" in tables[1].note
+
+
+def test_where_a_run_was_made_does_not_split_a_row(make_run):
+    folders = [make_run("a", seed=1), make_run("b", seed=2)]
+    for folder, device in zip(folders, ("cpu", "cuda"), strict=True):
+        file = folder / "0005" / "config.json"
+        content = json.loads(file.read_text())
+        content["config"] |= {"device": device, "keep_checkpoints": device == "cpu", "data": {"root": device}}
+        file.write_text(json.dumps(content))
+    (table,) = build([runs.read(folder) for folder in folders])
+    assert [row[:2] for row in table.rows] == [["CoFiMA", "2"]]

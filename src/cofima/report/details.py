@@ -20,9 +20,9 @@ def details(run: Run) -> str:
     """Return one run as a box that opens."""
     title = f"{run.label}, seed {run.seed}: {run.state}{'' if run.finished else ' so far'}"
     parts = [f'<p class="soft">Folder <code>{escape(str(run.folder))}</code></p>', _tasks(run), _notes(run)]
-    parts += ["<h3>Config</h3>", block(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True))]
+    parts += ["<h3>Config</h3>", block(_yaml(run))]
     parts += ["<h3>Repeat</h3>", "<p>Save the config above as <code>config.yaml</code>, then run:</p>"]
-    parts += [block("cofima run config.yaml")]
+    parts += [block("cofima run config.yaml --out runs/again")]
     versions = ", ".join(f"{name} {version}" for name, version in run.setup.versions.items())
     parts += [f'<p class="soft">Made with {escape(versions)}.</p>' if versions else ""]
     inside = "\n".join(part for part in parts if part)
@@ -37,6 +37,15 @@ def block(text: str) -> str:
 def scroll(table: str, name: str) -> str:
     """Put a table into a box that scrolls sideways, also by keyboard, so that the page never does."""
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">{table}</div>'
+
+
+def _yaml(run: Run) -> str:
+    """Return the config as a file that can be run: of the two ways to deal classes, the one that was used."""
+    stream = run.config.get("stream")
+    if isinstance(stream, dict) and stream.get("groups") is not None:
+        stream = {"groups": stream["groups"]}
+    config = run.config | ({"stream": stream} if stream else {})
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
 
 def _tasks(run: Run) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 from cofima.report.runs import Run
 
-PLACE = ("data.root",)  # says where the images lie on one machine, not which they are
+# Settings that say where and on what machine a run was made, not what it computed.
+PLACE = ("data.root", "model.checkpoint", "device", "keep_checkpoints")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def _protocol(run: Run) -> dict[str, str]:
         "data": run.config.get("data") or {},
         "preprocess": run.setup.preprocess,
         "stream": run.config.get("stream") or {},
+        "held_out": run.config.get("held_out", 0.0),
     }
     return {key: value for key, value in flat(facts).items() if key not in PLACE}
 

@@ -1,6 +1,5 @@
 """The report as files: one page without network or script, and tables for programs and papers."""
 
-import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from cofima.errors import CofimaError
+from cofima.files import write_text
 from cofima.report import figure
 from cofima.report.details import block, details, scroll
 from cofima.report.formats import csv_text, latex, markdown
@@ -33,11 +33,14 @@ def write(runs: Sequence[Run], folder: str | Path) -> list[Path]:
         "report.tex": latex(tables),
         "report.html": html(runs),
     }
+    folder = Path(folder)
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        return [_replace(Path(folder) / name, text) for name, text in texts.items()]
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CofimaError(f"cannot write the report to {folder}: {error.strerror or error}") from None
+        raise CofimaError(f"the folder {folder} cannot be made: {error.strerror}") from None
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
 
 
 def html(runs: Sequence[Run]) -> str:
@@ -154,17 +157,3 @@ def _unique(tables: Sequence[Table]) -> list[Run]:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'s' if number != 1 else ''}"
-
-
-def _replace(path: Path, text: str) -> Path:
-    """Write aside, make it last, then rename: a reader or a crash never meets half a file."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return path

@@ -168,7 +168,7 @@ def _notes(groups: list[Row], number: int, sets: list[list[Run]]) -> list[str]:
     parts = [
         f"Backbone {backbone.get('name', '?')} (sha256 {_hash(backbone.get('sha256'))}),",
         f"dataset {data.get('name', '?')} (fingerprint {_hash(data.get('fingerprint'))}),",
-        f"{sum(run.sizes)} test images{'' if run.finished else ' so far'}, accuracies in %;",
+        f"{sum(run.sizes)} {_tested(run)}{'' if run.finished else ' so far'}, accuracies in %;",
         f"n = {fewest if fewest == most else f'{fewest} to {most}'} seed{'s' if most > 1 else ''}"
         + (", mean ± standard deviation (n − 1)." if most > 1 else "."),
     ]
@@ -182,6 +182,11 @@ def _notes(groups: list[Row], number: int, sets: list[list[Run]]) -> list[str]:
 
 def _apart(first: list[Run], other: list[Run]) -> list[str]:
     return next(found for a in first for b in other if (found := differences(a, b)))
+
+
+def _tested(run: Run) -> str:
+    # Numbers by which settings were chosen must never be read as test results.
+    return "training images held out, not the test images" if run.config.get("held_out") else "test images"
 
 
 def _hash(value: object) -> str:

@@ -1,0 +1,50 @@
+"""Reports of runs that were really made: the reader and the writer agree on the form of a folder."""
+
+import json
+
+import pytest
+import yaml
+
+from cofima import config, report
+from cofima.report.details import _yaml
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tmp_path_factory):
+    """Learn three tiny tasks with two methods."""
+    root = tmp_path_factory.mktemp("real")
+    for method in ("coma", "joint"):
+        tiny.run(root / method, tiny.config(method, train={"epochs": 1}))
+    return root
+
+
+def test_a_real_run_is_read_and_tabulated(folder):
+    runs = report.find([folder])
+    coma = next(run for run in runs if run.method == "coma")
+    assert coma.finished
+    assert [len(row) for row in coma.matrix] == [1, 2, 3]
+    assert coma.lam[1] == 0.4
+    assert all(distance > 0 for distance in coma.distances)
+    assert all(seconds > 0 for seconds in coma.seconds)
+    (table,) = report.build(runs)
+    assert [row[0] for row in table.rows] == [run.label for run in sorted(runs, key=lambda run: run.joint)]
+    assert "–" not in table.rows[0]
+
+
+def test_the_config_on_the_page_can_be_run_again(folder, tmp_path):
+    run = report.read(folder / "coma")
+    file = tmp_path / "config.yaml"
+    file.write_text(_yaml(run))
+    assert config.read(file).model_dump(mode="json") == run.config
+
+
+def test_a_stream_of_groups_can_be_run_again(make_run):
+    stream = {"groups": [["a", "b"], ["c"]], "first": 2, "increment": 2, "order_seed": None}
+    folder = make_run("a")
+    file = folder / "0005" / "config.json"
+    content = json.loads(file.read_text())
+    content["config"]["stream"] = stream
+    file.write_text(json.dumps(content))
+    shown = yaml.safe_load(_yaml(report.read(folder)))["stream"]
+    assert shown == {"groups": [["a", "b"], ["c"]]}
+    config.StreamOptions.model_validate(shown)
