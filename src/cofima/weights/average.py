@@ -65,17 +65,18 @@ def fisher_average(
         out: Where to write, instead of fresh memory; may be ``old`` or ``new`` itself.
     """
     check_share(lam)
-    _check_fishers(old, new, (fisher_old, fisher_new))
-
+    for key in shared_keys(old, new):
+        _check_fit(key, new[key], (fisher_old, fisher_new))
     scratch = Scratch()
 
     def mix(a: Tensor, b: Tensor, to: Tensor, key: str, at: slice) -> Tensor:
         if key not in fisher_new:
             return torch.lerp(a, b, lam, out=to)
-        f_old = fisher_old[key].reshape(-1)[at].to(a)
-        f_new = fisher_new[key].reshape(-1)[at].to(a)
-        _check_fisher(key, f_old, f_new)
-        return torch.lerp(a, b, new_share(f_old, f_new, lam, out=scratch.like(a)), out=to)
+        f_old, f_new = (f[key].reshape(-1)[at].to(a.device) for f in (fisher_old, fisher_new))
+        check_fisher(key, f_old, f_new)
+        wide = torch.promote_types(a.dtype, torch.promote_types(f_old.dtype, f_new.dtype))
+        share = new_share(f_old.to(wide), f_new.to(wide), lam, out=scratch.like(a, wide))
+        return torch.lerp(a, b, share.to(a.dtype), out=to)
 
     return _interpolate(old, new, lam, mix, out)
 
@@ -114,13 +115,13 @@ def fisher_average_all(
     """
     if len(models) != len(fishers) or not models:
         raise CofimaError(f"fisher_average_all needs one Fisher a model: {len(models)} and {len(fishers)}")
-    for model in models[1:]:
-        _check_fishers(models[0], model, fishers)
+    for key, value in {k: v for model in models for k, v in model.items() if v.is_floating_point()}.items():
+        _check_fit(key, value, [f for model, f in zip(models, fishers, strict=True) if key in model])
 
     def weight(k: int, key: str, part: Tensor) -> Tensor:
         if key not in fishers[k]:
             return torch.ones_like(part)
-        _check_fisher(key, fishers[k][key])
+        check_fisher(key, fishers[k][key])
         return fishers[k][key].to(part)
 
     return _weighted(models, weight)
@@ -179,18 +180,16 @@ def _weighted(
     return merged
 
 
-def _check_fishers(
-    old: Mapping[str, Tensor], new: Mapping[str, Tensor], fishers: Sequence[Mapping[str, Tensor]]
-) -> None:
-    """Every shared weight has a Fisher of its shape on all sides, or on none (buffers)."""
-    for key in shared_keys(old, new):
-        shapes = [tuple(f[key].shape) if key in f else None for f in fishers]
-        if len(set(shapes)) > 1 or shapes[0] not in (None, tuple(new[key].shape)):
-            found = ", ".join("missing" if s is None else str(list(s)) for s in shapes)
-            raise CofimaError(f"Fisher of '{key}' does not fit its weight {list(new[key].shape)}: {found}")
+def _check_fit(key: str, value: Tensor, fishers: Sequence[Mapping[str, Tensor]]) -> None:
+    """Refuse a weight that has no Fisher of its shape on all sides, unless it has none at all (buffers)."""
+    shapes = [tuple(f[key].shape) if key in f else None for f in fishers]
+    if len(set(shapes)) > 1 or shapes[0] not in (None, tuple(value.shape)):
+        found = ", ".join("missing" if s is None else str(list(s)) for s in shapes)
+        raise CofimaError(f"Fisher of '{key}' does not fit its weight {list(value.shape)}: {found}")
 
 
-def _check_fisher(key: str, *values: Tensor) -> None:
+def check_fisher(key: str, *values: Tensor) -> None:
+    """Refuse Fisher information that is negative or not finite."""
     for value in values:
         if value.numel():
             low, high = torch.aminmax(value)

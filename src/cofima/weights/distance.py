@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cofima.errors import CofimaWarning
+from cofima.weights.average import check_fisher
 from cofima.weights.pieces import pieces, shared_keys
 
 
@@ -40,6 +41,8 @@ def auto_lambda(
     returned with a warning.
     """
     keys = [key for key in shared_keys(old, new) if key in fisher_old and key in fisher_new]
+    for key in keys:
+        check_fisher(key, fisher_old[key], fisher_new[key])
     curvature_old = sum(_squares(old[key], new[key], fisher_old[key]) for key in keys)
     curvature_new = sum(_squares(old[key], new[key], fisher_new[key]) for key in keys)
     total = curvature_old + curvature_new
