@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -16,6 +16,8 @@ from cofima.data.stream import Stream, Task
 from cofima.models.head import Head
 from cofima.models.net import Net
 from cofima.training.sgd import Context, plain_batches, sgd
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(eq=False)

@@ -44,7 +44,7 @@ class CoFiMA(CoMA):
         self.raw_head = snapshot(self.net.head)
         if task.index > 0:
             new, lam = self.net.state_dict(), 0.5 if self.lam == "auto" else self.lam
-            self.moved(new, lam)
+            self.moved(lam)
             fisher_average(self.old, new, self.fisher_old, fisher, lam, out=new)  # in place
             if self.variant == "authors":  # the released code multiplies new rows by their Fisher
                 for key in new.keys() - self.old.keys():

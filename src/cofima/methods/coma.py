@@ -10,21 +10,15 @@ The rows of new classes are not averaged. Slow learner and classifier alignment 
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import Field
-from torch import Tensor
+from typing import ClassVar, Literal
 
 from cofima.data.stream import Task
+from cofima.methods.base import Share
 from cofima.methods.slca import SLCA
 from cofima.parts.batchnorm import refresh_batchnorm
-from cofima.parts.importance import FisherOptions, add_fisher, task_fisher, task_weight
+from cofima.parts.importance import FisherOptions, add_fisher, task_fisher, weighted
 from cofima.training.sgd import plain_batches
-from cofima.weights.average import average
-from cofima.weights.distance import auto_lambda, weight_distance
-from cofima.weights.pieces import Weights, snapshot
-
-Share = Annotated[float, Field(ge=0, le=1)]
+from cofima.weights import Weights, auto_lambda, average, snapshot, weight_distance
 
 
 @dataclass(eq=False)
@@ -74,15 +68,15 @@ class CoMA(SLCA):
             new, lam = self.net.state_dict(), self.lam
             if lam == "auto":
                 lam = auto_lambda(self.old, new, self.fisher_old, fisher, fallback=self.fallback)
-            self.moved(new, lam)
+            self.moved(lam)
             average(self.old, new, lam, out=new)  # in place: the network itself becomes the average
             self.settle(lam)
         self.fisher_old = add_fisher(self.fisher_old, fisher)
 
-    def moved(self, new: Weights, lam: float) -> None:
+    def moved(self, lam: float) -> None:
         """Write into the history how far training moved the backbone, and what share of it is kept."""
-        backbone = {key: value for key, value in new.items() if key.startswith("backbone.")}
-        self.facts |= {"lam": lam, "trained_distance": weight_distance(self.old, backbone)}
+        now = {f"backbone.{name}": value for name, value in self.net.backbone.named_parameters()}
+        self.facts |= {"lam": lam, "trained_distance": weight_distance(self.old, now)}
 
     def settle(self, lam: float) -> None:
         """Estimate batch normalisation anew for merged weights; endpoints have their own already."""
@@ -92,15 +86,13 @@ class CoMA(SLCA):
     def weighted_fisher(self, task: Task) -> Weights:
         """Return the task's Fisher information, times what the task counts."""
         with self.timed("fisher"):
-            counts = task_weight(task, self.weight)
-            fisher = task_fisher(self.net, task, self.context, self.fisher)
-            return {key: value * counts for key, value in fisher.items()}
+            return weighted(task_fisher(self.net, task, self.context, self.fisher), task, self.weight)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> Weights:
         """Keep the Fisher information too, where there is any."""
         return super().state() | {f"fisher.{key}": value for key, value in self.fisher_old.items()}
 
-    def restore(self, state: dict[str, Tensor]) -> None:
+    def restore(self, state: Weights) -> None:
         """Take the Fisher information over as well."""
         super().restore(state)
         kept = {k.removeprefix("fisher."): v for k, v in state.items() if k.startswith("fisher.")}

@@ -54,9 +54,10 @@ def released_fisher(net: Net, task: Task, context: Context) -> Weights:
     return {key: f.clamp(max=RELEASED_CLIP) for key, f in fisher.items()}
 
 
-def task_weight(task: Task, by: Literal["classes", "samples", "tasks"]) -> float:
-    """Return how much a task counts in a sum over tasks."""
-    return {"classes": float(len(task.classes)), "samples": float(len(task.train)), "tasks": 1.0}[by]
+def weighted(fisher: Weights, task: Task, by: Literal["classes", "samples", "tasks"]) -> Weights:
+    """Return Fisher information times what the task counts in a sum over tasks."""
+    counts = {"classes": len(task.classes), "samples": len(task.train), "tasks": 1}[by]
+    return {key: value * counts for key, value in fisher.items()}
 
 
 def add_fisher(total: Weights, fisher: Weights) -> Weights:
