@@ -1,0 +1,207 @@
+"""Tiny networks and tiny runs: what the tests of the core learn with, in well under a second each."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import pytest
+import timm
+import torch
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.resnet import BasicBlock, ResNet
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from cofima.config import Config, check
+from cofima.data.images import ImageSet
+from cofima.data.stream import Stream, from_groups
+from cofima.data.synthetic import blobs
+from cofima.data.views import View
+from cofima.experiment.run import run
+from cofima.models import backbone
+from cofima.models.net import Net
+from cofima.progress import SILENT, Progress
+from cofima.seeds import Seeds
+from cofima.store import Model, attach
+from cofima.training.sgd import Context, Train
+
+SIDE = 16
+_SHARED = {
+    "input_size": (3, SIDE, SIDE),
+    "interpolation": "bicubic",
+    "crop_pct": 1.0,
+    "mean": (0.5, 0.5, 0.5),
+    "std": (0.5, 0.5, 0.5),
+}
+# the name that timm's generate_default_cfgs + register_model look for in this module
+default_cfgs = generate_default_cfgs(
+    {
+        "vit_test.untrained": _SHARED
+        | {"fixed_input_size": True, "first_conv": "patch_embed.proj", "classifier": "head"},
+        "resnet_test.untrained": _SHARED | {"first_conv": "conv1", "classifier": "fc"},
+    }
+)
+
+
+def vit_test(pretrained: bool = False, **options: Any) -> VisionTransformer:
+    """A ViT of 16 px, patch 8, width 16, depth 2."""
+    shape = {"img_size": SIDE, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    return build_model_with_cfg(VisionTransformer, "vit_test", pretrained, **(shape | options))
+
+
+def resnet_test(pretrained: bool = False, **options: Any) -> ResNet:
+    """A ResNet with BatchNorm of four blocks."""
+    shape = {"block": BasicBlock, "layers": (1, 1, 1, 1), "channels": (8, 8, 16, 16), "stem_width": 8}
+    return build_model_with_cfg(ResNet, "resnet_test", pretrained, **(shape | options))
+
+
+if not timm.is_model("vit_test"):  # a subprocess of a test may execute this file too
+    register_model(vit_test)
+    register_model(resnet_test)
+
+BACKBONES = ("vit_test", "resnet_test")
+# quick to learn on the blobs: a few epochs at rates that a tiny untrained network needs
+TRAIN = {"epochs": 4, "batch": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
+ALIGN = {"epochs": 2, "samples": 16}
+
+
+def options_for(method: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Make alignment short where a method has it."""
+    from cofima import methods
+
+    aligned = {"align": ALIGN} if hasattr(methods.build(method), "align") else {}
+    return aligned | options
+
+
+def tiny_config(method: str = "seq_ft", network: str = "vit_test", **more: Any) -> Config:
+    """Return a checked configuration on the blobs; ``options`` are the method's."""
+    values: dict[str, Any] = {
+        "method": method,
+        "options": options_for(method, more.pop("options", {})),
+        "dataset": "blobs",
+        "backbone": network,
+        "model": {"pretrained": False},
+        "train": TRAIN | more.pop("train", {}),
+        "device": "cpu",
+        "seed": 3,
+    }
+    return check(values | more)
+
+
+def tiny_stream(groups: Sequence[int] = (2, 2, 2), per_class: int = 12, seed: int = 0) -> Stream:
+    """Return blobs dealt into tasks of these sizes."""
+    dataset = blobs(sum(groups), per_class, SIDE, seed)
+    classes = iter(range(sum(groups)))
+    return from_groups(dataset, [[next(classes) for _ in range(size)] for size in groups])
+
+
+def tiny_model(config: Config, stream: Stream, progress: Progress = SILENT) -> Model:
+    """Return a model that has learned nothing yet, for a stream that no configuration names."""
+    from cofima import methods
+
+    module, facts = backbone.create(config.backbone, config.model, config.seed)
+    view = View(facts.size, facts.stored, facts.mean, facts.std, stream.flip, stream.crop)
+    planned = len(methods.build(config.method, config.options).stream(stream))
+    model = attach(config, facts, view, Net(module, facts.features), planned, progress)
+    model.data = stream.facts
+    return model
+
+
+def tiny_run(
+    folder: Path, config: Config, stream: Stream | None = None, progress: Progress = SILENT
+) -> Model:
+    """Learn a whole stream into a folder."""
+    stream = tiny_stream() if stream is None else stream
+    model = tiny_model(config, stream, progress)
+    return run(model, model.method.stream(stream), folder, progress)
+
+
+def tiny_context(train: dict[str, Any] | None = None, seed: int = 0, tasks: int = 3) -> Context:
+    """Return what a method learns with."""
+    view = View(SIDE, SIDE, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    return Context(view, Train(**(TRAIN | (train or {}))), Seeds(seed), torch.device("cpu"), tasks)
+
+
+def tiny_net(network: str = "vit_test", seed: int = 0, sizes: Sequence[int] = ()) -> Net:
+    """Return a network without, or with given, blocks in its head."""
+    module, facts = backbone.create(network, backbone.ModelOptions(pretrained=False), seed)
+    net = Net(module, facts.features)
+    for index, size in enumerate(sizes):
+        net.grow(size, torch.Generator().manual_seed(seed + index))
+    return net
+
+
+class Tiny:
+    """The helpers above, for tests in any folder."""
+
+    config = staticmethod(tiny_config)
+    stream = staticmethod(tiny_stream)
+    model = staticmethod(tiny_model)
+    run = staticmethod(tiny_run)
+    context = staticmethod(tiny_context)
+    net = staticmethod(tiny_net)
+    backbones = BACKBONES
+
+
+@pytest.fixture(scope="session")
+def tiny() -> type[Tiny]:
+    """Return the makers of tiny configurations, streams, networks and runs."""
+    return Tiny
+
+
+def _same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert list(a) == list(b)
+    for key in a:
+        assert a[key].dtype == b[key].dtype, key
+        assert a[key].shape == b[key].shape, key
+        assert torch.equal(a[key], b[key]), f"{key} differs by {(a[key] - b[key]).abs().max()}"
+
+
+@pytest.fixture(scope="session")
+def same_bits() -> Callable[[dict[str, Tensor], dict[str, Tensor]], None]:
+    """Return the assertion that two sets of weights are equal bit for bit."""
+    return _same_bits
+
+
+class StoppedError(Exception):
+    """What a test raises in the middle of a run."""
+
+
+@pytest.fixture
+def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], type[StoppedError]]:
+    """Return a function that makes every method fail in the middle of the task of this index, once."""
+    from cofima.methods.base import Method
+
+    def arrange(index: int, step: int = 3) -> type[StoppedError]:
+        whole, taken = Method.after_step, []
+
+        def after_step(self: Method) -> None:
+            whole(self)
+            taken.append(self.task.index)
+            if taken.count(index) == step:
+                raise StoppedError
+
+        monkeypatch.setattr(Method, "after_step", after_step)
+        return StoppedError
+
+    return arrange
+
+
+@pytest.fixture
+def spied_images() -> Callable[[ImageSet, Callable[[], None]], ImageSet]:
+    """Return a function that makes a set of images call back whenever its pixels are taken."""
+
+    class Spied(ImageSet):
+        def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+            self.called()  # type: ignore[attr-defined]
+            return super().batch(index)
+
+    def wrap(images: ImageSet, called: Callable[[], None]) -> ImageSet:
+        spied = Spied(images.pixels, images.rows, images.labels)
+        object.__setattr__(spied, "called", called)
+        return spied
+
+    return wrap

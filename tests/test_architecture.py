@@ -1,0 +1,188 @@
+"""The shape of the code: imports point one way, methods stay small, nothing is unpickled."""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cofima
+from cofima import methods
+
+ROOT = Path(cofima.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# a layer imports itself and what stands before it
+LAYERS = [
+    ("errors", "seeds", "progress", "files"),
+    ("data",),
+    ("models",),
+    ("weights",),
+    ("training",),
+    ("parts",),
+    ("methods",),
+    ("recipes", "config"),
+    ("store",),
+    ("serve",),
+    ("experiment",),
+    ("report",),
+    ("terminal",),
+    ("describe",),
+    ("demo",),
+    ("cli", "__main__"),
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def modules() -> dict[str, Path]:
+    """Return every module by its dotted name."""
+    found = {}
+    for path in FILES:
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(source: str, module: str, is_package: bool) -> Iterator[tuple[str, int]]:
+    """Yield every module of ours that the source imports, wherever in it, with the line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")
+            if node.level:
+                base = base[: len(base) - node.level + is_package]
+                start = ".".join([*base, node.module] if node.module else base)
+            else:
+                start = node.module or ""
+            # "from cofima import x" may name a module x or something inside cofima/__init__.py
+            names = [
+                f"{start}.{alias.name}" if f"{start}.{alias.name}" in MODULES else start
+                for alias in node.names
+            ]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+            texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            names = texts
+        else:
+            continue
+        yield from ((name, node.lineno) for name in names if name.split(".")[0] == "cofima")
+
+
+def layer(module: str) -> str:
+    return module.split(".")[1] if "." in module else "cofima"
+
+
+def wrong_way(source: str, module: str, is_package: bool = False) -> list[str]:
+    """Return a line for each import that points up."""
+    own = RANK[layer(module)]
+    return [
+        f"{module}:{line} imports {name}"
+        for name, line in imports(source, module, is_package)
+        if layer(name) == "cofima" or RANK[layer(name)] > own
+    ]
+
+
+def test_every_module_stands_in_a_layer() -> None:
+    assert {layer(module) for module in MODULES} - {"cofima"} <= RANK.keys()
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "cofima"])
+def test_imports_point_one_way(module: str) -> None:
+    path = MODULES[module]
+    found = wrong_way(path.read_text(), module, path.name == "__init__.py")
+    if layer(module) in ("cli", "__main__"):  # the top may ask the package for its version
+        found = [line for line in found if not line.endswith(" imports cofima")]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from cofima.methods import build",
+        "import cofima.store",
+        "from ..methods import build",
+        "from .. import store",
+        "from cofima import report",
+        "from cofima import average",
+        "def late():\n    from cofima.experiment.launch import launch",
+        "def late():\n    from importlib import import_module\n    import_module('cofima.cli')",
+    ],
+)
+def test_the_check_itself_sees_an_import_that_points_up(source: str) -> None:
+    assert wrong_way(source, "cofima.weights.average")
+
+
+def test_the_check_itself_lets_an_import_that_points_down_pass() -> None:
+    down = "from cofima.errors import CofimaError\nfrom .pieces import Weights\nfrom ..data import stream"
+    assert not wrong_way(down, "cofima.weights.average")
+
+
+def test_no_module_is_called_utils() -> None:
+    names = {part for module in MODULES for part in module.split(".")}
+    assert not {name for name in names if "util" in name or name in ("helpers", "common", "misc")}
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_a_method_is_one_small_file_that_cites_its_paper(name: str) -> None:
+    path = ROOT / "methods" / f"{name}.py"
+    assert len(path.read_text().splitlines()) <= 100
+    kind = methods.find(name)
+    own = vars(kind)
+    assert kind.__module__ == f"cofima.methods.{name}"
+    for said in ("label", "paper", "equation"):
+        assert own.get(said), f"{name} does not set {said} itself"
+    assert kind.__doc__
+
+
+def test_method_labels_differ() -> None:
+    labels = [methods.find(name).label for name in methods.names()]
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_is_unpickled(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert not {a.name.split(".")[0] for a in node.names} & {"pickle", "dill", "joblib", "shelve"}
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in ("pickle", "dill", "joblib", "shelve")
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load", "numpy.load"):
+            safe = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+            assert safe.get("weights_only") is True, f"line {node.lineno}"
+
+
+def python(code: str, **environment: str) -> str:
+    own = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=own | environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_importing_asks_openmp_to_sleep_before_torch_is_there() -> None:
+    code = (
+        "import sys, os\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': print(os.environ.get('OMP_WAIT_POLICY'))\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "import cofima"
+    )
+    assert python(code) == "PASSIVE"
+
+
+def test_a_user_s_own_choice_of_waiting_stands() -> None:
+    code = "import cofima, os; print(os.environ['OMP_WAIT_POLICY'])"
+    assert python(code, OMP_WAIT_POLICY="ACTIVE") == "ACTIVE"
+
+
+def test_what_is_promised_at_top_level_is_there() -> None:
+    assert all(hasattr(cofima, name) for name in cofima.__all__)
+    assert {"average", "fisher_average", "average_all", "fisher_average_all", "load"} <= set(cofima.__all__)
