@@ -29,6 +29,7 @@ def test_a_real_run_is_read_and_tabulated(folder):
     (table,) = report.build(runs)
     assert [row[0] for row in table.rows] == [run.label for run in sorted(runs, key=lambda run: run.joint)]
     assert "–" not in table.rows[0]
+    assert "dataset blobs (fingerprint " in table.note
 
 
 def test_the_config_on_the_page_can_be_run_again(folder, tmp_path):

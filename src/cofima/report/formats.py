@@ -35,8 +35,8 @@ def csv_text(tables: Sequence[Table]) -> str:
             run = row.runs[0]
             seeds = " ".join(str(each.seed) for each in row.runs)
             learnt = [len(run.history), run.planned]
-            data, backbone = run.setup.data, run.setup.backbone
-            source = [data.get("name"), data.get("fingerprint"), backbone.get("name"), backbone.get("sha256")]
+            source = [run.dataset, run.setup.data.get("fingerprint")]
+            source += [run.backbone, run.setup.backbone.get("sha256")]
             numbers = [part for value in values for part in ((value.mean, value.std) if value else ("", ""))]
             start = [number, table.title, row.label, run.method, len(row.runs), seeds]
             writer.writerow([*start, *learnt, *source, *numbers])

@@ -94,10 +94,9 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _protocol(run: Run) -> dict[str, str]:
-    data, backbone = run.setup.data, run.setup.backbone
     facts = {
-        "dataset": data.get("fingerprint") or data.get("name") or run.config.get("dataset"),
-        "backbone": backbone.get("sha256") or backbone.get("name") or run.config.get("backbone"),
+        "dataset": run.setup.data.get("fingerprint") or run.dataset,
+        "backbone": run.setup.backbone.get("sha256") or run.backbone,
         "tasks": run.planned,
         "data": run.config.get("data") or {},
         "preprocess": run.setup.preprocess,

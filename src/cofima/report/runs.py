@@ -39,6 +39,16 @@ class Run:
         return self.config.get("seed")
 
     @property
+    def dataset(self) -> str:
+        """Return the name of the dataset."""
+        return str(self.setup.data.get("name") or self.config.get("dataset", "unknown data"))
+
+    @property
+    def backbone(self) -> str:
+        """Return the name of the backbone, with its tag."""
+        return str(self.setup.backbone.get("name") or self.config.get("backbone", "unknown backbone"))
+
+    @property
     def joint(self) -> bool:
         """Tell whether all classes were learnt at once: such a run has no accuracy over time."""
         return self.method == "joint"

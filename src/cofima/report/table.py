@@ -152,22 +152,19 @@ def _best(groups: list[Row], texts: list[list[str]]) -> set[tuple[int, int]]:
 
 
 def _title(run: Run) -> str:
-    dataset = run.setup.data.get("name") or run.config.get("dataset", "unknown data")
-    backbone = run.setup.backbone.get("name") or run.config.get("backbone", "unknown backbone")
     sizes = sorted({len(task) for task in run.tasks[1:] or run.tasks})
     classes = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     tasks = f"{run.planned} task{'s' if run.planned != 1 else ''}"
-    return f"{dataset}, {backbone}, {tasks} of {classes} classes"
+    return f"{run.dataset}, {run.backbone}, {tasks} of {classes} classes"
 
 
 def _notes(groups: list[Row], number: int, sets: list[list[Run]]) -> list[str]:
     """Say on what the table rests, and what sets it apart from the first."""
     run = next((r for row in groups for r in row.runs if r.finished), groups[0].runs[0])
-    backbone, data = run.setup.backbone, run.setup.data
     fewest, most = (pick(len(row.runs) for row in groups) for pick in (min, max))
     parts = [
-        f"Backbone {backbone.get('name', '?')} (sha256 {_hash(backbone.get('sha256'))}),",
-        f"dataset {data.get('name', '?')} (fingerprint {_hash(data.get('fingerprint'))}),",
+        f"Backbone {run.backbone} (sha256 {_hash(run.setup.backbone.get('sha256'))}),",
+        f"dataset {run.dataset} (fingerprint {_hash(run.setup.data.get('fingerprint'))}),",
         f"{sum(run.sizes)} {_tested(run)}{'' if run.finished else ' so far'}, accuracies in %;",
         f"n = {fewest if fewest == most else f'{fewest} to {most}'} seed{'s' if most > 1 else ''}"
         + (", mean ± standard deviation (n − 1)." if most > 1 else "."),
