@@ -30,3 +30,4 @@ class Net(nn.Module):
         """Add a block of new classes; frozen old blocks move neither by gradient nor by weight decay."""
         self.head.blocks.requires_grad_(not freeze)
         self.head.grow(classes, generator)
+        self.head.to(next(self.backbone.parameters(), torch.empty(0)).device)
