@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
+from cofima.errors import CofimaError
 from cofima.models.head import Head
 from cofima.parts.gaussians import ClassGaussians, Sampler
 from cofima.seeds import Seeds
@@ -27,7 +28,7 @@ from cofima.training.sgd import Context
 class Align(BaseModel):
     """How the head is aligned. The defaults are SLCA's."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     epochs: Annotated[int, Field(ge=0)] = 5
     """Passes over fresh features; 0 leaves the alignment out."""
@@ -58,6 +59,11 @@ def align(head: Head, gaussians: ClassGaussians, how: Align, context: Context, t
             torch.autograd.backward(loss)
             optimizer.step()
         schedule.step()
+    if not all(bool(torch.isfinite(value).all()) for value in flat.values()):
+        raise CofimaError(
+            f"the alignment after task {task + 1} diverged; the state after the task before is kept. "
+            "Try a smaller options.align.lr."
+        )
     aligned.load_flat(flat["weight"].detach(), flat["bias"].detach())
     return aligned
 

@@ -17,11 +17,16 @@ from cofima.seeds import Seeds
 
 CHECK_EVERY = 50  # steps between two looks at the loss: each look makes a GPU wait
 
+ADVICE = (
+    "the state after the task before is kept. Try a smaller train.lr or train.backbone_lr_scale, "
+    "or look for broken images in this task."
+)
+
 
 class Train(BaseModel):
     """How a task is learnt. The defaults are the paper's for CIFAR-100."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     epochs: Annotated[int, Field(ge=0)] = 20
     batch: Annotated[int, Field(ge=1)] = 128
@@ -96,6 +101,7 @@ def sgd(
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
                 refuse_divergence(losses[: step + 1], task, epoch)
         schedule.step()
+    refuse_broken(net, task)
     net.eval()
 
 
@@ -126,11 +132,15 @@ def refuse_divergence(losses: Tensor, task: int, epoch: int) -> None:
     bad = (~torch.isfinite(losses)).nonzero()
     if len(bad):
         step = int(bad[0, 0])
-        raise CofimaError(
-            f"the loss became {float(losses[step])} in task {task + 1}, epoch {epoch + 1}, step {step + 1}; "
-            "the state after the task before is kept. Try a smaller train.lr or train.backbone_lr_scale, "
-            "or look for broken images in this task."
-        )
+        where = f"in task {task + 1}, epoch {epoch + 1}, step {step + 1}"
+        raise CofimaError(f"the loss became {float(losses[step])} {where}; {ADVICE}")
+
+
+def refuse_broken(net: nn.Module, task: int) -> None:
+    """Stop if a weight is not a number: the loss of the last step was taken before its update."""
+    sums = [value.sum() for value in net.state_dict().values() if value.is_floating_point()]
+    if sums and not bool(torch.stack([torch.isfinite(s) for s in sums]).all()):
+        raise CofimaError(f"weights became infinite in the last step of task {task + 1}; {ADVICE}")
 
 
 def _deal(order: Tensor, size: int) -> list[Tensor]:
