@@ -66,6 +66,7 @@ class Method:
             self.note(
                 "the first task has one class: there is nothing to tell apart yet, so nothing is trained"
             )
+            self.net.eval()  # as after training: test images must not move batch statistics
             return
         with self.timed("train"):
             sgd(self.net, task.train, self.loss, self.context, task.index, self.after_step)

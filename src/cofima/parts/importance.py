@@ -19,7 +19,7 @@ RELEASED_CLIP = 1e-4
 class FisherOptions(BaseModel):
     """How Fisher information is estimated. The defaults are the paper's definition."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     labels: Literal["data", "sampled", "exact"] = "data"
     """Labels of the data (empirical Fisher), one drawn from the model, or the exact expectation."""
@@ -33,12 +33,12 @@ class FisherOptions(BaseModel):
 
 def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> Weights:
     """Return the Fisher information of ``net`` on a task's training images, seen as at test time."""
-    local = slice(task.classes.start, task.classes.stop)
+    local = how.logits == "local" and len(task.classes) > 1  # one logit alone has no information
     fisher = diagonal_fisher(
         net,
         plain_batches(task.train, context, "fisher"),
         how.labels,
-        columns=local if how.logits == "local" else None,
+        columns=slice(task.classes.start, task.classes.stop) if local else None,
         generator=context.seeds.generator("fisher", task.index),
     )
     if how.norm == "mean":
