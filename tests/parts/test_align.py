@@ -1,0 +1,164 @@
+"""Classifier alignment equals the slow per-class procedure, and leaves the raw head alone."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from cofima.errors import CofimaError
+from cofima.models.head import Head
+from cofima.parts.align import Align, align, logit_norm, task_of_class
+from cofima.parts.gaussians import ClassGaussians, Sampler
+
+WIDTH = 5
+
+
+@pytest.fixture
+def head() -> Head:
+    made = Head(WIDTH)
+    for index, size in enumerate((3, 1, 2)):
+        made.grow(size, torch.Generator().manual_seed(index))
+    made.blocks[:2].requires_grad_(False)
+    return made
+
+
+@pytest.fixture
+def gaussians() -> ClassGaussians:
+    g = torch.Generator().manual_seed(3)
+    kept = ClassGaussians()
+    for _ in range(6):
+        kept.add(torch.randn(30, WIDTH, generator=g) + 2 * torch.randn(WIDTH, generator=g))
+    return kept
+
+
+def test_logit_norm_by_hand() -> None:
+    logits = torch.tensor([[3.0, 4.0, 5.0, 0.0, 12.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    spans = [slice(0, 2), slice(2, 3), slice(3, 5)]
+    expected = torch.tensor([[(5 + 5 + 12) / 3 + 1e-7], [1e-7]])
+    torch.testing.assert_close(logit_norm(logits, spans), expected)
+
+
+def test_gradient_flows_through_the_norm_also_at_zero() -> None:
+    logits = torch.zeros(1, 3, requires_grad=True)
+    (logits / (logit_norm(logits, [slice(0, 2), slice(2, 3)]) * 0.1)).sum().backward()
+    assert torch.isfinite(logits.grad).all()
+    logits = torch.tensor([[3.0, 4.0]], requires_grad=True)
+    logit_norm(logits, [slice(0, 2)]).sum().backward()
+    torch.testing.assert_close(logits.grad, torch.tensor([[0.6, 0.8]]))
+
+
+def test_classes_know_their_task(head: Head) -> None:
+    assert task_of_class(head).tolist() == [0, 0, 0, 1, 2, 2]
+
+
+def test_the_raw_head_stays_and_the_copy_moves(
+    head: Head, gaussians: ClassGaussians, tiny, same_bits
+) -> None:
+    before = copy.deepcopy(head.state_dict())
+    flags = [p.requires_grad for p in head.parameters()]
+    aligned = align(head, gaussians, Align(epochs=2, samples=8), tiny.context(), 2)
+    same_bits(head.state_dict(), before)
+    assert [p.requires_grad for p in head.parameters()] == flags
+    for own, raw in zip(aligned.blocks, head.blocks, strict=True):  # old rows are trained too
+        assert not torch.equal(own.weight, raw.weight)
+        assert not torch.equal(own.bias, raw.bias)
+    assert all(p.grad is None for p in head.parameters())
+
+
+def test_no_epochs_give_an_independent_equal_copy(
+    head: Head, gaussians: ClassGaussians, tiny, same_bits
+) -> None:
+    aligned = align(head, gaussians, Align(epochs=0), tiny.context(), 2)
+    same_bits(aligned.state_dict(), head.state_dict())
+    assert aligned is not head
+    assert aligned.blocks[0].weight.data_ptr() != head.blocks[0].weight.data_ptr()
+
+
+def test_the_same_seed_aligns_the_same_and_another_differs(
+    head: Head, gaussians: ClassGaussians, tiny
+) -> None:
+    how = Align(epochs=2, samples=8)
+    a, b = (align(head, gaussians, how, tiny.context(seed=1), 2).flat()["weight"] for _ in range(2))
+    torch.manual_seed(99)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, align(head, gaussians, how, tiny.context(seed=2), 2).flat()["weight"])
+    assert not torch.equal(a, align(head, gaussians, how, tiny.context(seed=1), 1).flat()["weight"])
+
+
+def test_alignment_is_the_slow_procedure(head: Head, gaussians: ClassGaussians, tiny) -> None:
+    """Blocks of their own, autograd through each, rates set by hand: the same head in the end."""
+    how, context = Align(epochs=3, samples=8, lr=0.05, temperature=0.2), tiny.context()
+    aligned = align(head, gaussians, how, context, 2)
+
+    slow = copy.deepcopy(head).requires_grad_(True)
+    optimizer = torch.optim.SGD(slow.parameters(), lr=how.lr, momentum=0.9, weight_decay=5e-4)
+    sampler = Sampler(gaussians, torch.tensor([0, 0, 0, 1, 2, 2]), context.device)
+    for epoch in range(3):
+        rate = how.lr * (1 + torch.cos(torch.tensor(torch.pi * epoch / 3))) / 2
+        optimizer.param_groups[0]["lr"] = float(rate)
+        drawn, labels = sampler.draw([8] * 6, context.seeds.generator("gaussians", 2, epoch))
+        order = torch.randperm(48, generator=context.seeds.generator("alignment", 2, epoch))
+        assert len(torch.split(order, 8)) == 6  # as many steps as classes
+        for at in torch.split(order, 8):
+            parts = [block(drawn[at]) for block in slow.blocks]
+            norm = sum(part.norm(dim=1) + 1e-7 for part in parts) / 3
+            loss = cross_entropy(torch.cat(parts, 1) / (norm[:, None] * 0.2), labels[at])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    for key, value in slow.flat().items():
+        torch.testing.assert_close(aligned.flat()[key], value, rtol=1e-4, atol=1e-5)
+
+
+def draw_slowly(gaussians: ClassGaussians, scale: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw class by class from torch's own distribution, with its own chance."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        drawn = [
+            torch.distributions.MultivariateNormal(
+                scale[c] * gaussians.means[c], covariance_matrix=gaussians.covariance(c)
+            ).sample((count,))
+            for c in range(len(gaussians))
+        ]
+    return torch.cat(drawn), torch.arange(len(gaussians)).repeat_interleave(count)
+
+
+def test_an_aligned_head_is_right_about_independently_drawn_features(
+    head: Head, gaussians: ClassGaussians, tiny
+) -> None:
+    scale = 0.9 + 0.1 * torch.tensor([1, 1, 1, 2, 3, 3]) / 3
+    features, labels = draw_slowly(gaussians, scale, 400, seed=1)
+    aligned = align(head, gaussians, Align(epochs=20, samples=64, lr=0.001), tiny.context(), 2)
+    before = float((head(features).argmax(1) == labels).float().mean())
+    after = float((aligned(features).argmax(1) == labels).float().mean())
+    ideal = torch.stack(
+        [
+            torch.distributions.MultivariateNormal(
+                scale[c] * gaussians.means[c], covariance_matrix=gaussians.covariance(c)
+            ).log_prob(features)
+            for c in range(6)
+        ]
+    ).argmax(0)
+    assert after > before + 0.3
+    assert after > float((ideal == labels).float().mean()) - 0.1
+
+
+def test_the_rate_follows_a_cosine_over_the_epochs(
+    head: Head, gaussians: ClassGaussians, tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    step = torch.optim.SGD.step
+    monkeypatch.setattr(
+        torch.optim.SGD, "step", lambda self: (rates.append(self.param_groups[0]["lr"]), step(self))[1]
+    )
+    align(head, gaussians, Align(epochs=4, samples=4, lr=0.02), tiny.context(), 2)
+    expected = [0.02 * (1 + torch.cos(torch.tensor(torch.pi * e / 4)).item()) / 2 for e in range(4)]
+    assert rates == pytest.approx([rate for rate in expected for _ in range(6)])
+
+
+def test_a_diverged_alignment_is_refused(head: Head, gaussians: ClassGaussians, tiny) -> None:
+    """A NaN head would predict class 0 for ever, and be written to disk as the model."""
+    with pytest.raises(CofimaError, match=r"alignment.*task 3"):
+        align(head, gaussians, Align(epochs=3, samples=8, lr=1e30, weight_decay=1e9), tiny.context(), 2)

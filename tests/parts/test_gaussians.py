@@ -1,0 +1,186 @@
+"""Class Gaussians: what is drawn has the mean and covariance of what was seen, also of very little."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cofima.parts import gaussians as module
+from cofima.parts.gaussians import RIDGE, ClassGaussians, Sampler, mean_scale
+
+CPU = torch.device("cpu")
+
+
+def features(count: int, width: int, seed: int = 0) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    mix = torch.randn(width, width, generator=g)
+    return torch.randn(count, width, generator=g) @ mix + 3 * torch.randn(width, generator=g)
+
+
+def remembered(*sets: Tensor) -> ClassGaussians:
+    gaussians = ClassGaussians()
+    for one in sets:
+        gaussians.add(one)
+    return gaussians
+
+
+def test_the_mean_and_the_unbiased_covariance_are_kept() -> None:
+    seen = features(40, 6)
+    gaussians = remembered(seen)
+    covariance = np.cov(seen.double().numpy(), rowvar=False, ddof=1) + RIDGE * np.eye(6)
+    np.testing.assert_allclose(gaussians.means[0], seen.double().mean(0), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(gaussians.covariance(0), covariance, rtol=1e-5, atol=1e-5)
+    assert gaussians.counts == [40]
+    assert gaussians.shrunk == []
+
+
+def test_a_large_mean_does_not_swamp_a_small_spread() -> None:
+    """Covariances in float32 of features around 1000 would be noise."""
+    seen = features(60, 4).double() * 1e-2 + 1e3
+    expected = np.cov(seen.float().double().numpy(), rowvar=False) + RIDGE * np.eye(4)
+    np.testing.assert_allclose(remembered(seen.float()).covariance(0), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_drawn_features_recover_mean_and_covariance() -> None:
+    sets = [features(50, 5, seed) for seed in (1, 2, 3)]
+    gaussians = remembered(*sets)
+    sampler = Sampler(gaussians, torch.tensor([0, 0, 1]), CPU)
+    drawn, labels = sampler.draw([100_000, 7, 100_000], torch.Generator().manual_seed(0))
+    assert labels.bincount().tolist() == [100_000, 7, 100_000]
+    for label, scale in ((0, 0.95), (2, 1.0)):
+        mine = drawn[labels == label].double()
+        spread = gaussians.covariance(label).diagonal().sqrt()
+        error = (mine.mean(0) - scale * gaussians.means[label]).abs() / spread
+        assert float(error.max()) < 5 / 100_000**0.5
+        covariance = torch.cov(mine.T)
+        outer = spread[:, None] * spread
+        assert float(((covariance - gaussians.covariance(label)).abs() / outer).max()) < 0.02
+
+
+def test_drawing_equals_the_slow_distribution_given_the_same_noise() -> None:
+    gaussians = remembered(features(50, 5, 1), features(50, 5, 2))
+    sampler = Sampler(gaussians, torch.tensor([0, 1]), CPU)
+    drawn, labels = sampler.draw([3, 4], torch.Generator().manual_seed(9))
+    noise = torch.randn(7, 5, generator=torch.Generator().manual_seed(9))
+    for row, (label, e) in enumerate(zip(labels.tolist(), noise, strict=True)):
+        mean = gaussians.means[label] * (0.95 if label == 0 else 1.0)
+        slow = torch.distributions.MultivariateNormal(mean, scale_tril=gaussians.factor(label))
+        torch.testing.assert_close(drawn[row], slow.loc + slow.scale_tril @ e, rtol=1e-5, atol=1e-5)
+
+
+def test_drawing_is_reproducible_and_classes_without_draws_are_skipped() -> None:
+    sampler = Sampler(remembered(features(20, 3, 1), features(20, 3, 2)), torch.tensor([0, 1]), CPU)
+    a, b = (sampler.draw([0, 4], torch.Generator().manual_seed(5))[0] for _ in range(2))
+    assert torch.equal(a, b)
+    other, labels = sampler.draw([0, 4], torch.Generator().manual_seed(6))
+    assert not torch.equal(a, other)
+    assert labels.tolist() == [1, 1, 1, 1]
+    nothing, labels = sampler.draw([0, 0], torch.Generator())
+    assert nothing.shape == (0, 3)
+    assert len(labels) == 0
+
+
+# --- the scale of old means ------------------------------------------------------------------------
+
+
+def test_scales_for_unequal_tasks() -> None:
+    """The ten tasks of Cars-196: nine of 20 classes, one of 16."""
+    task = torch.repeat_interleave(torch.tensor([20] * 9 + [16]))
+    scale = mean_scale(task)
+    expected = [0.9 + 0.1 * (t + 1) / 10 for t in range(9) for _ in range(20)] + [1.0] * 16
+    torch.testing.assert_close(scale, torch.tensor(expected))
+    assert float(scale.max()) == 1.0
+    assert float(scale.min()) > 0.9
+
+
+@pytest.mark.parametrize("sizes", [[1], [3, 1, 2], [1] * 7, [2, 2]])
+def test_the_newest_task_has_scale_one_and_older_ones_less(sizes: list[int]) -> None:
+    scale = mean_scale(torch.repeat_interleave(torch.tensor(sizes)))
+    assert torch.equal(scale[-sizes[-1] :], torch.ones(sizes[-1]))
+    assert float(scale[0]) == pytest.approx(0.9 + 0.1 / len(sizes))
+    assert bool((scale.diff() >= 0).all())
+
+
+# --- few images ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "shrunk"), [(1, True), (2, True), (7, True), (8, False), (31, False)])
+def test_few_images_are_shrunk_and_recorded(count: int, shrunk: bool) -> None:
+    gaussians = remembered(features(200, 32, 1), features(count, 32, 2))
+    assert gaussians.shrunk == ([1] if shrunk else [])
+    factor = gaussians.factor(1)
+    assert torch.isfinite(factor).all()
+    assert float(torch.linalg.eigvalsh(gaussians.covariance(1).double()).min()) > 0
+    if shrunk and count > 1:  # between the empirical covariance and its mean variance on the diagonal
+        empirical = np.cov(features(count, 32, 2).double().numpy(), rowvar=False, ddof=0)
+        off = ~np.eye(32, dtype=bool)
+        assert np.abs(gaussians.covariance(1).numpy()[off]).sum() < np.abs(empirical[off]).sum()
+        assert gaussians.covariance(1).trace() == pytest.approx(np.trace(empirical) + 32 * RIDGE, rel=1e-3)
+
+
+def test_one_image_borrows_the_spread_of_the_other_classes() -> None:
+    gaussians = remembered(features(200, 6, 1), features(200, 6, 2), features(1, 6, 3))
+    mean = (gaussians.covariance(0).trace() + gaussians.covariance(1).trace()) / 12
+    torch.testing.assert_close(gaussians.covariance(2), (mean + RIDGE) * torch.eye(6), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(gaussians.means[2], features(1, 6, 3)[0])
+
+
+def test_one_image_of_the_first_class_ever() -> None:
+    gaussians = remembered(features(1, 6))
+    torch.testing.assert_close(gaussians.covariance(0), RIDGE * torch.eye(6))
+    assert gaussians.shrunk == [0]
+
+
+def test_images_that_are_all_the_same() -> None:
+    same = torch.full((20, 6), 2.5)
+    gaussians = remembered(same)
+    torch.testing.assert_close(gaussians.covariance(0), RIDGE * torch.eye(6))
+    drawn, _ = Sampler(gaussians, torch.tensor([0]), CPU).draw([50], torch.Generator().manual_seed(0))
+    assert float((drawn - 2.5).abs().max()) < 0.1
+
+
+def test_a_failed_factor_is_shrunk_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = module._cholesky, []
+
+    def fails_first(covariance: Tensor) -> Tensor | None:
+        calls.append(1)
+        return None if len(calls) == 1 else real(covariance)
+
+    monkeypatch.setattr(module, "_cholesky", fails_first)
+    gaussians = remembered(features(50, 6))
+    assert gaussians.shrunk == [0]
+    assert torch.isfinite(gaussians.factor(0)).all()
+    monkeypatch.setattr(module, "_cholesky", lambda covariance: None)
+    gaussians.add(features(50, 6))
+    factor = gaussians.factor(1)
+    assert torch.equal(factor, torch.diag(factor.diagonal()))
+    assert bool((factor.diagonal() > 0).all())
+
+
+def test_a_matrix_that_is_not_positive_definite_has_no_factor() -> None:
+    assert module._cholesky(torch.tensor([[1.0, 2.0], [2.0, 1.0]])) is None
+    assert module._cholesky(torch.full((2, 2), float("nan"))) is None
+    factor = module._cholesky(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
+    torch.testing.assert_close(factor, torch.tensor([[2.0, 0.0], [1.0, 2.0]]))
+
+
+# --- the packed state ------------------------------------------------------------------------------
+
+
+def test_the_state_is_packed_and_comes_back_bit_for_bit() -> None:
+    gaussians = remembered(features(40, 6, 1), features(1, 6, 2), features(30, 6, 3))
+    state = gaussians.state()
+    assert state["packed"].shape == (3, 21)  # the lower triangle alone
+    again = ClassGaussians.restore({k: v.clone() for k, v in state.items()})
+    assert len(again) == 3
+    assert (again.counts, again.shrunk) == (gaussians.counts, gaussians.shrunk)
+    for label in range(3):
+        assert torch.equal(again.factor(label), gaussians.factor(label))
+        assert torch.equal(again.means[label], gaussians.means[label])
+    again.add(features(9, 6))
+    assert len(again) == 4
+    assert len(gaussians) == 3
+
+
+def test_nothing_remembered_comes_back_as_nothing() -> None:
+    assert len(ClassGaussians.restore(ClassGaussians().state())) == 0
