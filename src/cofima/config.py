@@ -28,12 +28,14 @@ class StreamOptions(BaseModel):
     """Classes in each later task; the last takes the remainder."""
     groups: tuple[tuple[int | str, ...], ...] | None = None
     """Classes of each task, by name or number, instead of ``first`` and ``increment``."""
-    order_seed: int | None = None
+    order_seed: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
     """Shuffles the classes as published orders do; ``seed`` where not given, -1 leaves them in order."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if self.groups is not None and self.model_fields_set & {"first", "increment", "order_seed"}:
+        fields = type(self).model_fields  # a stored configuration states the defaults too
+        other = [k for k in ("first", "increment", "order_seed") if getattr(self, k) != fields[k].default]
+        if self.groups is not None and other:
             raise ValueError("give either groups, or first, increment and order_seed")
         return self
 
@@ -52,7 +54,7 @@ class Config(BaseModel):
     model: ModelOptions = Field(default_factory=ModelOptions)
     stream: StreamOptions = Field(default_factory=StreamOptions)
     train: Train = Field(default_factory=Train)
-    seed: Annotated[int, Field(ge=0)] = 1993
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1993
     device: str = "auto"
     keep_checkpoints: bool = False
     """Keep the state after every task, not only after the last two."""
@@ -104,7 +106,7 @@ def recipes() -> list[str]:
 def _find(path: Path) -> Path:
     if path.is_file():
         return path
-    packaged = Path(str(resources.files("cofima.recipes"))) / path.with_suffix(".yaml").name
+    packaged = Path(str(resources.files("cofima.recipes"))) / f"{path.stem}.yaml"
     if packaged.is_file() and path.parent.name in ("", "recipes"):
         return packaged
     raise CofimaError(f"no configuration file {path}{did_you_mean(path.name, recipes())}")
@@ -122,7 +124,10 @@ def _override(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
             if not isinstance(place.get(parent), dict):
                 place[parent] = {}
             place = place[parent]
-        place[last] = yaml.safe_load(text)
+        try:
+            place[last] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise CofimaError(f"{item}: the value is not YAML ({error})") from error
     return values
 
 

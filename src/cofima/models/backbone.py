@@ -5,11 +5,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import timm
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.data import resolve_model_data_config
@@ -28,7 +28,7 @@ class ModelOptions(BaseModel):
     """Load the published weights (from package data or the hub); false starts from scratch."""
     checkpoint: Path | None = None
     """A local .safetensors or .pth file in timm's layout, instead of the published weights."""
-    size: int | None = None
+    size: Annotated[int, Field(ge=1)] | None = None
     """Image size in pixels, where it is not the backbone's own."""
 
 
