@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cofima.errors import CofimaError
+from cofima.weights import fisher
 from cofima.weights.fisher import Weights, diagonal_fisher
+from cofima.weights.labels import Labels
 from cofima.weights.per_sample import add_batch
+from cofima.weights.squares import add_products
 
 CLASSES = 5
 
@@ -80,19 +83,21 @@ NETS = {
 }
 
 
+@pytest.fixture
+def no_fallback(monkeypatch):
+    """Fail where a parameter is left to the slow way, which would hide a wrong rule."""
+
+    def refuse(model, names, *args):
+        pytest.fail(f"not covered by rules: {sorted(names)}")
+
+    monkeypatch.setattr(fisher, "add_each", refuse)
+
+
+@pytest.mark.usefixtures("no_fallback")
 @pytest.mark.parametrize("kind", NETS)
-def test_equals_the_loop_without_any_fallback(kind, monkeypatch):
-    from cofima.weights import fisher
-
-    slow: list[str] = []
-
-    def spy(model, names, *args):
-        slow.extend(names)
-
-    monkeypatch.setattr(fisher, "add_each", spy)
+def test_equals_the_loop_without_any_fallback(kind):
     net, (images, targets) = NETS[kind](), data()
     assert_same(diagonal_fisher(net, [(images, targets)]), one_by_one(net, images, targets))
-    assert slow == []
 
 
 class Convolutions(nn.Module):
@@ -120,6 +125,7 @@ class Convolutions(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.usefixtures("no_fallback")
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_every_kind_of_convolution(channels_last):
@@ -127,6 +133,16 @@ def test_every_kind_of_convolution(channels_last):
     if channels_last:
         images = images.to(memory_format=torch.channels_last)
     assert_same(diagonal_fisher(net, [(images, targets)]), one_by_one(net, images, targets))
+
+
+def test_rows_without_gradient_are_left_out_only_if_no_sample_has_one():
+    g = torch.Generator().manual_seed(0)
+    grad, given = torch.randn(3, 5, 4, generator=g), torch.randn(3, 5, 2, generator=g)
+    grad[:, -1] = 0
+    grad[0, :3] = grad[1, 1:] = 0
+    total = torch.zeros(4, 2)
+    add_products(grad, given, total)
+    torch.testing.assert_close(total, torch.einsum("bto,bti->boi", grad, given).square().sum(0))
 
 
 class Odd(nn.Module):
@@ -144,7 +160,13 @@ class Odd(nn.Module):
             nn.utils.parametrizations.weight_norm(self.a)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.seen = x
         return self.head(getattr(self, self.kind)(torch.tanh(self.b(x))))
+
+    def gate(self, x: Tensor) -> Tensor:
+        """Return 0 for the first two vectors and 1 for others."""
+        first = vectors()[0][:2, 0]
+        return (~torch.isin(self.seen[:, :1], first)).to(x)
 
     def shared_weight(self, x: Tensor) -> Tensor:
         return self.a(x)
@@ -160,6 +182,12 @@ class Odd(nn.Module):
     def invisible_use(self, x: Tensor) -> Tensor:
         return self.a(x) + Invisible.apply(x, self.a.bias)
 
+    def only_invisible(self, x: Tensor) -> Tensor:
+        return self.a(x) + Invisible.apply(x, self.bare)
+
+    def invisible_at_first(self, x: Tensor) -> Tensor:
+        return self.a(x) + Invisible.apply(x * self.gate(x), self.a.bias)
+
     def bare_parameter(self, x: Tensor) -> Tensor:
         return self.a(x) * torch.sin(self.bare)
 
@@ -174,20 +202,19 @@ class Odd(nn.Module):
         return self.a(x - x.mean(0))
 
     def dead_at_first(self, x: Tensor) -> Tensor:
-        gate = (x.sum(1, keepdim=True) > x.new_tensor(0.0)).to(x)
-        return self.a(x) + gate * self.b(x)
+        return self.a(x) + self.gate(x) * self.b(x)
 
     def transposed(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.a.weight.t())
 
 
 class Invisible(torch.autograd.Function):
-    """A product that torch functions do not see."""
+    """A product with a parameter that torch functions do not see."""
 
     @staticmethod
     def forward(ctx, x, p):
         ctx.save_for_backward(x, p)
-        return x * p
+        return x * x.new_tensor(p.tolist())
 
     @staticmethod
     def backward(ctx, grad):
@@ -195,7 +222,7 @@ class Invisible(torch.autograd.Function):
         return grad * p, (grad * x).sum(0)
 
 
-KINDS = [name for name in vars(Odd) if not name.startswith("_") and name != "forward"]
+KINDS = [name for name in vars(Odd) if not name.startswith("_") and name not in ("forward", "gate")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -328,9 +355,9 @@ def test_the_batch_form_has_the_mean_that_makes_it_biased():
         for pairs in matchings(list(range(count)))
     ]
     mean = torch.stack([part["weight"] for part in parts]).mean(0)
-    fisher = diagonal_fisher(model, [(x, targets)])["weight"]
+    exact = diagonal_fisher(model, [(x, targets)])["weight"]
     g = (p - functional.one_hot(targets, CLASSES)).T @ x / count
-    law = fisher / size + (1 - 1 / size) * (count * g.square() - fisher) / (count - 1)
+    law = exact / size + (1 - 1 / size) * (count * g.square() - exact) / (count - 1)
     torch.testing.assert_close(mean, law, rtol=1e-10, atol=1e-12)
 
 
@@ -407,8 +434,6 @@ def test_autocast_and_inference_mode_outside_change_nothing():
 
 
 def test_rules_alone_leave_out_what_they_do_not_understand():
-    from cofima.weights.labels import Labels
-
     net, (images, targets) = seeded(Odd, "called_twice").requires_grad_(False), vectors()
     totals = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
     labels = Labels("data", slice(None), torch.Generator())

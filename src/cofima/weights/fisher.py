@@ -64,7 +64,9 @@ def diagonal_fisher(
         fisher = _Sums(work, chosen, estimator).over(batches)
     broken = [name for name, values in fisher.items() if not values.isfinite().all()]
     if broken:
-        raise problems("the Fisher information", [f"{name}: not finite" for name in broken])
+        raise problems(
+            "the Fisher information", [f"{name}: not finite, its gradients overflow" for name in broken]
+        )
     return fisher
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -30,7 +31,11 @@ def untouched(model: nn.Module, training: bool = False) -> Iterator[None]:
         yield
 
 
-def _restore(modules: list, params: list, buffers: list) -> None:  # type: ignore[type-arg]
+def _restore(
+    modules: list[tuple[nn.Module, bool]],
+    params: list[tuple[nn.Parameter, bool, Any]],
+    buffers: list[tuple[Tensor, Tensor]],
+) -> None:
     for module, flag in modules:
         module.training = flag
     for p, required, hooks in params:
