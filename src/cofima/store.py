@@ -41,6 +41,7 @@ WEIGHTS, STATE, HISTORY, CONFIG, CURRENT = (
     "config.json",
     "CURRENT",
 )
+CHANGED = "its content is not what was written (sha256 differs)"
 LARGE = 200_000_000  # bytes; writing more than this is announced
 
 
@@ -106,7 +107,8 @@ def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
         (aside / CONFIG).write_text(json.dumps(_config(model, aside), indent=2) + "\n", "utf-8")
         for file in (*aside.iterdir(), aside):
             sync(file)
-        shutil.rmtree(folder / name, ignore_errors=True)  # left by a crash before CURRENT was replaced
+        if _ours(folder / name):
+            shutil.rmtree(folder / name)  # left by a crash before CURRENT was replaced
         aside.rename(folder / name)
         sync(folder)
     except (OSError, SafetensorError) as error:
@@ -117,6 +119,19 @@ def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
     write_text(folder / CURRENT, name + "\n")
     if not model.config.keep_checkpoints:
         _prune(folder, name)
+
+
+def refuse_place(folder: Path) -> None:
+    """Refuse a folder that cannot be written, or where a generation would meet what is not ours."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise CofimaError(f"{folder} cannot be written: {there} is not a folder that may be written to")
+    foreign = [d.name for d in folder.glob("[0-9]" * 4) if not _ours(d)] if there == folder else []
+    if foreign:
+        raise CofimaError(
+            f"{folder} holds {', '.join(sorted(foreign))}, and models are kept under such names: "
+            "give another folder, or a new one inside it"
+        )
 
 
 def current(folder: Path) -> Path | None:
@@ -155,7 +170,7 @@ def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT
 
 
 def _config(model: Model, folder: Path) -> dict[str, Any]:
-    return {
+    said = {
         "format": FORMAT,
         "label": model.method.label,
         "config": model.config.model_dump(mode="json"),
@@ -168,18 +183,19 @@ def _config(model: Model, folder: Path) -> dict[str, Any]:
         | {"python": platform.python_version()},
         "files": {name: _sha256(folder / name) for name in (WEIGHTS, STATE, HISTORY)},
     }
+    return said | {"sha256": _digest(said)}
 
 
 def _read_config(folder: Path, generation: Path) -> dict[str, Any]:
     try:
         kept: dict[str, Any] = json.loads((generation / CONFIG).read_text("utf-8"))
-        missing = {"format", "config", "backbone", "preprocess", "data", "tasks", "files"} - kept.keys()
-    except (OSError, ValueError, AttributeError) as error:
-        raise _damaged(folder, generation.name, [f"{generation / CONFIG}: {error}"]) from error
-    if missing:
-        raise _damaged(folder, generation.name, [f"{generation / CONFIG}: no {', '.join(sorted(missing))}"])
-    if kept["format"] > FORMAT:
+        written, newer = kept.pop("sha256", None), int(kept["format"]) > FORMAT
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(folder, generation.name, [f"{generation / CONFIG}: unreadable ({error})"]) from error
+    if newer:
         raise CofimaError(f"{folder} was written by a newer cofima (format {kept['format']}): update cofima")
+    if written != _digest(kept):
+        raise _damaged(folder, generation.name, [f"{generation / CONFIG}: {CHANGED}"])
     return kept
 
 
@@ -193,13 +209,11 @@ def _verify(folder: Path, generation: Path, name: str, files: dict[str, str]) ->
     if not path.is_file():
         raise _damaged(folder, generation.name, [f"{path}: missing"])
     if _sha256(path) != files.get(name):
-        raise _damaged(
-            folder, generation.name, [f"{path}: its content is not what was written (sha256 differs)"]
-        )
+        raise _damaged(folder, generation.name, [f"{path}: {CHANGED}"])
 
 
 def _damaged(folder: Path, name: str, found: list[str]) -> CofimaError:
-    others = [g.name for g in _generations(folder) if g.name < name]
+    others = [g.name for g in _generations(folder) if g.name < name or not name.isdigit()]
     advice = (
         f"the state before, {others[-1]}, is kept: put its name into {folder / CURRENT} to go back"
         if others
@@ -209,7 +223,12 @@ def _damaged(folder: Path, name: str, found: list[str]) -> CofimaError:
 
 
 def _generations(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdigit())
+    return sorted(path for path in folder.glob("[0-9]" * 4) if _ours(path))
+
+
+def _ours(path: Path) -> bool:
+    """Tell a generation from a folder of the user that has such a name."""
+    return any((path / name).exists() for name in (WEIGHTS, STATE, HISTORY, CONFIG))
 
 
 def _prune(folder: Path, newest: str) -> None:
@@ -223,6 +242,10 @@ def _prune(folder: Path, newest: str) -> None:
 
 def _plain(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.detach().cpu().contiguous() for key, value in weights.items()}
+
+
+def _digest(said: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -39,6 +39,7 @@ def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
 
 
 def _learn(config: Config, model: Model | None, folder: Path, progress: Progress) -> Model:
+    store.refuse_place(folder)
     module, facts = (
         (None, model.backbone) if model else backbone.create(config.backbone, config.model, config.seed)
     )
