@@ -1,0 +1,350 @@
+"""The model folder: never half written, never silently damaged, readable by plain timm."""
+
+import errno
+import json
+import os
+import pickletools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+import cofima
+from cofima import store
+from cofima.errors import CofimaError
+from cofima.experiment.launch import launch
+from cofima.progress import Progress
+from cofima.store import CONFIG, CURRENT, HISTORY, STATE, WEIGHTS
+
+
+@pytest.fixture(scope="module")
+def config(tiny):
+    return tiny.config("coma", train={"epochs": 1}, options={"align": {"epochs": 1, "samples": 4}})
+
+
+@pytest.fixture(scope="module")
+def learned(config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learned") / "model"
+    launch(config, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(learned: Path, tmp_path: Path) -> Path:
+    """Return a copy of a finished model that a test may damage."""
+    return Path(shutil.copytree(learned, tmp_path / "model"))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def pixels(count: int = 7) -> torch.Tensor:
+    g = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=g)
+
+
+def say(folder: Path) -> str:
+    with pytest.raises(CofimaError) as caught:
+        store.load(folder)
+    return str(caught.value)
+
+
+# --- what a folder looks like ----------------------------------------------------------------------
+
+
+def test_one_generation_a_task_and_the_last_two_are_kept(learned: Path) -> None:
+    assert (learned / CURRENT).read_text() == "0003\n"
+    assert sorted(p.name for p in learned.iterdir()) == ["0002", "0003", CURRENT]
+    assert {p.name for p in (learned / "0003").iterdir()} == {WEIGHTS, STATE, HISTORY, CONFIG}
+    assert len((learned / "0003" / HISTORY).read_text().splitlines()) == 3
+    assert len((learned / "0002" / HISTORY).read_text().splitlines()) == 2
+
+
+def test_every_generation_is_kept_when_asked_for(tiny, tmp_path: Path) -> None:
+    kept = tiny.config(
+        "seq_ft", train={"epochs": 0}, keep_checkpoints=True, stream={"first": 1, "increment": 1}
+    )
+    launch(kept, tmp_path / "model")
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [f"{n:04d}" for n in range(1, 7)] + [
+        CURRENT
+    ]
+
+
+def test_nothing_in_the_folder_is_a_pickle(learned: Path) -> None:
+    for path in learned.rglob("*"):
+        if path.is_file():
+            assert path.suffix in (".json", ".jsonl", ".safetensors", "")
+            with pytest.raises(Exception, match=r".*"):
+                for _ in pickletools.genops(path.read_bytes()):
+                    pass
+
+
+def test_the_history_tells_of_every_task(learned: Path) -> None:
+    rows = [json.loads(line) for line in (learned / "0003" / HISTORY).read_text().splitlines()]
+    assert [row["task"] for row in rows] == [1, 2, 3]
+    assert [len(row["accuracy"]) for row in rows] == [1, 2, 3]
+    assert [row["lam"] for row in rows] == [None, 0.4, 0.4]
+    for row in rows[1:]:  # the average moves by its share of what training moved
+        assert row["distance"]["merged"] == pytest.approx(0.4 * row["distance"]["trained"], rel=1e-4)
+
+
+def test_the_folder_says_what_it_is(learned: Path, config) -> None:
+    said = json.loads((learned / "0003" / CONFIG).read_text())
+    assert said["format"] == 1
+    assert said["config"]["method"] == "coma"
+    assert said["config"]["options"]["lam"] == 0.4
+    assert said["backbone"]["sha256"]
+    assert [len(task) for task in said["tasks"]] == [2, 2, 2]
+    assert {"cofima", "torch", "timm", "python"} <= said["versions"].keys()
+
+
+# --- reading it back -------------------------------------------------------------------------------
+
+
+def test_a_loaded_model_predicts_the_same_bits(config, tmp_path: Path) -> None:
+    model = launch(config, tmp_path / "model")
+    again = cofima.load(tmp_path / "model")
+    assert torch.equal(again.logits(pixels()), model.logits(pixels()))
+    assert again.classes == model.classes
+    assert again.history == model.history
+    assert again.tasks == model.tasks
+    for key, value in model.method.state().items():
+        assert torch.equal(again.method.state()[key], value), key
+
+
+@pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
+@pytest.mark.parametrize("method", ["seq_ft", "cofima"])
+def test_plain_timm_loads_the_weights(network: str, method: str, tiny, tmp_path: Path) -> None:
+    model = launch(tiny.config(method, network, train={"epochs": 1}), tmp_path / "model")
+    weights = load_file(store.current(tmp_path / "model") / WEIGHTS)
+    plain = timm.create_model(network, num_classes=len(model.classes))
+    plain.load_state_dict(weights, strict=True)
+    images = pixels().float().sub(127.5).div(127.5)
+    with torch.inference_mode():
+        torch.testing.assert_close(plain.eval()(images), model.logits(pixels()), rtol=1e-5, atol=1e-6)
+    mean_logits = model.logits(pixels())
+    assert mean_logits.shape == (7, 6)
+
+
+def test_loading_leaves_the_folder_alone(folder: Path) -> None:
+    before = content(folder)
+    cofima.load(folder).logits(pixels())
+    assert content(folder) == before
+
+
+# --- crashes while writing -------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """What stands for a power cut: no handler of ours may catch it."""
+
+
+def crashing(monkeypatch: pytest.MonkeyPatch, name: str, at: int, error: BaseException) -> None:
+    """Make the ``at``-th call of a function in the store fail, once."""
+    real, calls = getattr(store, name), []
+
+    def call(*args: object, **options: object) -> object:
+        calls.append(1)
+        if len(calls) == at:
+            raise error
+        return real(*args, **options)
+
+    monkeypatch.setattr(store, name, call)
+
+
+@pytest.mark.parametrize("where", ["save_file", "sync", "write_text", "_sha256", "_prune"])
+@pytest.mark.parametrize("generation", [1, 2, 3])
+def test_a_crash_anywhere_keeps_the_state_before_and_the_run_goes_on(
+    where: str, generation: int, config, learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    each = {"save_file": 2, "sync": 6, "write_text": 1, "_sha256": 3, "_prune": 1}[where]
+    with monkeypatch.context() as patch:
+        crashing(patch, where, each * generation, Crash())
+        with pytest.raises(Crash):
+            launch(config, folder)
+    done = generation if where == "_prune" else generation - 1
+    in_force = store.current(folder)
+    assert (in_force.name if in_force else None) == (f"{done:04d}" if done else None)
+    if in_force:
+        assert len(cofima.load(folder).tasks) == done
+    launch(config, folder)
+    unpruned = ["0001"] if (where, generation) == ("_prune", 3) else []  # done: nothing is written any more
+    assert sorted(p.name for p in folder.iterdir()) == [*unpruned, "0002", "0003", CURRENT]
+    for name in (WEIGHTS, STATE):
+        assert (folder / "0003" / name).read_bytes() == (learned / "0003" / name).read_bytes()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("where", ["save_file", "write_text"])
+def test_a_full_disk_leaves_the_earlier_state_and_says_so(
+    where: str, code: int, config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    with monkeypatch.context() as patch:
+        if where == "save_file":
+            crashing(patch, "save_file", 4, OSError(code, os.strerror(code)))
+        else:
+            real = Path.replace
+
+            def full(self: Path, target: Path) -> Path:
+                if target.name == CURRENT and (folder / "0002").exists():
+                    raise OSError(code, os.strerror(code))
+                return real(self, target)
+
+            patch.setattr(Path, "replace", full)
+        with pytest.raises(CofimaError) as caught:
+            launch(config, folder)
+    assert os.strerror(code) in str(caught.value)
+    assert "kept" in str(caught.value) or "nothing was changed" in str(caught.value)
+    assert store.current(folder).name == "0001"
+    assert not [p for p in folder.iterdir() if p.name.startswith(".")]
+    assert len(cofima.load(folder).tasks) == 1
+    assert len(launch(config, folder).tasks) == 3
+
+
+def test_what_a_killed_process_left_is_cleared_away(folder: Path, config, tiny, tmp_path: Path) -> None:
+    fresh = tmp_path / "fresh"
+    (fresh / ".0001.99999").mkdir(parents=True)
+    (fresh / ".0001.99999" / WEIGHTS).write_bytes(b"half")
+    launch(config, fresh)
+    assert sorted(p.name for p in fresh.iterdir()) == ["0002", "0003", CURRENT]
+
+
+# --- damage ----------------------------------------------------------------------------------------
+
+
+def damages() -> Iterator[tuple[str, str, Callable[[Path], object]]]:
+    """Yield a name, the file that the message must name, and what is done to it."""
+
+    def flip(path: Path, at: float) -> None:
+        data = bytearray(path.read_bytes())
+        data[int(at * (len(data) - 1))] ^= 1
+        path.write_bytes(data)
+
+    for name in (WEIGHTS, STATE, HISTORY, CONFIG):
+        yield f"{name} cut short", name, lambda p: p.write_bytes(p.read_bytes()[:-20])
+        yield f"{name} empty", name, lambda p: p.write_bytes(b"")
+        yield f"{name} missing", name, lambda p: p.unlink()
+        yield f"{name} is a folder", name, lambda p: (p.unlink(), p.mkdir())
+        yield f"{name} foreign", name, lambda p: p.write_bytes(b"\x89PNG\r\n\x1a\n\x00\xff")
+        for at in (0.0, 0.3, 0.5, 0.77, 1.0):
+            yield f"{name} flipped at {at}", name, lambda p, at=at: flip(p, at)
+
+
+@pytest.mark.parametrize(("name", "damage"), [pytest.param(n, d, id=i) for i, n, d in damages()])
+def test_a_damaged_file_is_named_and_the_state_before_is_kept(
+    name: str, damage: Callable[[Path], object], folder: Path, config
+) -> None:
+    damage(folder / "0003" / name)
+    said = say(folder)
+    assert str(folder / "0003" / name) in said
+    assert "the state before, 0002, is kept" in said
+    with pytest.raises(CofimaError):
+        launch(config, folder)
+    (folder / CURRENT).write_text("0002\n")  # what the message advises
+    assert len(cofima.load(folder).tasks) == 2
+    assert len(launch(config, folder).tasks) == 3
+
+
+def test_foreign_tensors_under_the_right_name_are_refused(folder: Path) -> None:
+    shutil.copy(folder / "0002" / WEIGHTS, folder / "0003" / WEIGHTS)
+    assert str(folder / "0003" / WEIGHTS) in say(folder)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "0009\n", "nonsense", "../0003", "0003/../0002", "00\x0003", "٣"])
+def test_a_broken_pointer_is_named_and_the_states_are_listed(text: str, folder: Path, config) -> None:
+    (folder / CURRENT).write_text(text, "utf-8")
+    before = content(folder)
+    said = say(folder)
+    assert str(folder / CURRENT) in said
+    assert "0003" in said.split(CURRENT, 1)[1]
+    assert "kept" in said
+    with pytest.raises(CofimaError):
+        launch(config, folder)
+    assert content(folder) == before
+
+
+def test_a_pointer_of_foreign_bytes_is_named(folder: Path) -> None:
+    (folder / CURRENT).write_bytes(b"\xff\xfe\x00")
+    assert str(folder / CURRENT) in say(folder)
+
+
+def test_what_is_no_model_folder_is_said(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "absent"):
+        assert "is not a model folder" in say(place)
+    file = tmp_path / "file"
+    file.write_text("x")
+    assert "is not a model folder" in say(file)
+
+
+def test_a_folder_of_a_newer_version_is_refused(folder: Path) -> None:
+    path = folder / "0003" / CONFIG
+    said = json.loads(path.read_text())
+    said["format"] = 2
+    path.write_text(json.dumps(said))
+    assert "newer" in say(folder) or str(path) in say(folder)
+
+
+def test_a_damaged_first_generation_has_nothing_before_it(tiny, tmp_path: Path) -> None:
+    launch(tiny.config("joint", train={"epochs": 0}), tmp_path / "model")
+    (tmp_path / "model" / "0001" / WEIGHTS).unlink()
+    assert "there is no state before it" in say(tmp_path / "model")
+
+
+# --- other people's folders ------------------------------------------------------------------------
+
+
+def test_folders_of_other_people_are_never_deleted(config, tmp_path: Path) -> None:
+    """Someone's runs by seed, and images by class number, have the names of generations."""
+    mine = {"1993/notes.txt": "runs of this seed", "0001/cat.jpg": "an image", "0000/dog.jpg": "another"}
+    for name, text in mine.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(CofimaError, match="holds 0000, 0001, 1993"):
+        launch(config, tmp_path)
+    assert content(tmp_path) == {name: text.encode() for name, text in mine.items()}
+
+
+@pytest.mark.parametrize("name", ["0002", "1993", "0000"])
+def test_folders_that_came_later_are_never_deleted_either(
+    name: str, config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "mine.txt").write_text("mine")
+    monkeypatch.setattr(store, "refuse_place", lambda folder: None)
+    if name == "0002":
+        with pytest.raises(CofimaError, match="0002 could not be written"):
+            launch(config, tmp_path)
+        assert len(store.load(tmp_path).tasks) == 1
+    else:
+        launch(config, tmp_path)
+    assert (tmp_path / name / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file"])
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(
+    kind: str, config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr("cofima.experiment.launch.load_stream", lambda *_: pytest.fail("work began"))
+    with pytest.raises(CofimaError, match="file"):
+        launch(config, tmp_path / "file" if kind == "file" else tmp_path / "file" / "model")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_large_state_is_announced(config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ears(Progress):
+        heard: list[str] = []  # noqa: RUF012
+
+        def say(self, message: str) -> None:
+            self.heard.append(message)
+
+    monkeypatch.setattr(store, "LARGE", 1000)
+    launch(config, tmp_path / "model", Ears())
+    assert any("writing" in line and "MB" in line for line in Ears.heard)
