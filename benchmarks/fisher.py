@@ -1,7 +1,5 @@
 """Cost of the exact diagonal Fisher information, as a ratio to one plain forward and backward pass."""
 
-import statistics
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from cofima.weights.fisher import Batches, Weights, diagonal_fisher
+from ratios import cells, seconds
 
 CLASSES = 100
 
@@ -78,12 +77,6 @@ def with_vmap(net: nn.Module, batches: Batches) -> Weights:
     return {name: g.square().sum(0) for name, g in each.items()}
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.process_time()  # wall time would measure who else uses the machine
-    work()
-    return time.process_time() - start
-
-
 def measure(case: Case) -> dict[str, list[float]]:
     """Return the cost of each way in units of one plain pass over the same images, round by round."""
     net, batches = case.build()
@@ -124,8 +117,7 @@ def main() -> str:
         for case in CASES:
             for way, ratios in measure(case).items():
                 target = f"<= {case.target}" if "ours)**" in way else ""
-                numbers = f"{statistics.median(ratios):.2f}x | {min(ratios):.2f}x"
-                lines.append(f"| {case.title} x {case.batches} | {way} | {numbers} | {target} |")
+                lines.append(f"| {case.title} x {case.batches} | {way} | {cells(ratios)} | {target} |")
     finally:
         torch.set_num_threads(threads)
     return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from cofima.errors import CofimaWarning
 from cofima.progress import Progress
@@ -77,8 +78,9 @@ def print_table(console: Console, table: Table) -> None:
     shown = RichTable(title=table.title or None, title_justify="left")
     for index, column in enumerate(table.columns):
         shown.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
-    for row in table.rows:
-        shown.add_row(*row)
+    for index, row in enumerate(table.rows):
+        cells = [Text(cell, "bold" if (index, at) in table.best else "") for at, cell in enumerate(row)]
+        shown.add_row(*cells)
     console.print(shown)
     if table.note:
         console.print(table.note, highlight=False, markup=False, style="dim")

@@ -48,7 +48,7 @@ def _learn(config: Config, model: Model | None, folder: Path, progress: Progress
         assert module is not None
         view = make_view(facts, stream, config)
         model = attach(config, facts, view, Net(module, facts.features), len(stream), progress)
-        model.data = stream.facts
+        model.data = {"name": config.dataset} | stream.facts
     elif model.data.get("fingerprint") != stream.facts.get("fingerprint"):
         raise CofimaError(
             f"the images of {config.dataset} are not those that {folder} has learned from "

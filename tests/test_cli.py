@@ -1,0 +1,169 @@
+"""The command line as a user types it: real processes, exit codes, messages."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cofima import __version__, methods
+
+QUICK = (
+    "dataset=blobs",
+    "train.epochs=1",
+    "train.batch=16",
+    "data.limit=6",
+    "options.align.epochs=1",
+)
+
+
+def cofima(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cofima", *words],
+        cwd=cwd,
+        env=os.environ | {"COLUMNS": "200", "HF_HUB_OFFLINE": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    done = cofima("run", "demo.yaml", *QUICK, "method=coma", "--out", "first", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "CoMA" in done.stdout
+    assert "Model: first" in done.stdout
+    return folder
+
+
+def test_version(tmp_path: Path) -> None:
+    assert cofima("--version", cwd=tmp_path).stdout == f"cofima {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "report", "list", "show"])
+def test_every_help_ends_with_an_example(command: str, tmp_path: Path) -> None:
+    shown = cofima(command, "--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert shown.stdout.strip().splitlines()[-1].strip().startswith(f"Example: cofima {command}")
+
+
+def test_a_run_writes_a_model_folder(finished: Path) -> None:
+    generation = finished / "first" / (finished / "first" / "CURRENT").read_text().strip()
+    assert json.loads((generation / "config.json").read_text())["config"]["method"] == "coma"
+    assert len((generation / "history.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_same_command_says_done(finished: Path) -> None:
+    again = cofima("run", "demo.yaml", *QUICK, "method=coma", "--out", "first", cwd=finished)
+    assert again.returncode == 0
+    assert "done" in again.stdout
+
+
+def test_a_changed_configuration_is_refused_and_nothing_changes(finished: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (finished / "first").rglob("*")}
+    refused = cofima("run", "demo.yaml", *QUICK, "method=coma", "seed=7", "--out", "first", cwd=finished)
+    assert refused.returncode == 2
+    assert "seed: 1993 before, 7 now" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert {path: path.stat().st_mtime_ns for path in (finished / "first").rglob("*")} == before
+
+
+def test_quiet_prints_results_only(finished: Path) -> None:
+    loud = cofima("run", "demo.yaml", *QUICK, "method=seq_ft", "options={}", "--out", "loud", cwd=finished)
+    quiet = cofima(
+        "-q", "run", "demo.yaml", *QUICK, "method=seq_ft", "options={}", "--out", "quiet", cwd=finished
+    )
+    assert "Seq FT: task 2/3" in loud.stdout
+    assert "task 2/3" not in quiet.stdout
+    assert "Last-Acc" in quiet.stdout
+
+
+def test_no_colour_codes_without_a_terminal(finished: Path) -> None:
+    assert "\x1b[" not in cofima("show", "cofima", cwd=finished).stdout
+    assert "\x1b[3" not in cofima("list", "methods", cwd=finished, FORCE_COLOR="1", NO_COLOR="1").stdout
+
+
+def test_report_writes_every_format(finished: Path) -> None:
+    written = cofima("report", "first", "--out", "tables", cwd=finished)
+    assert written.returncode == 0, written.stderr
+    assert {path.name for path in (finished / "tables").iterdir()} == {
+        f"report.{kind}" for kind in ("md", "csv", "tex", "html")
+    }
+    assert "CoMA" in (finished / "tables" / "report.md").read_text()
+
+
+def test_list_and_show_know_every_method(tmp_path: Path) -> None:
+    listed = cofima("list", "methods", cwd=tmp_path).stdout
+    for name in methods.names():
+        assert name in listed
+    shown = cofima("show", "cofima", cwd=tmp_path).stdout
+    for word in ("options.lam", "number | auto", "paper | authors", "arxiv.org", "θ*_t"):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("show", "cofma"), "did you mean 'cofima'?"),
+        (("run", "demo.yml2"), "no configuration file"),
+        (("run", "demo.yaml", "epochs"), "expected key=value"),
+        (("run", "demo.yaml", "dataset=digit"), "did you mean 'digits'?"),
+        (("run", "demo.yaml", "backbone=vit_micr"), "did you mean 'vit_micro'?"),
+        (("run", "demo.yaml", "device=cuda:99"), "device = cuda:99"),
+        (("run", "demo.yaml", "train.precision=bf16", "device=cpu"), "needs a GPU"),
+        (("run", "demo.yaml", "dataset=folder:nowhere"), "nowhere"),
+        (("report", "nowhere"), "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_message_exit_code_2_and_nothing_written(
+    words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    failed = cofima(*words, cwd=tmp_path)
+    assert failed.returncode == 2, failed.stdout + failed.stderr
+    assert message in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    failed = cofima("run", "demo.yaml", "sed=1", "train.epoch=2", "options.lamda=0.4", cwd=tmp_path)
+    assert "3 problems" in failed.stderr
+    for key in ("'seed'", "'train.epochs'", "'options.lam'"):
+        assert f"did you mean {key}?" in failed.stderr
+
+
+def test_a_damaged_model_names_the_file_and_what_is_kept(finished: Path) -> None:
+    words = ("run", "demo.yaml", *QUICK, "method=slca", "--out", "hurt")
+    assert cofima(*words, cwd=finished).returncode == 0
+    weights = finished / "hurt" / "0003" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    failed = cofima(*words, cwd=finished)
+    assert failed.returncode == 2
+    assert "hurt/0003/model.safetensors" in failed.stderr
+    assert "0002, is kept" in failed.stderr
+
+
+def test_interrupted_with_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    words = ("run", "demo.yaml", "dataset=blobs", "train.epochs=500", "--out", "long")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cofima", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert "task 1" in process.stdout.readline()
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command continues" in stderr
+    assert "Traceback" not in stderr
