@@ -71,7 +71,7 @@ def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise CofimaError(f"{file} is not YAML: {error}") from error
     if values is not None and not isinstance(values, dict):
         raise CofimaError(f"{file}: expected keys and values, found {type(values).__name__}")
-    return check(_override(values or {}, overrides), str(path))
+    return check(override(values or {}, overrides), str(path))
 
 
 def check(values: Mapping[str, Any], where: str = "the configuration") -> Config:
@@ -89,6 +89,26 @@ def check(values: Mapping[str, Any], where: str = "the configuration") -> Config
     if found:
         raise problems(where, found)
     return config.model_copy(update={"options": resolved})
+
+
+def override(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Apply ``key=value`` items, with dotted keys and YAML values, to nested values."""
+    wrong = [f"'{item}': expected key=value" for item in overrides if "=" not in item]
+    if wrong:
+        raise problems("the command line", wrong)
+    for item in overrides:
+        key, _, text = item.partition("=")
+        *parents, last = key.strip().split(".")
+        place = values
+        for parent in parents:
+            if not isinstance(place.get(parent), dict):
+                place[parent] = {}
+            place = place[parent]
+        try:
+            place[last] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise CofimaError(f"{item}: the value is not YAML ({error})") from error
+    return values
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -110,25 +130,6 @@ def _find(path: Path) -> Path:
     if packaged.is_file() and path.parent.name in ("", "recipes"):
         return packaged
     raise CofimaError(f"no configuration file {path}{did_you_mean(path.name, recipes())}")
-
-
-def _override(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    wrong = [f"'{item}': expected key=value" for item in overrides if "=" not in item]
-    if wrong:
-        raise problems("the command line", wrong)
-    for item in overrides:
-        key, _, text = item.partition("=")
-        *parents, last = key.strip().split(".")
-        place = values
-        for parent in parents:
-            if not isinstance(place.get(parent), dict):
-                place[parent] = {}
-            place = place[parent]
-        try:
-            place[last] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise CofimaError(f"{item}: the value is not YAML ({error})") from error
-    return values
 
 
 def _names(config: Config) -> list[str | None]:
