@@ -37,9 +37,9 @@ def main() -> str:
         [
             "## Drawing features for classifier alignment",
             "",
-            f"{CLASSES} classes, width {WIDTH}, {SAMPLES} features a class, {EPOCHS} epochs, one thread: CPU time",
-            "of one `MultivariateNormal` per class and epoch (as public SLCA code does) over ours (factors",
-            "kept, one matrix product a class; unpacking them included).",
+            f"{CLASSES} classes, width {WIDTH}, {SAMPLES} features a class, {EPOCHS} epochs, one thread:",
+            "CPU time of one `MultivariateNormal` per class and epoch (as public SLCA code does) over ours",
+            "(factors kept, one matrix product a class; unpacking them included).",
             "",
             "| | median | smallest | target |",
             "|---|---|---|---|",

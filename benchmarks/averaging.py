@@ -9,6 +9,7 @@ from ratios import cells, interleaved
 
 PARAMETERS = 86_000_000
 TENSORS = 150
+MODEL_MB = PARAMETERS * 4 / 2**20
 
 
 def peak_mb() -> float:
@@ -53,8 +54,8 @@ def main() -> str:
         "## Averaging 86 M parameters",
         "",
         "CPU time over the time in which a STREAM triad (`c = a + s b`) moves as many arrays as the average",
-        "must read and write, one thread, float32. Fresh memory costs page faults, whoever fills it. Peak memory",
-        f"grew by {extra:.0f} MB while averaging into given memory (a model is {PARAMETERS * 4 / 2**20:.0f} MB).",
+        "must read and write, one thread, float32. Fresh memory costs page faults, whoever fills it. Peak",
+        f"memory grew by {extra:.0f} MB while averaging into given memory (a model is {MODEL_MB:.0f} MB).",
         "",
         "| way | median | smallest | target |",
         "|---|---|---|---|",

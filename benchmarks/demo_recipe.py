@@ -46,9 +46,9 @@ FACTORS: list[tuple[list[str], list[str]]] = [
 ]
 HEAD = """# How the recipe of `cofima demo` was chosen
 
-One factor at a time around a middle setting, scored on a quarter of the training images that is held out; the test
-images were not looked at. Last-Acc / Inc-Acc in percent, mean over the seeds {seeds}. A dash: the setting does not
-concern the method.
+One factor at a time around a middle setting, scored on a quarter of the training images that is held out;
+the test images were not looked at. Last-Acc / Inc-Acc in percent, mean over the seeds {seeds}. A dash: the
+setting does not concern the method, or was not tried with it.
 
     python benchmarks/demo_recipe.py --seeds {seeds}
 

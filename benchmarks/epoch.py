@@ -52,7 +52,7 @@ def main() -> str:
             "## One training epoch",
             "",
             f"`vit_micro`, {len(images)} images, batches of {train.batch}, one thread: CPU time of one epoch",
-            "of `cofima` over a bare PyTorch loop on the same images and augmentation, each pair back to back.",
+            "of `cofima` over a bare PyTorch loop on the same images and augmentation, pair by pair.",
             "",
             "| | median | smallest | target |",
             "|---|---|---|---|",
