@@ -5,6 +5,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +88,14 @@ def _values(schema: dict[str, Any]) -> str:
 
 def attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Return the string below each attribute of a class, as its source has it."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
-    body = tree.body[0].body  # type: ignore[attr-defined]
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in zip(body, body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-    }
+    (owner,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(owner, ast.ClassDef)
+    said = {}
+    for field, below in pairwise(owner.body):
+        text = below.value if isinstance(below, ast.Expr) else None
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Constant):
+            said[ast.unparse(field.target)] = " ".join(str(text.value).split())
+    return said
 
 
 def _table(first: str, third: str, rows: list[tuple[str, str, str, str]]) -> str:

@@ -1,0 +1,274 @@
+"""The documentation says what the code does: examples run, commands parse, tables and links hold."""
+
+import importlib.util
+import json
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import typer
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+
+from cofima import config, describe, methods
+from cofima.cli import app
+from cofima.data.synthetic import blobs
+from cofima.errors import CofimaWarning
+from cofima.experiment.launch import launch
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+METHOD_FILE = "# src/cofima/methods/"
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [text for language, text in BLOCK.findall(page.read_text("utf-8")) if language in languages]
+
+
+def prose(page: Path) -> str:
+    return BLOCK.sub("", page.read_text("utf-8"))
+
+
+def yaml_files() -> dict[str, str]:
+    """Return the configurations that the pages show, by the file name in their first line."""
+    texts = [text for page in DOCS for text in blocks(page, "yaml")]
+    return {text.splitlines()[0].removeprefix("# "): text for text in texts}
+
+
+def command_lines() -> list[tuple[str, str]]:
+    """Return every line of a shell example that calls cofima, with its page."""
+    found = []
+    for page in PAGES:
+        indented = re.findall(r"^ {4}.*$", prose(page), re.MULTILINE)
+        for line in "\n".join([*blocks(page, "console", "bash", "sh"), *indented]).splitlines():
+            if line.strip().startswith("cofima "):
+                found.append((name_of(page), line.strip().split("  #")[0]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", DOCS, ids=name_of)
+def test_tables_are_those_of_the_code(page: Path, tables: ModuleType) -> None:
+    text = page.read_text("utf-8")
+    assert tables.fill(text) == text, "write it anew with: python docs/tables.py"
+
+
+def test_every_option_and_key_has_a_meaning(tables: ModuleType) -> None:
+    rows = [line for table in tables.tables().values() for line in table.splitlines()]
+    assert not [row for row in rows if re.search(r"\|\s*\|$", row)]
+
+
+def test_the_configuration_page_has_every_key() -> None:
+    flat = config._flat(config.Config().model_dump(exclude={"options"}))
+    page = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    assert not [key for key in flat if f"| `{key}` |" not in page]
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_has_a_page_that_names_its_options(method: str) -> None:
+    page = ROOT / "docs" / "methods" / f"{method}.md"
+    text = page.read_text("utf-8")
+    missing = [
+        o.name for o in describe.options(method) if f"| `options.{o.name}` | `{o.default}`" not in text
+    ]
+    assert [name for name in missing if f"| `options.{name}` | `null`" not in text] == []
+    assert "$$" in text
+    assert f"methods/{method}.md" in (ROOT / "docs" / "README.md").read_text("utf-8")
+
+
+def test_no_page_is_of_a_method_that_is_gone() -> None:
+    assert {page.stem for page in DOCS if page.parent.name == "methods"} == set(methods.names())
+
+
+def slugs(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    heads = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in slugs(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_the_index_links_to_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text("utf-8")
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in DOCS if page.name != "README.md"]
+    assert not [page for page in pages if f"]({page})" not in index]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_page_mentions_a_command_that_does_not_exist(page: Path) -> None:
+    code = re.findall(r"`([^`\n]+)`", prose(page)) + blocks(page, "console", "bash", "sh")
+    named = {word for text in code for word in re.findall(r"(?<!from )(?<![\w=/.-])cofima ([a-z]\w*)", text)}
+    assert named <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize(("page", "line"), command_lines())
+def test_command_lines_parse(page: str, line: str) -> None:
+    _, command, *words = shlex.split(line)
+    COMMANDS[command].make_context(command, words)  # an unknown option or a missing argument raises
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder that has the configurations which the pages show."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in yaml_files().items():
+        (tmp_path / name).write_text(text, "utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("page", "line"), [(p, li) for p, li in command_lines() if li.startswith("cofima run") and "$" not in li]
+)
+def test_runs_that_are_shown_have_a_valid_configuration(page: str, line: str, elsewhere: Path) -> None:
+    (elsewhere / "photos").mkdir()
+    _, _, *words = shlex.split(re.sub(r"folder:\S+", "folder:photos", line))
+    given = COMMANDS["run"].make_context("run", words).params
+    assert config.read(given["config"], given["overrides"] or []).method in methods.names()
+
+
+def test_configurations_that_are_shown_are_valid(elsewhere: Path) -> None:
+    (elsewhere / "photos").mkdir()
+    assert {"parts.yaml", "groups.yaml"} <= yaml_files().keys()
+    for name, text in yaml_files().items():
+        assert config.read(name).method == yaml.safe_load(text)["method"]
+
+
+def first_cells(page: str, heading: str) -> set[str]:
+    """Return the names in the first column of the table below a heading."""
+    text = (ROOT / "docs" / page).read_text("utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+        for name in re.findall(r"`(.*?)`", row)
+    }
+
+
+def test_the_page_of_the_model_folder_has_every_key(tmp_path: Path, tiny: Any) -> None:
+    tiny.run(tmp_path, tiny.config("cofima"), tiny.stream((2, 2), per_class=6))
+    kept = json.loads((tmp_path / "0002" / "config.json").read_text("utf-8"))
+    rows = [
+        json.loads(line) for line in (tmp_path / "0002" / "history.jsonl").read_text("utf-8").splitlines()
+    ]
+    assert first_cells("model_folder.md", "config.json") == kept.keys()
+    assert first_cells("model_folder.md", "history.jsonl") == rows[-1].keys()
+    page = (ROOT / "docs" / "model_folder.md").read_text("utf-8")
+    inside = [
+        *kept["backbone"],
+        *kept["preprocess"],
+        *kept["data"],
+        *rows[-1]["seconds"],
+        *rows[-1]["distance"],
+    ]
+    assert not [key for key in inside if f"`{key}`" not in page]
+    state = load_file(tmp_path / "0002" / "state.safetensors")
+    assert {key.partition(".")[0] for key in state} == {"raw_head", "gaussians", "fisher"}
+    assert {path.name for path in tmp_path.iterdir()} == {"CURRENT", "0001", "0002"}
+
+
+def photos(folder: Path, classes: tuple[str, ...], first: int = 0) -> None:
+    """Write a few photographs of each class: coloured blobs."""
+    images = blobs(first + len(classes), per_class=6, side=64).train
+    for label, name in enumerate(classes, start=first):
+        (folder / name).mkdir(parents=True)
+        for place in (images.labels == label).nonzero()[:, 0]:
+            pixels, _ = images.batch(place[None])
+            Image.fromarray(pixels[0].permute(1, 2, 0).numpy()).save(folder / name / f"{int(place)}.jpg")
+
+
+def learn_parts(folder: Path) -> None:
+    """Do what the engineer's tutorial does up to its first Python example, on a small backbone."""
+    photos(folder / "photos", ("bolt", "nut", "screw"))
+    photos(folder / "new", ("washer",), first=3)
+    small = ["backbone=vit_micro", "train.epochs=1", "options.align.epochs=1", "options.align.samples=8"]
+    launch(config.read("parts.yaml", small), folder / "runs" / "parts")
+
+
+WITH_PYTHON = [page for page in DOCS if blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
+def test_python_examples_run(page: Path, elsewhere: Path) -> None:
+    if page.name == "tutorial_engineer.md":
+        learn_parts(elsewhere)
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CofimaWarning)
+        for number, text in enumerate(blocks(page, "python"), start=1):
+            if not text.startswith(METHOD_FILE):
+                exec(compile(text, f"{name_of(page)}, example {number}", "exec"), namespace)
+    assert len(namespace) > 2
+
+
+@pytest.fixture
+def example_method(tmp_path: Path) -> Iterator[str]:
+    """Add the method that the researcher's tutorial writes, as if its file were in the package."""
+    (text,) = (
+        t for t in blocks(ROOT / "docs" / "tutorial_researcher.md", "python") if t.startswith(METHOD_FILE)
+    )
+    file = text.splitlines()[0].removeprefix(METHOD_FILE)
+    (tmp_path / file).write_text(text, "utf-8")
+    methods.__path__.append(str(tmp_path))
+    yield file.removesuffix(".py")
+    methods.__path__.remove(str(tmp_path))
+    sys.modules.pop(f"cofima.methods.{file.removesuffix('.py')}", None)
+
+
+def test_the_example_of_a_method_keeps_its_promises(example_method: str, tmp_path: Path, tiny: Any) -> None:
+    assert example_method in methods.names()
+    assert [option.name for option in describe.options(example_method)] == ["strength"]
+
+    def learned(method: str, **options: float) -> Any:
+        where = tmp_path / f"{method} {options}"
+        return tiny.run(where, tiny.config(method, options=options), tiny.stream((2, 2), per_class=6))
+
+    free, plain = learned(example_method, strength=0), learned("seq_ft")
+    held = learned(example_method, strength=10)
+    assert all(torch.equal(value, plain.weights()[key]) for key, value in free.weights().items())
+    far, near = (model.history[-1]["distance"]["from_start"] for model in (free, held))
+    assert near < 0.9 * far
+
+
+def test_the_example_of_a_method_continues_to_the_same_bits(
+    example_method: str, tmp_path: Path, tiny: Any, stop_at: Any, same_bits: Any
+) -> None:
+    how = tiny.config(example_method, options={"strength": 1.0})
+    whole = launch(how, tmp_path / "whole").weights()
+    stopped = stop_at(1)
+    with pytest.raises(stopped):
+        launch(how, tmp_path / "cut")
+    same_bits(launch(how, tmp_path / "cut").weights(), whole)
