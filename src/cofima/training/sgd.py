@@ -102,6 +102,7 @@ def sgd(
                 refuse_divergence(losses[: step + 1], task, epoch)
         schedule.step()
     refuse_broken(net, task)
+    net.zero_grad()  # as large as the network, and of no use to what comes next
     net.eval()
 
 
