@@ -100,7 +100,7 @@ def test_old_blocks_are_bit_identical_after_training_with_heavy_decay(tiny, same
     task = tiny.stream((2, 3))[1]
     sgd(net, task.train, local_loss(net, 2), tiny.context({"weight_decay": 0.5}), 1)
     same_bits(net.head.blocks[0].state_dict(), old.state_dict())
-    assert all(p.grad is None for p in net.head.blocks[0].parameters())
+    assert all(p.grad is None for p in net.parameters())  # let go: they would double the memory of a merge
 
 
 def test_weight_decay_reaches_everything_that_moves(tiny) -> None:

@@ -1,0 +1,269 @@
+"""The contract that every method keeps. A new method is found here by its file; nothing is edited for it."""
+
+import json
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import cofima
+from cofima import methods, store
+from cofima.config import check
+from cofima.data.images import ImageSet
+from cofima.data.stream import Stream, Task
+from cofima.errors import CofimaError
+from cofima.experiment.launch import launch
+from cofima.progress import Progress
+from cofima.store import Model
+from cofima.training.evaluate import evaluate
+
+T = TypeVar("T")
+
+every_method = pytest.mark.parametrize("name", methods.names())
+every_network = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
+
+
+class StoppedError(Exception):
+    """The end of the first process."""
+
+
+class Tripwire(Progress):
+    """Stop a run in the middle of a task, whatever the method is doing there."""
+
+    def __init__(self, task: int, item: int = 3) -> None:
+        self.task, self.left, self.stage_now = task, item, ""
+
+    @contextmanager
+    def stage(self, label: str) -> Iterator[None]:
+        self.stage_now = label
+        yield
+
+    def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
+        for item in items:
+            if f"task {self.task}/" in self.stage_now:
+                self.left -= 1
+                if not self.left:
+                    raise StoppedError
+            yield item
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    """Return everything that is kept of a model."""
+    generation = store.current(folder)
+    weights = {f"model.{k}": v for k, v in load_file(generation / store.WEIGHTS).items()}
+    return weights | {f"state.{k}": v for k, v in load_file(generation / store.STATE).items()}
+
+
+def scores(model: Model) -> list[Any]:
+    return [
+        (row["accuracy"], row["top5"], row["task_aware"], row["lam"], row["distance"])
+        for row in model.history
+    ]
+
+
+def learn_all(model: Model, stream: Stream) -> Model:
+    """Learn without writing anything."""
+    for task in model.method.stream(stream):
+        model.method.learn(task)
+        model.tasks.append(task.names)
+    return model
+
+
+def kept(model: Model) -> dict[str, Tensor]:
+    return model.weights() | {f"state.{k}": v for k, v in model.method.state().items()}
+
+
+@every_network
+@every_method
+def test_resume_equals_an_uninterrupted_run(name: str, network: str, tiny, tmp_path: Path, same_bits) -> None:
+    config = tiny.config(name, network, train={"epochs": 2})
+    whole = launch(config, tmp_path / "whole")
+    stopped = min(2, whole.planned)
+    with pytest.raises(StoppedError):
+        launch(config, tmp_path / "cut", Tripwire(stopped))
+    assert (store.current(tmp_path / "cut") is None) == (stopped == 1)
+    if whole.planned > 2:  # and once more, later
+        with pytest.raises(StoppedError):
+            launch(config, tmp_path / "cut", Tripwire(3, item=1))
+    cut = launch(config, tmp_path / "cut")
+    same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
+    assert scores(cut) == scores(whole)
+    assert cut.tasks == whole.tasks
+
+
+@every_network
+@every_method
+def test_the_same_seed_gives_the_same_bits_and_another_differs(
+    name: str, network: str, tiny, same_bits
+) -> None:
+    stream = tiny.stream((2, 2), per_class=6)
+    made = []
+    for seed, noise in ((3, 1), (3, 2), (4, 1)):
+        torch.manual_seed(noise)
+        np.random.seed(noise)
+        random.seed(noise)
+        config = tiny.config(name, network, train={"epochs": 1}, seed=seed)
+        made.append(kept(learn_all(tiny.model(config, stream), stream)))
+    same_bits(made[0], made[1])
+    assert any(not torch.equal(made[0][key], made[2][key]) for key in made[0])
+
+
+@pytest.mark.parametrize("sizes", [(3, 1, 2), (1, 1, 1, 1), (1, 3), (4,)], ids=str)
+@every_method
+def test_any_sizes_of_tasks_and_logits_for_the_classes_seen(name: str, sizes: tuple[int, ...], tiny) -> None:
+    stream = tiny.stream(sizes, per_class=6)
+    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    seen = model.method.stream(stream)
+    for task in seen:
+        model.method.learn(task)
+        logits = model.logits(stream[0].test.batch(torch.arange(3))[0])
+        assert logits.shape == (3, task.classes.stop)
+        assert torch.isfinite(logits).all()
+        score = evaluate(model.method.predict, seen[: task.index + 1], model.method.context)
+        assert all(0 <= accuracy <= 100 for accuracy in score.accuracy)
+    for key, value in kept(model).items():
+        assert not value.is_floating_point() or torch.isfinite(value).all(), key
+        assert not value.requires_grad or key in model.weights()
+
+
+@every_method
+def test_better_than_chance(name: str, tiny, tmp_path: Path) -> None:
+    model = launch(tiny.config(name, train={"epochs": 8, "lr": 0.02}), tmp_path)
+    last = model.history[-1]
+    assert np.average(last["accuracy"], weights=last["sizes"]) > 1.8 * 100 / 6
+    assert np.average(last["task_aware"], weights=last["sizes"]) > 60
+
+
+class Forbidden:
+    """Test images that nobody may look at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"the test images were looked at: {name}")
+
+    def __len__(self) -> int:
+        raise AssertionError("the test images were counted")
+
+
+@every_network
+@every_method
+def test_the_test_set_is_not_looked_at_while_learning(name: str, network: str, tiny) -> None:
+    stream = tiny.stream((2, 1, 2), per_class=6)
+    model = tiny.model(tiny.config(name, network, train={"epochs": 1}), stream)
+    for task in model.method.stream(stream):
+        model.method.learn(replace(task, test=Forbidden()))
+
+
+def alone(task: Task, seed: int) -> Task:
+    """Return a task in a world where every image but its own training images is noise."""
+    noise = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, task.train.pixels.shape, dtype=torch.uint8, generator=noise)
+    pixels[task.train.rows] = task.train.pixels[task.train.rows]
+    return replace(task, train=ImageSet(pixels, task.train.rows, task.train.labels), test=Forbidden())
+
+
+@every_method
+def test_a_task_is_learnt_from_its_own_training_images_alone(name: str, tiny, same_bits) -> None:
+    """Images of other tasks, and all test images, may be anything: not one bit depends on them."""
+    stream = tiny.stream((2, 1, 2), per_class=6)
+    config = tiny.config(name, train={"epochs": 2})
+    whole = learn_all(tiny.model(config, stream), stream)
+    model = tiny.model(config, stream)
+    for task in model.method.stream(stream):
+        model.method.learn(alone(task, seed=task.index))
+    same_bits(kept(model), kept(whole))
+
+
+@every_network
+@every_method
+def test_scoring_changes_nothing(name: str, network: str, tiny, same_bits) -> None:
+    for sizes in ((1, 2), (2, 2)):
+        stream = tiny.stream(sizes, per_class=6)
+        model = tiny.model(tiny.config(name, network, train={"epochs": 1}), stream)
+        seen = model.method.stream(stream)
+        for task in seen:
+            model.method.learn(task)
+            before = {key: value.clone() for key, value in kept(model).items()}
+            first, second = (
+                evaluate(model.method.predict, seen[: task.index + 1], model.method.context) for _ in range(2)
+            )
+            assert first == second
+            same_bits(kept(model), before)
+
+
+@every_method
+def test_global_randomness_is_left_as_it_was(name: str, tiny) -> None:
+    stream = tiny.stream((2, 1, 2), per_class=6)
+    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    for task in model.method.stream(stream):
+        torch.manual_seed(5), np.random.seed(5), random.seed(5)
+        before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+        model.method.learn(task)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert np.random.get_state()[1].tolist() == before[1]
+        assert random.getstate() == before[2]
+
+
+@every_method
+def test_options_survive_json_and_are_complete(name: str) -> None:
+    method = methods.build(name)
+    options = methods.options_of(method)
+    assert set(options) == {field.name for field in fields(method)}
+    again = methods.build(name, json.loads(json.dumps(options)))
+    assert methods.options_of(again) == options
+    assert check({"method": name, "options": options}).options == options
+
+
+@every_method
+def test_an_unknown_option_is_refused(name: str) -> None:
+    with pytest.raises(CofimaError, match=r"options\.no_such_option"):
+        check({"method": name, "options": {"no_such_option": 1}})
+
+
+@every_method
+def test_a_loaded_model_is_the_model(name: str, tiny, tmp_path: Path, same_bits) -> None:
+    """What was read from disk predicts the same, and learns the next task the same."""
+    stream = tiny.stream((2, 2, 2), per_class=6)
+    config = tiny.config(name, train={"epochs": 1})
+    model = tiny.model(config, stream)
+    tasks = model.method.stream(stream)
+    for task in tasks[: max(1, len(tasks) - 1)]:
+        model.method.learn(task)
+        model.tasks.append(task.names)
+    store.save(model, tmp_path)
+    again = cofima.load(tmp_path)
+    images = stream[0].test.batch(torch.arange(5))[0]
+    assert torch.equal(again.logits(images), model.logits(images))
+    same_bits(kept(again), kept(model))
+    if len(tasks) > 1:
+        for one in (model, again):
+            one.method.learn(tasks[-1])
+        same_bits(kept(again), kept(model))
+        assert torch.equal(again.logits(images), model.logits(images))
+
+
+@every_method
+def test_the_history_of_a_task_is_complete_and_json(name: str, tiny, tmp_path: Path) -> None:
+    model = tiny.run(tmp_path, tiny.config(name, train={"epochs": 1}), tiny.stream((2, 1), per_class=6))
+    for row in model.history:
+        assert json.loads(json.dumps(row, allow_nan=False)) == row
+        assert {"total", "evaluate"} <= row["seconds"].keys()
+        assert row["distance"]["from_start"] >= 0
+        assert row["state_bytes"] == sum(
+            v.numel() * v.element_size() for v in model.method.state().values()
+        ) or row["task"] < len(model.history)
+
+
+def test_unknown_methods_get_a_hint() -> None:
+    with pytest.raises(CofimaError, match="did you mean 'coma'"):
+        methods.find("comma")
+    assert methods.names() == sorted(methods.names())
+    assert {"seq_ft", "joint", "slca", "coma", "cofima"} <= set(methods.names())
+    assert "base" not in methods.names()
