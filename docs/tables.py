@@ -1,11 +1,7 @@
 """Write the tables of options into the pages, told from the code: ``python docs/tables.py``."""
 
-import ast
-import inspect
 import re
-import textwrap
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +12,6 @@ from cofima.config import Config
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-# What names say of themselves in the code, and a stranger would still ask.
-SAID = {
-    "method": "What learns: see `cofima list methods`.",
-    "dataset": "What is learned: see `cofima list datasets`.",
-    "backbone": "The pre-trained network: see `cofima list backbones`.",
-    "seed": "Decides class order, new head rows, batches, augmentation and alignment.",
-    "device": "Where to compute; `auto` takes a GPU where there is one.",
-    "train.epochs": "Passes over the images of each task.",
-    "train.batch": "Images in a step of training; also of evaluation and of a Fisher pass.",
-    "train.momentum": "Momentum of SGD.",
-    "train.weight_decay": "Weight decay of SGD, on all weights that may move.",
-    "train.gamma": "What the rates are multiplied by at a milestone.",
-    "align.lr": "Learning rate of the alignment, falling to 0 along a cosine.",
-    "align.momentum": "Momentum of its SGD.",
-    "align.weight_decay": "Weight decay of its SGD.",
-}
 
 
 def tables() -> dict[str, str]:
@@ -53,21 +32,21 @@ def _method(name: str) -> str:
         values, default = option.values.split(" | "), option.default
         if "number" in values and "none" in values:  # no value at all, which YAML writes as null
             values, default = [v.replace("none", "null") for v in values], default.replace("none", "null")
-        meaning = option.meaning or SAID.get(option.name, "")
+        meaning = option.meaning
         rows.append((f"options.{option.name}", _code(default), ", ".join(map(_code, values)), meaning))
     return _table("option", "values", rows) if rows else "It has no options of its own.\n"
 
 
 def _config(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
     """Yield a row for each key, those of parts by dotted names."""
-    schema, said = model.model_json_schema(), attribute_docstrings(model)
+    schema = model.model_json_schema()
     for name, field in model.model_fields.items():
         key, default = prefix + name, field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
             yield from _config(type(default), f"{key}.")
             continue
         shown = _code("null" if default is None else "true" if default is True else str(default).lower())
-        meaning = said.get(name) or SAID.get(key, "")
+        meaning = field.description or ""
         values = "keys and values" if isinstance(default, dict) else _values(schema["properties"][name])
         yield key, "by method" if isinstance(default, dict) else shown, values, meaning
 
@@ -84,18 +63,6 @@ def _values(schema: dict[str, Any]) -> str:
     bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most"}
     bounds["exclusiveMaximum"] = "below"
     return kind + "".join(f", {word} {schema[bound]:g}" for bound, word in bounds.items() if bound in schema)
-
-
-def attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the string below each attribute of a class, as its source has it."""
-    (owner,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(owner, ast.ClassDef)
-    said = {}
-    for field, below in pairwise(owner.body):
-        text = below.value if isinstance(below, ast.Expr) else None
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Constant):
-            said[ast.unparse(field.target)] = " ".join(str(text.value).split())
-    return said
 
 
 def _table(first: str, third: str, rows: list[tuple[str, str, str, str]]) -> str:

@@ -1,16 +1,20 @@
-"""The command line as a user types it: real processes, exit codes, messages."""
+"""The command line as a user types it: exit codes, messages, files."""
 
+import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from cofima import __version__, methods
+from cofima.cli import main
 
 QUICK = (
     "dataset=blobs",
@@ -21,15 +25,33 @@ QUICK = (
 )
 
 
-def cofima(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cofima", *words],
-        cwd=cwd,
-        env=os.environ | {"COLUMNS": "200", "HF_HUB_OFFLINE": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def cofima(*words: str, cwd: Path, **environment: str) -> Done:
+    """Do what the command ``cofima`` does, in this process: starting a new one takes seconds."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["cofima", *words])
+        for key, value in ({"COLUMNS": "200", "HF_HUB_OFFLINE": "1"} | environment).items():
+            patch.setenv(key, value)
+        with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as stop:
+            main()
+    code = stop.value.code
+    return Done(
+        code if isinstance(code, int) else int(code is not None), stdout.getvalue(), stderr.getvalue()
+    )
+
+
+def process(*words: str, cwd: Path) -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-m", "cofima", *words], cwd=cwd, stdout=pipe, stderr=pipe, text=True
     )
 
 
@@ -152,18 +174,19 @@ def test_a_damaged_model_names_the_file_and_what_is_kept(finished: Path) -> None
 
 def test_interrupted_with_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     words = ("run", "demo.yaml", "dataset=blobs", "train.epochs=500", "--out", "long")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cofima", *words],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert "task 1" in process.stdout.readline()
+    running = process(*words, cwd=tmp_path)
+    assert running.stdout is not None
+    assert "task 1" in running.stdout.readline()
     time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
+    running.send_signal(signal.SIGINT)
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130
     assert "the same command continues" in stderr
     assert "Traceback" not in stderr
+
+
+def test_a_real_process_ends_with_the_same_code_and_no_traceback(tmp_path: Path) -> None:
+    failed = process("run", "demo.yaml", "sed=1", cwd=tmp_path)
+    _, stderr = failed.communicate(timeout=120)
+    assert failed.returncode == 2
+    assert stderr == "cofima: demo.yaml has 1 problem:\n  sed = 1: unknown key; did you mean 'seed'?\n"

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -67,7 +69,8 @@ def demo(
 
     Takes about two minutes on two CPU cores, offline. The same command continues after an interruption.
     """
-    runs = demonstration.demo(folder, seed, _progress())
+    with _interruptible():
+        runs = demonstration.demo(folder, seed, _progress())
     _print(runs)
     page = folder / "report.html"
     out.print(f"\nFigures: {page}", highlight=False)
@@ -99,7 +102,8 @@ def run(
     changes = [*(overrides or []), *(["data.skip_bad=true"] if skip_bad else [])]
     how = configs.read(config, changes)
     where = folder or default_folder(how)
-    launch(how, where, _progress())
+    with _interruptible():
+        launch(how, where, _progress())
     _print(report.find([where]))
     out.print(f"Model: {where}", highlight=False, markup=False)
 
@@ -167,9 +171,16 @@ def main() -> None:
     except CofimaError as error:
         errors.print(f"cofima: {error}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Tell a user who presses Ctrl-C what is kept."""
+    try:
+        yield
     except KeyboardInterrupt:
         errors.print("cofima: interrupted; finished tasks are kept, the same command continues after them")
-        sys.exit(130)
+        raise typer.Exit(130) from None
 
 
 def _progress() -> Progress:

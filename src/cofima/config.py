@@ -46,16 +46,21 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     method: str = "cofima"
+    """What learns: see ``cofima list methods``."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The method's own options: see ``cofima show METHOD``."""
     dataset: str = "digits"
+    """What is learned: see ``cofima list datasets``."""
     data: DataOptions = Field(default_factory=DataOptions)
     backbone: str = "vit_micro"
+    """The pre-trained network: see ``cofima list backbones``."""
     model: ModelOptions = Field(default_factory=ModelOptions)
     stream: StreamOptions = Field(default_factory=StreamOptions)
     train: Train = Field(default_factory=Train)
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1993
+    """Decides class order, new head rows, batches, augmentation and alignment."""
     device: str = "auto"
+    """Where to compute; ``auto`` takes a GPU where there is one."""
     keep_checkpoints: bool = False
     """Keep the state after every task, not only after the last two."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -127,7 +132,7 @@ def _find(path: Path) -> Path:
     if path.is_file():
         return path
     packaged = Path(str(resources.files("cofima.recipes"))) / f"{path.stem}.yaml"
-    if packaged.is_file() and path.parent.name in ("", "recipes"):
+    if packaged.is_file() and path.suffix in ("", ".yaml") and path.parent.name in ("", "recipes"):
         return packaged
     raise CofimaError(f"no configuration file {path}{did_you_mean(path.name, recipes())}")
 

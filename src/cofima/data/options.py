@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class DataOptions(BaseModel):
     """How a dataset is read and split."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of each class that is tested on, for data without a test part of its own."""

@@ -33,6 +33,10 @@ class CoFiMA(CoMA):
     variant: Literal["paper", "authors"] = "paper"
     fisher_history: Literal["last", "accumulate"] = "last"
 
+    def __post_init__(self) -> None:
+        if self.variant == "authors" and (self.lam == "auto" or self.fisher_history == "accumulate"):
+            raise ValueError("variant=authors: the released code has neither lam=auto nor a summed Fisher")
+
     label: ClassVar[str] = "CoFiMA"
     paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 7"
     equation: ClassVar[str] = "θ*_t = (λ F_t θ_t + (1-λ) F*_{t-1} θ*_{t-1}) / (λ F_t + (1-λ) F*_{t-1})"

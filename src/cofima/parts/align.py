@@ -35,8 +35,11 @@ class Align(BaseModel):
     samples: Annotated[int, Field(ge=1)] = 256
     """Features drawn for each class in each epoch; also the batch size."""
     lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate at the start; it falls along a cosine, epoch by epoch."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of SGD."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    """Weight decay of the head."""
     temperature: Annotated[float, Field(gt=0)] = 0.1
     """Divides the normalised logits; the fewer classes, the larger it must be."""
 

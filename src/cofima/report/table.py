@@ -152,7 +152,7 @@ def _best(groups: list[Row], texts: list[list[str]]) -> set[tuple[int, int]]:
 
 
 def _title(run: Run) -> str:
-    sizes = sorted({len(task) for task in run.tasks[1:] or run.tasks})
+    sizes = sorted({len(task) for task in run.tasks})
     classes = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     tasks = f"{run.planned} task{'s' if run.planned != 1 else ''}"
     return f"{run.dataset}, {run.backbone}, {tasks} of {classes} classes"

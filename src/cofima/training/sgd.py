@@ -29,16 +29,21 @@ class Train(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     epochs: Annotated[int, Field(ge=0)] = 20
+    """Passes over a task's images."""
     batch: Annotated[int, Field(ge=1)] = 128
+    """Images per step; also per forward pass when features, Fisher information or accuracies are computed."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Learning rate of the head."""
     backbone_lr_scale: Annotated[float, Field(ge=0)] = 0.01
     """The backbone learns at ``lr`` times this; 0.01 is the slow learner, 1 plain fine-tuning, 0 frozen."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of SGD, new for each task."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    """Weight decay of everything that is trained."""
     milestones: tuple[int, ...] | None = None
     """Epochs after which both rates are multiplied by ``gamma``; by default at nine tenths."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """What the learning rates are multiplied by at each milestone."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 trains faster on GPUs; Fisher information and averages are always float32."""
 
