@@ -1,0 +1,129 @@
+"""Neither what is kept nor what is held grows with the number of tasks: 24 classes, dealt three ways."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cofima import methods, store
+from cofima.store import Model
+
+CLASSES = 24
+DEALT = (3, 6, 12)
+
+
+@pytest.fixture(autouse=True)
+def _only_what_is_new() -> Iterator[None]:
+    """Put aside all objects from before the test: they are neither counted nor searched."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def storages() -> dict[int, int]:
+    """Return the bytes of every storage that a live tensor of this test holds, each once."""
+    gc.collect()
+    found: dict[int, int] = {}
+    for thing in gc.get_objects():
+        try:
+            if issubclass(type(thing), torch.Tensor):  # isinstance would wake lazy stand-ins
+                whole = thing.untyped_storage()
+                found[whole.data_ptr()] = whole.nbytes()
+        except (RuntimeError, ReferenceError, NotImplementedError):  # tensors without storage
+            continue
+    return found
+
+
+def learned(tiny, name: str, tasks: int, options: dict, folder: Path | None = None) -> tuple[Model, int]:
+    """Return the model after all tasks, and the bytes that it keeps alive; written to disk if asked."""
+    stream = tiny.stream((CLASSES // tasks,) * tasks, per_class=3)
+    brief = {"align": {"epochs": 1, "samples": 2}} if hasattr(methods.build(name), "align") else {}
+    config = tiny.config(name, train={"epochs": 1, "batch": 32}, options=brief | options)
+    before = storages()
+    if folder is None:
+        model = tiny.model(config, stream)
+        for task in model.method.stream(stream):
+            model.method.learn(task)
+    else:
+        model = tiny.run(folder, config, stream)
+    after = storages()
+    return model, sum(size for place, size in after.items() if place not in before)
+
+
+VARIANTS = [(name, {}) for name in methods.names()] + [
+    ("coma", {"lam": "auto"}),
+    ("cofima", {"fisher_history": "accumulate"}),
+    ("cofima", {"variant": "authors"}),
+]
+
+
+def assert_flat(held: list[int], tiny) -> None:
+    """One more copy of the network a task would be seen at once."""
+    network = sum(p.numel() * 4 for p in tiny.net().backbone.parameters())
+    assert max(held) - min(held) < network / 2, held
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+def test_state_and_memory_do_not_grow_with_the_number_of_tasks(name: str, options: dict, tiny) -> None:
+    kept, weights, held = [], [], []
+    for tasks in DEALT:
+        model, bytes_held = learned(tiny, name, tasks, options)
+        kept.append(sum(v.numel() * v.element_size() for v in model.method.state().values()))
+        weights.append(sum(v.numel() * v.element_size() for v in model.weights().values()))
+        held.append(bytes_held)
+        del model
+    assert kept[0] == kept[1] == kept[2]
+    assert weights[0] == weights[1] == weights[2]
+    assert_flat(held, tiny)
+
+
+def test_the_folder_and_the_run_do_not_grow_either(tiny, tmp_path: Path) -> None:
+    held, sizes = [], []
+    for tasks in DEALT:
+        _, bytes_held = learned(tiny, "cofima", tasks, {}, tmp_path / str(tasks))
+        held.append(bytes_held)
+        files = [p for p in (tmp_path / str(tasks)).rglob("*.safetensors") if p.parent.name == f"{tasks:04d}"]
+        sizes.append({p.name: p.stat().st_size // 2000 for p in files})  # headers name one block more or less
+        assert len(list((tmp_path / str(tasks)).iterdir())) == 3
+    assert_flat(held, tiny)
+    state = [size[store.STATE] for size in sizes]
+    assert max(state) - min(state) <= 2
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_no_copy_of_the_network_survives_a_task(name: str, tiny) -> None:
+    """Between tasks a method holds the network, what it calls its state, and no third full-size thing."""
+    stream = tiny.stream((2, 2, 2), per_class=4)
+    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    before = storages()
+    for task in model.method.stream(stream):
+        model.method.learn(task)
+    network = sum(p.numel() * 4 for p in model.method.net.backbone.parameters())
+    grown = sum(size for place, size in storages().items() if place not in before)
+    state = sum(v.numel() * v.element_size() for v in model.method.state().values())
+    assert grown < state + network / 2
+
+
+@pytest.mark.parametrize(("name", "most"), [("seq_ft", 0), ("coma", 1), ("cofima", 3)])
+def test_how_many_copies_a_merge_holds_at_most(
+    name: str, most: int, tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CoMA: the old weights. CoFiMA: the old weights and two Fishers. The average itself needs none."""
+    stream = tiny.stream((2, 2, 2), per_class=4)
+    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    network = sum(p.numel() * 4 for p in model.method.net.backbone.parameters())
+    start, peaks = sum(storages().values()), []
+
+    def look() -> None:
+        peaks.append((sum(storages().values()) - start) / network)
+
+    if name != "seq_ft":
+        settle = type(model.method).settle
+        monkeypatch.setattr(type(model.method), "settle", lambda self, lam: (look(), settle(self, lam))[1])
+    for task in stream:
+        model.method.learn(task)
+    look()
+    assert max(peaks) < most + 0.6, peaks
