@@ -137,10 +137,13 @@ def test_an_unfinished_run_is_said_to_be_so(make_run):
     assert "3 of 5 tasks so far" in text
 
 
-def test_write_gives_four_files_and_leaves_nothing_else(study, page, tmp_path):
+def test_write_gives_tables_page_and_figures_and_leaves_nothing_else(study, page, tmp_path):
     out = tmp_path / "deep" / "out"
     paths = report.write(study, out)
-    assert [path.name for path in paths] == ["report.md", "report.csv", "report.tex", "report.html"]
+    assert [path.name for path in paths[:4]] == ["report.md", "report.csv", "report.tex", "report.html"]
+    drawings = {path.stem.split("-")[0] for path in paths[4:]}
+    assert drawings == {"accuracy", "distance"}
+    assert all(path.suffix == ".svg" and "<svg" in path.read_text() for path in paths[4:])
     assert sorted(out.iterdir()) == sorted(paths)
     assert paths[3].read_text() == page
     with paths[1].open(newline="") as file:
@@ -148,8 +151,8 @@ def test_write_gives_four_files_and_leaves_nothing_else(study, page, tmp_path):
 
 
 def test_a_failed_write_keeps_the_old_report(study, tmp_path, monkeypatch):
-    (old,) = (path for path in report.write(study, tmp_path / "out") if path.suffix == ".html")
-    before = old.read_bytes()
+    written = report.write(study, tmp_path / "out")
+    before = [path.read_bytes() for path in written]
 
     def full(_):
         raise OSError(28, "No space left on device")
@@ -157,8 +160,8 @@ def test_a_failed_write_keeps_the_old_report(study, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CofimaError, match=r"report\.md could not be written \(No space left"):
         report.write(study[:1], tmp_path / "out")
-    assert old.read_bytes() == before
-    assert len(list((tmp_path / "out").iterdir())) == 4
+    assert [path.read_bytes() for path in written] == before
+    assert len(list((tmp_path / "out").iterdir())) == len(written)
 
 
 def test_no_runs_no_report(tmp_path):

@@ -23,7 +23,7 @@ THEME = {colour: f"var(--series-{place})" for place, colour in enumerate(figure.
 
 
 def write(runs: Sequence[Run], folder: str | Path) -> list[Path]:
-    """Write report.md, report.csv, report.tex and report.html, each replaced as a whole or not at all."""
+    """Write report.md, .csv, .tex and .html and the main figures, each replaced as a whole or not at all."""
     if not runs:
         raise CofimaError("there are no runs to report")
     tables = build(runs)
@@ -32,6 +32,7 @@ def write(runs: Sequence[Run], folder: str | Path) -> list[Path]:
         "report.csv": csv_text(tables),
         "report.tex": latex(tables),
         "report.html": html(runs),
+        **_drawings(tables),
     }
     folder = Path(folder)
     try:
@@ -41,6 +42,16 @@ def write(runs: Sequence[Run], folder: str | Path) -> list[Path]:
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]
+
+
+def _drawings(tables: Sequence[Table]) -> dict[str, str]:
+    """Return the figures of each table as files of their own, for papers and slides."""
+    found: dict[str, str] = {}
+    for number, table in enumerate(tables, start=1):
+        which = f"-{number}" if len(tables) > 1 else ""
+        drawn = {"accuracy": figure.accuracy(table.groups), "distance": figure.distance(table.groups)}
+        found |= {f"{name}{which}.svg": svg for name, svg in drawn.items() if svg is not None}
+    return found
 
 
 def html(runs: Sequence[Run]) -> str:
