@@ -202,6 +202,21 @@ def test_every_packaged_recipe_is_right(name: str) -> None:
     assert read(name.removesuffix(".yaml")) == read(name)
 
 
+def test_a_recipe_may_say_more_for_each_method(tmp_path: Path) -> None:
+    recipe = tmp_path / "both.yaml"
+    recipe.write_text(
+        "method: coma\ntrain: {epochs: 3, batch: 8}\n"
+        "per_method:\n  coma: {options: {lam: 0.2}, train: {batch: 4}}\n  joint: {train: {lr: 0.5}}\n"
+    )
+    coma, joint = read(recipe), read(recipe, ["method=joint"])
+    assert (coma.options["lam"], coma.train.batch, coma.train.epochs, coma.train.lr) == (0.2, 4, 3, 0.01)
+    assert (joint.train.batch, joint.train.lr) == (8, 0.5)
+    assert read(recipe, ["options.lam=0.7"]).options["lam"] == 0.7
+    recipe.write_text("per_method: {comma: {}}")
+    with pytest.raises(CofimaError, match=r"per_method\.comma: unknown method; did you mean 'coma'\?"):
+        read(recipe)
+
+
 def test_a_configuration_survives_json() -> None:
     for values in ({}, {"method": "coma", "options": {"lam": 1 / 3}, "stream": {"groups": [[0, "b"], [2]]}}):
         made = check(values)

@@ -76,7 +76,7 @@ def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise CofimaError(f"{file} is not YAML: {error}") from error
     if values is not None and not isinstance(values, dict):
         raise CofimaError(f"{file}: expected keys and values, found {type(values).__name__}")
-    return check(override(values or {}, overrides), str(path))
+    return check(override(_for_method(values or {}, overrides, str(path)), overrides), str(path))
 
 
 def check(values: Mapping[str, Any], where: str = "the configuration") -> Config:
@@ -123,6 +123,15 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [f"{key}: {a.get(key, 'not set')} before, {b.get(key, 'not set')} now" for key in keys]
 
 
+def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values with those of ``more`` laid over them."""
+    result = dict(base)
+    for key, value in more.items():
+        inner = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if inner else value
+    return result
+
+
 def recipes() -> list[str]:
     """Return the names of the recipes that come with the package."""
     return sorted(f.name for f in resources.files("cofima.recipes").iterdir() if f.name.endswith(".yaml"))
@@ -135,6 +144,20 @@ def _find(path: Path) -> Path:
     if packaged.is_file() and path.suffix in ("", ".yaml") and path.parent.name in ("", "recipes"):
         return packaged
     raise CofimaError(f"no configuration file {path}{did_you_mean(path.name, recipes())}")
+
+
+def _for_method(values: dict[str, Any], overrides: Sequence[str], where: str) -> dict[str, Any]:
+    """Lay what a recipe says under ``per_method`` for the chosen method over the rest of it."""
+    per_method = values.pop("per_method", None) or {}
+    wrong = [
+        f"per_method.{name}: unknown method{did_you_mean(str(name), methods.names())}"
+        for name in per_method
+        if name not in methods.names()
+    ]
+    if wrong:
+        raise problems(where, wrong)
+    chosen = override(merged(values, {}), overrides).get("method", Config.model_fields["method"].default)
+    return merged(values, per_method.get(chosen) or {})
 
 
 def _names(config: Config) -> list[str | None]:

@@ -29,6 +29,7 @@ def run(model: Model, stream: Stream, folder: Path, progress: Progress) -> Model
         model.tasks.append(task.names)
         model.history.append(_row(model, task, score, folder))
         store.save(model, folder, progress)
+        progress.say(_summary(model, len(stream)))
     return model
 
 
@@ -55,6 +56,14 @@ def _row(model: Model, task: Task, score: Score, folder: Path) -> dict[str, Any]
         "train_images": len(task.train),
         "notes": facts["notes"],
     }
+
+
+def _summary(model: Model, tasks: int) -> str:
+    """Say in one line what the last task came to."""
+    row = model.history[-1]
+    right = sum(a * n for a, n in zip(row["accuracy"], row["sizes"], strict=True)) / sum(row["sizes"])
+    learned, seconds = f"task {row['task']}/{tasks} learned", row["seconds"]["total"]
+    return f"{model.method.label}: {learned}, {right:.1f} % on {len(model.classes)} classes, {seconds:.0f} s"
 
 
 def _parameters(module: nn.Module) -> dict[str, Tensor]:
