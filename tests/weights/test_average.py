@@ -83,6 +83,17 @@ def test_endpoints_are_bit_exact(dtype: torch.dtype, scale: float, fisher: bool)
         assert merged.data_ptr() not in (old["w"].data_ptr(), new["w"].data_ptr())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_endpoints_hold_at_the_ends_of_the_range(dtype: torch.dtype) -> None:
+    """The difference of the two is infinite, the endpoints are not."""
+    most = torch.finfo(dtype).max
+    old, new = torch.tensor([-most, most, 0.0], dtype=dtype), torch.tensor([most, -most, most], dtype=dtype)
+    f = one(torch.tensor([0.0, 1.0, 1.0]))
+    for lam, end in ((0, old), (1, new)):
+        assert torch.equal(average(one(old), one(new), lam)["w"], end)
+        assert torch.equal(fisher_average(one(old), one(new), f, f, lam)["w"], end)
+
+
 @given(values(), values(), shares)
 def test_average_stays_between_its_operands(old: Tensor, new: Tensor, lam: float) -> None:
     merged = average(one(old), one(new), lam)["w"]
