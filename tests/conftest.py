@@ -28,6 +28,8 @@ from cofima.seeds import Seeds
 from cofima.store import Model, attach
 from cofima.training.sgd import Context, Train
 
+torch.set_num_threads(1)  # networks this small only lose time by sharing their work
+
 SIDE = 16
 _SHARED = {
     "input_size": (3, SIDE, SIDE),
