@@ -27,6 +27,7 @@ BASE: dict[str, Any] = {
     "options": {"align": {"epochs": 150, "temperature": 1.0}},
 }
 CONTINUAL = ["slca", "coma", "cofima"]
+JOINT = ["train.backbone_lr_scale=0.3", "train.batch=16"]
 FACTORS: list[tuple[list[str], list[str]]] = [
     ([], ["joint", "seq_ft", *CONTINUAL]),
     (["train.batch=128", "options.align={}"], CONTINUAL),  # the paper's values, but for the epochs
@@ -35,11 +36,17 @@ FACTORS: list[tuple[list[str], list[str]]] = [
     (["options.fisher_history=accumulate"], ["cofima"]),
     (["options.variant=authors"], ["cofima"]),
     *(([f"train.backbone_lr_scale={value}", "train.batch=16"], ["joint"]) for value in (0.1, 0.3, 1.0)),
+    *(([*JOINT, f"train.epochs={value}"], ["joint"]) for value in (3, 4)),
+    *(([*JOINT, f"train.epochs={value}", f"train.milestones=[{value - 1}]"], ["joint"]) for value in (3, 4)),
     *(([f"train.epochs={value}"], CONTINUAL) for value in (1, 3)),
     (["train.batch=64"], CONTINUAL),
-    *(([f"options.align.temperature={value}"], CONTINUAL) for value in (0.3, 3.0)),
-    (["options.align.epochs=50"], CONTINUAL),
-    *(([f"train.lr={value}"], CONTINUAL) for value in (0.003, 0.03)),
+    (["options.align.temperature=0.3"], CONTINUAL),
+    (["options.align.temperature=0.3", "options.lam=0.2"], ["coma", "cofima"]),
+    (["options.align.temperature=0.3", "options.align.epochs=50", "options.lam=0.2"], ["coma", "cofima"]),
+    (["options.align.temperature=0.3", "data.limit=80"], ["slca"]),
+    (["options.align.temperature=0.3", "options.lam=0.2", "data.limit=80"], ["coma", "cofima"]),
+    (["data.limit=80"], ["seq_ft"]),
+    ([*JOINT, "train.epochs=3", "train.milestones=[2]", "data.limit=80"], ["joint"]),
 ]
 HEAD = """# How the recipe of `cofima demo` was chosen
 
@@ -53,6 +60,19 @@ Middle setting (everything else is the package's default, which is the paper's):
 
 {base}
 
+"""
+FOOT = """
+What was taken, and why:
+
+- The alignment needs a larger temperature and more epochs than the paper's: an epoch has as many steps as
+  there are classes, and here there are 4 to 10, not 100. With the paper's values the head stays near chance.
+- The backbone moves at the paper's ratio (0.01) in batches of 32. Below it nothing moves and every method
+  equals the frozen network; above it the features drift away from the Gaussians that are remembered, and
+  averaging can no longer repair it. At 0.01 the drift costs SLCA several points, and averaging takes most
+  of them back: this is what the demo shows.
+- `lam=0.2`: the best of those tried for CoFiMA; the paper's 0.4 is for large tasks.
+- Joint has nothing to forget. It gets the rate and the epochs that suit it, for an honest upper bound.
+- The last four rows are the recipe: 80 images a class keep the demo short.
 """
 
 
@@ -97,7 +117,7 @@ def main() -> None:
         if set(chosen) & set(arguments.methods):
             lines.append(row(changes, chosen, arguments.methods, arguments.seeds, arguments.out))
             print(lines[-1], flush=True)
-    (Path(__file__).parent / "DEMO_RECIPE.md").write_text("\n".join(lines) + "\n", "utf-8")
+    (Path(__file__).parent / "DEMO_RECIPE.md").write_text("\n".join(lines) + "\n" + FOOT, "utf-8")
 
 
 if __name__ == "__main__":
