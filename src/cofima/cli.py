@@ -67,7 +67,7 @@ def demo(
 ) -> None:
     """Learn the embedded digits with five methods, and show how much each forgets.
 
-    Takes about two minutes on two CPU cores, offline. The same command continues after an interruption.
+    Takes two to three minutes on two CPU cores, offline. The same command continues after an interruption.
     """
     with _interruptible():
         runs = demonstration.demo(folder, seed, _progress())
