@@ -70,14 +70,17 @@ BACKBONES = ("vit_test", "resnet_test")
 # quick to learn on the blobs: a few epochs at rates that a tiny untrained network needs
 TRAIN = {"epochs": 4, "batch": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
 ALIGN = {"epochs": 2, "samples": 16}
+LAYERS = {"g_layers": (0,), "e_layers": (1,)}  # all that vit_test has
 
 
 def options_for(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Make alignment short where a method has it."""
+    """Make alignment short where a method has it, and place prefixes in the few layers that are there."""
     from cofima import methods
 
-    aligned = {"align": ALIGN} if hasattr(methods.build(method), "align") else {}
-    return aligned | options
+    built = methods.build(method)
+    aligned = {"align": ALIGN} if hasattr(built, "align") else {}
+    prefixed = LAYERS if hasattr(built, "e_layers") else {}
+    return aligned | prefixed | options
 
 
 def tiny_config(method: str = "seq_ft", network: str = "vit_test", **more: Any) -> Config:
