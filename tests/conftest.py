@@ -70,17 +70,19 @@ BACKBONES = ("vit_test", "resnet_test")
 # quick to learn on the blobs: a few epochs at rates that a tiny untrained network needs
 TRAIN = {"epochs": 4, "batch": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
 ALIGN = {"epochs": 2, "samples": 16}
-LAYERS = {"g_layers": (0,), "e_layers": (1,)}  # all that vit_test has
+# few prompts beside the four patches that vit_test sees, and prefixes in the two layers that it has
+PROMPTS = {"lr": 0.3, "length": 1, "top_k": 1, "g_layers": (0,), "e_layers": (1,)}
 
 
 def options_for(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Make alignment short where a method has it, and place prefixes in the few layers that are there."""
+    """Make alignment short and prompts small where a method has them."""
     from cofima import methods
+    from cofima.methods._prompted import Prompted
 
     built = methods.build(method)
     aligned = {"align": ALIGN} if hasattr(built, "align") else {}
-    prefixed = LAYERS if hasattr(built, "e_layers") else {}
-    return aligned | prefixed | options
+    known = PROMPTS if isinstance(built, Prompted) else {}
+    return aligned | {key: value for key, value in known.items() if hasattr(built, key)} | options
 
 
 def tiny_config(method: str = "seq_ft", network: str = "vit_test", **more: Any) -> Config:

@@ -111,7 +111,9 @@ def test_a_backbone_that_does_not_suit_is_refused_before_any_work(
     name: str, tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny.config(name, "resnet_test")
-    with pytest.raises(CofimaError, match="needs a vision transformer .* this backbone is a ResNet") as error:
+    with pytest.raises(
+        CofimaError, match=r"needs a vision transformer .* this backbone is a ResNet"
+    ) as error:
         tiny.model(config, tiny.stream())
     assert "\n" not in str(error.value)
     monkeypatch.setattr("cofima.data.datasets.load", lambda *_, **__: pytest.fail("images were read"))
