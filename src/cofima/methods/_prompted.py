@@ -24,7 +24,7 @@ class Prompted(Method):
 
     Args:
         lr: Learning rate of Adam for a batch of 256; it grows and shrinks with ``train.batch``.
-        clip: Largest norm of the gradient of a step; none leaves it as it is.
+        clip: Largest norm of the gradient of a step, which is cut to it.
         gamma: Weight of the pull of keys towards the queries of the images that use their prompts.
     """
 
