@@ -74,7 +74,7 @@ def _table(first: str, third: str, rows: list[tuple[str, str, str, str]]) -> str
 
 
 def _code(text: str) -> str:
-    return text if text in ("number", "whole number") else f"`{text}`"
+    return text if text in ("number", "whole number", "list of whole numbers") else f"`{text}`"
 
 
 if __name__ == "__main__":

@@ -72,14 +72,19 @@ BACKBONES = ("vit_test", "resnet_test")
 # quick to learn on the blobs: a few epochs at rates that a tiny untrained network needs
 TRAIN = {"epochs": 4, "batch": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
 ALIGN = {"epochs": 2, "samples": 16}
+# few prompts beside the four patches that vit_test sees, and prefixes in the two layers that it has
+PROMPTS = {"lr": 0.3, "length": 1, "top_k": 1, "g_layers": (0,), "e_layers": (1,)}
 
 
 def options_for(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Make alignment short where a method has it."""
+    """Make alignment short and prompts small where a method has them."""
     from cofima import methods
+    from cofima.methods._prompted import Prompted
 
-    aligned = {"align": ALIGN} if hasattr(methods.build(method), "align") else {}
-    return aligned | options
+    built = methods.build(method)
+    aligned = {"align": ALIGN} if hasattr(built, "align") else {}
+    known = PROMPTS if isinstance(built, Prompted) else {}
+    return aligned | {key: value for key, value in known.items() if hasattr(built, key)} | options
 
 
 def tiny_config(method: str = "seq_ft", network: str = "vit_test", **more: Any) -> Config:

@@ -28,7 +28,15 @@ from cofima.training.evaluate import evaluate
 T = TypeVar("T")
 
 every_method = pytest.mark.parametrize("name", methods.names())
-every_network = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
+every_pair = pytest.mark.parametrize(
+    ("name", "network"),
+    [
+        (name, network)
+        for name in methods.names()
+        for network in ("vit_test", "resnet_test")
+        if network == "vit_test" or not methods.find(name).needs_vit
+    ],
+)
 
 
 class StoppedError(Exception):
@@ -81,8 +89,7 @@ def kept(model: Model) -> dict[str, Tensor]:
     return model.weights() | {f"state.{k}": v for k, v in model.method.state().items()}
 
 
-@every_network
-@every_method
+@every_pair
 def test_resume_equals_an_uninterrupted_run(name: str, network: str, tiny, tmp_path: Path, same_bits) -> None:
     config = tiny.config(name, network, train={"epochs": 2})
     whole = launch(config, tmp_path / "whole")
@@ -99,8 +106,23 @@ def test_resume_equals_an_uninterrupted_run(name: str, network: str, tiny, tmp_p
     assert cut.tasks == whole.tasks
 
 
-@every_network
-@every_method
+@pytest.mark.parametrize("name", [name for name in methods.names() if methods.find(name).needs_vit])
+def test_a_backbone_that_does_not_suit_is_refused_before_any_work(
+    name: str, tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.config(name, "resnet_test")
+    with pytest.raises(
+        CofimaError, match=r"needs a vision transformer .* this backbone is a ResNet"
+    ) as error:
+        tiny.model(config, tiny.stream())
+    assert "\n" not in str(error.value)
+    monkeypatch.setattr("cofima.data.datasets.load", lambda *_, **__: pytest.fail("images were read"))
+    with pytest.raises(CofimaError, match=f"{methods.find(name).label} needs a vision transformer"):
+        launch(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@every_pair
 def test_the_same_seed_gives_the_same_bits_and_another_differs(
     name: str, network: str, tiny, same_bits
 ) -> None:
@@ -152,8 +174,7 @@ class Forbidden:
         raise AssertionError("the test images were counted")
 
 
-@every_network
-@every_method
+@every_pair
 def test_the_test_set_is_not_looked_at_while_learning(name: str, network: str, tiny) -> None:
     stream = tiny.stream((2, 1, 2), per_class=6)
     model = tiny.model(tiny.config(name, network, train={"epochs": 1}), stream)
@@ -181,8 +202,7 @@ def test_a_task_is_learnt_from_its_own_training_images_alone(name: str, tiny, sa
     same_bits(kept(model), kept(whole))
 
 
-@every_network
-@every_method
+@every_pair
 def test_scoring_changes_nothing(name: str, network: str, tiny, same_bits) -> None:
     for sizes in ((1, 2), (2, 2)):
         stream = tiny.stream(sizes, per_class=6)

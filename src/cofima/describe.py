@@ -49,6 +49,8 @@ def values(hint: Any) -> str:
         return values(get_args(hint)[0])
     if origin in (Union, UnionType):
         return " | ".join(values(part) for part in get_args(hint))
+    if origin is tuple:
+        return f"list of {values(get_args(hint)[0])}s"
     if origin is Literal:
         return " | ".join(map(str, get_args(hint)))
     return {int: "whole number", float: "number", bool: "true | false", NoneType: "none"}.get(hint, str(hint))
@@ -73,4 +75,6 @@ def _meanings(kind: type[Method]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return str(list(value))
     return "none" if value is None else str(value)

@@ -55,6 +55,27 @@ def test_the_loop_is_a_bare_pytorch_loop(network: str, tiny, same_bits) -> None:
     same_bits(net.state_dict(), bare.state_dict())
 
 
+def test_another_optimizer_takes_the_steps_and_a_frozen_backbone_computes_as_at_test_time(
+    tiny, same_bits
+) -> None:
+    context = tiny.context({"epochs": 3, "batch": 8})
+    task = tiny.stream((2,), per_class=4)[0]
+    net = tiny.net("resnet_test", sizes=(2,))  # its batch statistics would move in training
+    net.backbone.requires_grad_(False)
+    bare = copy.deepcopy(net).eval()
+    adam = torch.optim.Adam(net.head.parameters(), lr=0.1)
+    sgd(net, task.train, local_loss(net, 0), context, 0, optimizer=adam)
+    optimizer = torch.optim.Adam(bare.head.parameters(), lr=0.1)  # at one rate to the end
+    for epoch in range(3):
+        pixels, labels = task.train.batch(
+            torch.randperm(8, generator=context.seeds.generator("loader", 0, epoch))
+        )
+        optimizer.zero_grad()
+        cross_entropy(bare(pixels.float().sub(127.5).div(127.5)), labels).backward()
+        optimizer.step()
+    same_bits(net.state_dict(), bare.state_dict())
+
+
 def spy_rates(monkeypatch: pytest.MonkeyPatch, tiny, **how) -> list[tuple[float, float]]:
     """Return the two learning rates at every step."""
     seen: list[tuple[float, float]] = []

@@ -8,13 +8,16 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import ConfigDict, Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 
 from cofima.data.images import ImageSet
 from cofima.data.stream import Stream, Task
+from cofima.errors import CofimaError
 from cofima.models.head import Head
 from cofima.models.net import Net
+from cofima.models.vit import unsuited
 from cofima.training.sgd import Context, plain_batches, sgd
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -34,13 +37,23 @@ class Method:
     paper: ClassVar[str] = ""
     equation: ClassVar[str] = ""
     frozen_old_heads: ClassVar[bool] = True
+    frozen_backbone: ClassVar[bool] = False
+    needs_vit: ClassVar[bool] = False
 
     def setup(self, net: Net, context: Context) -> None:
         """Take over the network and what to learn with; called once, before anything else."""
+        self.check(net.backbone)
+        if self.frozen_backbone:
+            net.backbone.requires_grad_(False)
         self.net = net
         self.context = context
         self.facts: dict[str, Any] = {}
         self.task: Task
+
+    def check(self, backbone: nn.Module) -> None:
+        """Refuse a backbone that the method cannot work with, before any work."""
+        if self.needs_vit and (problem := unsuited(backbone)):
+            raise CofimaError(f"{self.label} needs a vision transformer with a class token; {problem}")
 
     def stream(self, stream: Stream) -> Stream:
         """Return the tasks as this method takes them."""
@@ -69,14 +82,21 @@ class Method:
             self.net.eval()  # as after training: test images must not move batch statistics
             return
         with self.timed("train"):
-            sgd(self.net, task.train, self.loss, self.context, task.index, self.after_step)
+            sgd(self.net, task.train, self.loss, self.context, task.index, self.after_step, self.optimizer())
+
+    def optimizer(self) -> Optimizer | None:
+        """Return what takes the steps of a task, where it is not SGD at the rates of ``train``."""
+        return None
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch, as it is seen in training."""
+        return self.local_loss(self.net(images), labels)
+
+    def local_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy over the current task's logits alone.
 
         With a single new class that would be 0 whatever the weights, so all classes seen compete.
         """
-        logits = self.net(images)
         first = self.task.classes.start if len(self.task.classes) > 1 else 0
         return cross_entropy(logits[:, first:], labels - first)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cofima.data.images import ImageSet
 from cofima.data.views import View
@@ -18,8 +19,8 @@ from cofima.seeds import Seeds
 CHECK_EVERY = 50  # steps between two looks at the loss: each look makes a GPU wait
 
 ADVICE = (
-    "the state after the task before is kept. Try a smaller train.lr or train.backbone_lr_scale, "
-    "or look for broken images in this task."
+    "the state after the task before is kept. Try a smaller train.lr or train.backbone_lr_scale "
+    "(or options.lr, where the method has one), or look for broken images in this task."
 )
 
 
@@ -80,13 +81,19 @@ def sgd(
     context: Context,
     task: int,
     after_step: Callable[[], None] | None = None,
+    optimizer: Optimizer | None = None,
 ) -> None:
-    """Train ``net`` on ``images`` for the epochs that ``context.train`` says."""
+    """Train ``net`` on ``images`` for the epochs that ``context.train`` says.
+
+    Another ``optimizer`` than SGD keeps its rates, but for milestones that were asked for.
+    """
     how, seeds = context.train, context.seeds
-    optimizer = make_optimizer(net, how)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, how.decays, how.gamma)
+    decays = how.decays if optimizer is None else list(how.milestones or ())
+    optimizer = make_optimizer(net, how) if optimizer is None else optimizer
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, decays, how.gamma)
     half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
     net.train()
+    net.backbone.train(bool(moving(net.backbone)))  # a frozen one computes as at test time
     for epoch in range(how.epochs):
         augment = seeds.generator("augment", task, epoch)
         steps = batches(len(images), how.batch, seeds.generator("loader", task, epoch))
@@ -114,8 +121,8 @@ def sgd(
 def make_optimizer(net: Net, how: Train) -> torch.optim.SGD:
     """Return SGD over what may move: the backbone slowly, the head at the full rate."""
     groups = [
-        {"params": _moving(net.backbone), "lr": how.lr * how.backbone_lr_scale},
-        {"params": _moving(net.head), "lr": how.lr},
+        {"params": moving(net.backbone), "lr": how.lr * how.backbone_lr_scale},
+        {"params": moving(net.head), "lr": how.lr},
     ]
     return torch.optim.SGD(groups, lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
 
@@ -157,5 +164,6 @@ def _deal(order: Tensor, size: int) -> list[Tensor]:
     return dealt
 
 
-def _moving(module: nn.Module) -> list[nn.Parameter]:
+def moving(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are not frozen."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]

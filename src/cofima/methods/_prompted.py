@@ -1,0 +1,81 @@
+"""What methods with prompts share: a frozen vision transformer, prompts found by key, Adam."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.optim import Optimizer
+
+from cofima.methods.base import Method
+from cofima.parts.prompts import Pool, adam
+from cofima.training.sgd import moving
+
+Count = Annotated[int, Field(ge=1)]
+Weight = Annotated[float, Field(ge=0)]
+
+
+@dataclass(eq=False)
+class Prompted(Method):
+    """Learn prompts, their keys and the head; each image takes the prompts whose keys are nearest.
+
+    What is learnt is held by the network, so that training checks and cleans it as it does the head.
+
+    Args:
+        lr: Learning rate of Adam for a batch of 256; it grows and shrinks with ``train.batch``.
+        clip: Largest norm of the gradient of a step, which is cut to it.
+        gamma: Weight of the pull of keys towards the queries of the images that use their prompts.
+    """
+
+    lr: Annotated[float, Field(gt=0)] = 0.03
+    clip: Annotated[float, Field(gt=0)] | None = 1.0
+    gamma: Weight = 1.0
+
+    needs_vit: ClassVar[bool] = True
+    frozen_backbone: ClassVar[bool] = True
+
+    def hold(self, pool: Pool) -> None:
+        """Keep the prompts."""
+        self.net.prompts = self.pool = pool.to(self.context.device)
+
+    def optimizer(self) -> Optimizer:
+        """Return a new Adam over all that is not frozen."""
+        return adam(moving(self.net), self.lr * self.context.train.batch / 256, self.clip)
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the local cross-entropy, less ``gamma`` times the similarity of the keys in use."""
+        similarity = self.similarity(images)
+        chosen = self.choose(similarity)
+        pull = similarity.gather(1, chosen).sum(1).mean()
+        return self.local_loss(self.logits(images, chosen), labels) - self.gamma * pull
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Let each image find its prompts alone, whatever stands beside it in the batch."""
+        return self.logits(images, self.nearest(self.similarity(images)))
+
+    def similarity(self, images: Tensor) -> Tensor:
+        """Return the cosine of each image's query, its feature without prompts, and each key."""
+        with torch.no_grad():
+            query = self.net.features(images)
+        return self.pool.similarity(query)
+
+    def nearest(self, similarity: Tensor) -> Tensor:
+        """Return the prompts that images take at test time [B, k], from similarities [B, prompts]."""
+        return similarity.topk(1).indices
+
+    def choose(self, similarity: Tensor) -> Tensor:
+        """Return the prompts that images take in training [B, k]."""
+        return self.nearest(similarity)
+
+    def logits(self, images: Tensor, chosen: Tensor) -> Tensor:
+        """Return the logits of all classes seen, with the prompts chosen for each image."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Tensor]:
+        """Keep the prompts and their keys."""
+        return self.pool.state()
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take them over."""
+        self.hold(Pool.restore(state))

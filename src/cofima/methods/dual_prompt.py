@@ -1,0 +1,97 @@
+r"""DualPrompt: prompts for all tasks, and prompts for one.
+
+Wang et al., "DualPrompt: Complementary Prompting for Rehearsal-free Continual Learning", ECCV 2022,
+https://arxiv.org/abs/2204.04799. The backbone :math:`f` stays as it is. Prefixes join the keys and values
+of its attention: :math:`g`, shared by all tasks, in the first layers, and :math:`e_t` of each task in the
+layers that follow,
+
+.. math:: \min_{g, e_t, k_t, w}\ \mathrm{CE}\big(z(x; g, e_t),\ y\big) - \gamma \cos(q, k_t),
+          \qquad q = f(x)
+
+At test time an image takes the :math:`e_t` whose key :math:`k_t` is nearest to its query :math:`q`.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from cofima.data.stream import Task
+from cofima.errors import CofimaError
+from cofima.methods._prompted import Count, Prompted
+from cofima.parts.prompts import Pool, prefix_problem, prefixes, uniform
+
+Layers = tuple[Annotated[int, Field(ge=0)], ...]
+
+
+@dataclass(eq=False)
+class DualPrompt(Prompted):
+    """Learn prefixes for a frozen backbone: one for all tasks, and one for each.
+
+    Args:
+        g_layers: Layers with the prefix that all tasks share, counted from 0.
+        g_length: Its length.
+        e_layers: Layers with the prefix of the task.
+        e_length: Its length.
+    """
+
+    g_layers: Layers = (0, 1)
+    g_length: Count = 5
+    e_layers: Layers = (2, 3, 4)
+    e_length: Count = 5
+
+    def __post_init__(self) -> None:
+        layers = [*self.g_layers, *self.e_layers]
+        if twice := sorted({layer for layer in layers if layers.count(layer) > 1}):
+            raise ValueError(f"g_layers and e_layers: layer {' and '.join(map(str, twice))} is there twice")
+
+    label: ClassVar[str] = "DualPrompt"
+    paper: ClassVar[str] = "Wang et al., ECCV 2022, https://arxiv.org/abs/2204.04799, Eq. 6"
+    equation: ClassVar[str] = "min CE(z(x; g, e_t), y) - γ cos(q, k_t);  at test e_s, s = argmax cos(q, k)"
+
+    def check(self, backbone: nn.Module) -> None:
+        """Refuse layers that the backbone does not have, too."""
+        super().check(backbone)
+        if problem := prefix_problem(backbone, (*self.g_layers, *self.e_layers)):
+            raise CofimaError(f"options.g_layers, options.e_layers: {problem}")
+
+    def begin(self, task: Task) -> None:
+        """Start the task's prefix from that of the task before, with a key of its own."""
+        chance, width = self.context.seeds.generator("prompts", task.index), self.net.head.features
+        if task.index == 0:
+            self.share(uniform((len(self.g_layers), 2, self.g_length, width), chance))
+            self.hold(Pool())
+            start = uniform((1, len(self.e_layers), 2, self.e_length, width), chance)
+        else:
+            start = self.pool.prompts[-1][-1:]
+        self.pool.add(start, uniform((1, width), chance))
+        self.pool.to(self.context.device)
+        super().begin(task)
+
+    def share(self, prefix: Tensor) -> None:
+        """Keep the prefix of all tasks [layers, 2, length, width]."""
+        self.net.shared = self.shared = nn.Parameter(prefix.to(self.context.device))
+
+    def choose(self, similarity: Tensor) -> Tensor:
+        """Return the task's own prefix in training, for every image."""
+        return torch.full((len(similarity), 1), self.task.index, device=similarity.device)
+
+    def logits(self, images: Tensor, chosen: Tensor) -> Tensor:
+        """Classify with the shared prefix and the one chosen for each image."""
+        shared = self.shared.expand(len(images), *self.shared.shape)
+        own = self.pool.take(chosen[:, 0])
+        by_layer = zip((*self.g_layers, *self.e_layers), (*shared.unbind(1), *own.unbind(1)), strict=True)
+        with prefixes(self.net.backbone, dict(by_layer)):
+            logits: Tensor = self.net(images)
+        return logits
+
+    def state(self) -> dict[str, Tensor]:
+        """Keep the shared prefix as well."""
+        return super().state() | {"shared": self.shared.detach()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take it over, too."""
+        super().restore(state)
+        self.share(state["shared"])

@@ -1,0 +1,23 @@
+"""Which backbones are vision transformers as prompts need them."""
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+_OWN = ("forward", "forward_features", "forward_head", "_pos_embed")
+
+
+def unsuited(backbone: nn.Module) -> str | None:
+    """Return why a backbone is not timm's VisionTransformer with its class token as feature, or None.
+
+    Registers, a norm before the blocks, layer scale and any positions are welcome.
+    """
+    kind = type(backbone)
+    if not isinstance(backbone, VisionTransformer):
+        return f"this backbone is a {kind.__name__}. Try vit_micro, or a name that starts with vit_ or deit_"
+    if any(getattr(kind, name) is not getattr(VisionTransformer, name) for name in _OWN):
+        return f"this backbone is a {kind.__name__}, which uses its tokens in another way"
+    if not backbone.has_class_token:
+        return "this backbone has none"
+    if backbone.global_pool != "token":
+        return f"the feature of this backbone is not its class token (global_pool='{backbone.global_pool}')"
+    return None
