@@ -44,7 +44,11 @@ def accuracy(rows: Sequence[Row]) -> str | None:
 
 
 def distance(rows: Sequence[Row]) -> str | None:
-    """Draw how far the backbone is from its pre-trained weights, after each task."""
+    """Draw how far the backbone is from its pre-trained weights, after each task.
+
+    Joint training is left out where there is anything else: it may move a hundred times as far.
+    """
+    rows = [row for row in rows if not row.joint] or rows
     return _lines(rows, lambda run: run.distances, "Distance from the start")
 
 

@@ -91,9 +91,7 @@ def _section(table: Table, number: int) -> str:
         _figure(
             figure.distance(rows),
             f"t{number}d",
-            "Distance of the backbone from its pre-trained weights, after each task"
-            + _band(rows)
-            + _dashed(rows),
+            "Distance of the backbone from its pre-trained weights, after each task" + _band(rows),
         ),
     ]
     small = [
