@@ -70,14 +70,16 @@ BACKBONES = ("vit_test", "resnet_test")
 # quick to learn on the blobs: a few epochs at rates that a tiny untrained network needs
 TRAIN = {"epochs": 4, "batch": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
 ALIGN = {"epochs": 2, "samples": 16}
+MEMORY = 24  # images: fewer than there are, so that some must go
 
 
 def options_for(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Make alignment short where a method has it."""
+    """Make alignment short and memory small where a method has them."""
     from cofima import methods
 
-    aligned = {"align": ALIGN} if hasattr(methods.build(method), "align") else {}
-    return aligned | options
+    small = {"align": ALIGN, "memory_size": MEMORY}
+    made = methods.build(method)
+    return {key: value for key, value in small.items() if hasattr(made, key)} | options
 
 
 def tiny_config(method: str = "seq_ft", network: str = "vit_test", **more: Any) -> Config:

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.data.images import ImageSet
+from cofima.data.images import Images
 from cofima.data.stream import Stream, Task
 from cofima.models.head import Head
 from cofima.models.net import Net
@@ -34,6 +34,7 @@ class Method:
     paper: ClassVar[str] = ""
     equation: ClassVar[str] = ""
     frozen_old_heads: ClassVar[bool] = True
+    keeps_images: ClassVar[bool] = False
 
     def setup(self, net: Net, context: Context) -> None:
         """Take over the network and what to learn with; called once, before anything else."""
@@ -69,14 +70,25 @@ class Method:
             self.net.eval()  # as after training: test images must not move batch statistics
             return
         with self.timed("train"):
-            sgd(self.net, task.train, self.loss, self.context, task.index, self.after_step)
+            steps = (self.after_step, self.before_step)
+            sgd(self.net, self.data(task), self.loss, self.context, task.index, *steps)
+
+    def data(self, task: Task) -> Images:
+        """Return the images to train on."""
+        return task.train
+
+    def before_step(self, pixels: Tensor) -> None:
+        """Look at the images of the next step as they are stored."""
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return what a step makes smaller: the local cross-entropy, unless a method says otherwise."""
+        return self.local_loss(self.net(images), labels)
+
+    def local_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy over the current task's logits alone.
 
         With a single new class that would be 0 whatever the weights, so all classes seen compete.
         """
-        logits = self.net(images)
         first = self.task.classes.start if len(self.task.classes) > 1 else 0
         return cross_entropy(logits[:, first:], labels - first)
 
@@ -103,7 +115,7 @@ class Method:
         """Take over what :meth:`state` returned, when backbone and predicting head are in place."""
 
     @torch.inference_mode()
-    def features(self, images: ImageSet) -> Tensor:
+    def features(self, images: Images) -> Tensor:
         """Return the features of images, in order, on the CPU."""
         self.net.eval()
         pairs = plain_batches(images, self.context, "features")

@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from cofima.data.images import ImageSet
+from cofima.data.images import Images
 from cofima.data.views import View
 from cofima.errors import CofimaError
 from cofima.models.net import Net
@@ -75,13 +75,17 @@ class Context:
 
 def sgd(
     net: Net,
-    images: ImageSet,
+    images: Images,
     loss: Callable[[Tensor, Tensor], Tensor],
     context: Context,
     task: int,
     after_step: Callable[[], None] | None = None,
+    before_step: Callable[[Tensor], None] | None = None,
 ) -> None:
-    """Train ``net`` on ``images`` for the epochs that ``context.train`` says."""
+    """Train ``net`` on ``images`` for the epochs that ``context.train`` says.
+
+    ``before_step`` is given the pixels of a batch as they are stored, before they are varied.
+    """
     how, seeds = context.train, context.seeds
     optimizer = make_optimizer(net, how)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, how.decays, how.gamma)
@@ -94,6 +98,8 @@ def sgd(
         label = f"epoch {epoch + 1}/{how.epochs}"
         for step, index in enumerate(context.progress.track(steps, len(steps), label)):
             pixels, labels = images.batch(index)
+            if before_step is not None:
+                before_step(pixels)
             inputs = context.view.train(pixels.to(context.device, non_blocking=True), augment)
             with half:
                 value = loss(inputs, labels.to(context.device))
@@ -125,7 +131,7 @@ def batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
     return _deal(torch.randperm(count, generator=generator), size)
 
 
-def plain_batches(images: ImageSet, context: Context, label: str) -> Iterator[tuple[Tensor, Tensor]]:
+def plain_batches(images: Images, context: Context, label: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield every image once, in order, as it is seen at test time."""
     index = _deal(torch.arange(len(images)), context.train.batch)
     for at in context.progress.track(index, len(index), label):
