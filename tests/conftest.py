@@ -70,14 +70,15 @@ BACKBONES = ("vit_test", "resnet_test")
 # quick to learn on the blobs: a few epochs at rates that a tiny untrained network needs
 TRAIN = {"epochs": 4, "batch": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
 ALIGN = {"epochs": 2, "samples": 16}
+LAMB = 0.3  # of a penalty: at such rates a tiny network learns nothing against a strong one
 MEMORY = 24  # images: fewer than there are, so that some must go
 
 
 def options_for(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Make alignment short and memory small where a method has them."""
+    """Make alignment short, memory small and penalties weak where a method has them."""
     from cofima import methods
 
-    small = {"align": ALIGN, "memory_size": MEMORY}
+    small = {"align": ALIGN, "memory_size": MEMORY, "lamb": LAMB}
     made = methods.build(method)
     return {key: value for key, value in small.items() if hasattr(made, key)} | options
 

@@ -12,7 +12,6 @@ then :math:`\alpha z_k + \beta` of the new classes is fitted on a balanced part 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -23,7 +22,6 @@ from cofima.methods.base import Method
 from cofima.parts import replay
 from cofima.parts.correction import Correction, correct
 from cofima.parts.distill import distillation, teacher_of
-from cofima.parts.exemplars import drawn, first_of_each, herded
 
 
 @dataclass(eq=False)
@@ -62,9 +60,8 @@ class BiC(Method):
             self.memory = replay.nothing_of(task.train)
         else:
             self.teacher = teacher_of(self.net)
-            count = max(1, round(self.validation * (self.memory_size // task.classes.start)))
             generator = self.context.seeds.generator("held out", task.index)
-            self.learnt, self.spared = replay.apart(self.memory, task.train, count, generator)
+            self.learnt, self.spared = replay.apart(self.memory, task.train, self.validation, generator)
         super().begin(task)
 
     def data(self, task: Task) -> Images:
@@ -76,11 +73,9 @@ class BiC(Method):
         logits = self.net(images)
         loss = cross_entropy(logits, labels)
         if self.task.index > 0:
-            with torch.no_grad():
-                old = self.teacher(images)
+            old = self.teacher(images)
             known, share = old.shape[1], old.shape[1] / logits.shape[1]
-            kept = distillation(logits[:, :known], old, self.temperature)
-            loss = share * kept + (1 - share) * loss
+            loss = share * distillation(logits[:, :known], old, self.temperature) + (1 - share) * loss
         return loss
 
     def end(self, task: Task) -> None:
@@ -91,13 +86,10 @@ class BiC(Method):
             self.note("correction of the new classes: alpha {:.3f}, beta {:.3f}".format(*fitted))
             del self.teacher, self.learnt, self.spared
         with self.timed("memory"):
-            quota, labels = self.memory_size // task.classes.stop, task.train.labels
-            if self.selection == "herding":
-                best = herded(labels, self.features(task.train), quota)
-            else:
-                best = drawn(labels, quota, self.context.seeds.generator("exemplars", task.index))
-            old = self.memory.select(first_of_each(self.memory.labels, quota))
-            self.memory = replay.owned(old, task.train.select(best))
+            quota = self.memory_size // task.classes.stop
+            features = self.features(task.train) if self.selection == "herding" else None
+            generator = self.context.seeds.generator("exemplars", task.index)
+            self.memory = replay.with_exemplars(self.memory, task.train, quota, features, generator)
 
     def state(self) -> dict[str, Tensor]:
         """Keep the exemplars, best first."""

@@ -12,7 +12,6 @@ with :math:`\hat z` the logits of :math:`\theta_{t-1}` for the same augmented im
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -50,8 +49,7 @@ class LwF(Method):
         loss = self.local_loss(logits, labels)
         if self.task.index == 0:
             return loss
-        with torch.no_grad():
-            old = self.teacher(images)
+        old = self.teacher(images)
         return loss + self.lamb * distillation(logits[:, : old.shape[1]], old, self.temperature)
 
     def end(self, task: Task) -> None:

@@ -10,7 +10,7 @@ from cofima.models.net import Net
 
 
 def teacher_of(net: Net) -> Net:
-    """Return a frozen copy that answers as ``net`` does at test time."""
+    """Return a frozen copy that answers as ``net`` does at test time; no gradient passes through it."""
     return copy.deepcopy(net).eval().requires_grad_(False)
 
 

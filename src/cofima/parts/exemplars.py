@@ -56,27 +56,25 @@ def greedy_balanced(labels: Tensor, held: int, size: int, generator: torch.Gener
     """Return which images are kept when those after the first ``held`` arrive one by one.
 
     GDumb's sampler: an image is taken if its class has fewer than its share of ``size``; if the memory
-    is full, a random image of the largest class makes room.
+    is full, a random image of the largest class makes room. A full memory also takes an image that
+    evens it out: where several classes come at once, the share alone, rounded down, would not.
     """
     kept: defaultdict[int, list[int]] = defaultdict(list)
     for place, label in enumerate(labels.tolist()):
         mine = kept[label]
         if place >= held:
-            if len(mine) >= size // len(kept):
+            largest, full = max(kept.values(), key=len), sum(map(len, kept.values())) >= size
+            if len(mine) >= size // len(kept) and not (full and len(largest) > len(mine) + 1):
                 continue
-            if sum(map(len, kept.values())) >= size:
-                largest = max(kept.values(), key=len)
+            if full:
                 largest.pop(int(torch.randint(len(largest), (), generator=generator)))
         mine.append(place)
     return torch.tensor(sorted(place for places in kept.values() for place in places), dtype=torch.int64)
 
 
-def herded(labels: Tensor, features: Tensor, count: int) -> Tensor:
-    """Return the positions of ``count`` images of each class, class by class, chosen by :func:`herding`."""
+def best_of_each(labels: Tensor, count: int, features: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Return the positions of ``count`` images of each class, by herding or, without features, by chance."""
+    if features is None:
+        order = torch.randperm(len(labels), generator=generator)
+        return order[first_of_each(labels[order], count)]
     return torch.cat([mine[herding(features[mine], count)] for mine in by_class(labels)])
-
-
-def drawn(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return the positions of ``count`` images of each class, class by class, chosen by chance."""
-    order = torch.randperm(len(labels), generator=generator)
-    return order[first_of_each(labels[order], count)]

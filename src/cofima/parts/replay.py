@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from cofima.data.images import Images, ImageSet
 from cofima.errors import CofimaError
-from cofima.parts.exemplars import held_out
+from cofima.parts.exemplars import best_of_each, first_of_each, held_out
 
 MemorySize = Annotated[int, Field(ge=2)]
 
@@ -66,11 +66,23 @@ class Both(Images):
         return pixels, labels
 
 
-def apart(memory: ImageSet, images: ImageSet, count: int, generator: torch.Generator) -> tuple[Both, Both]:
-    """Hold ``count`` images of each class out of both sets; return what is left, and what is held out."""
+def apart(memory: ImageSet, images: ImageSet, share: float, generator: torch.Generator) -> tuple[Both, Both]:
+    """Hold images out of both sets; return what is left, and what is held out.
+
+    ``share`` of the images kept of an old class, at least one, and as many of each other class.
+    """
+    count = max(1, round(share * max(memory.counts().values())))
     out = held_out(torch.cat([memory.labels, images.labels]), count, generator)
     old, new = out[: len(memory)], out[len(memory) :]
     return Both(memory.select(~old), images.select(~new)), Both(memory.select(old), images.select(new))
+
+
+def with_exemplars(
+    memory: ImageSet, images: ImageSet, quota: int, features: Tensor | None, generator: torch.Generator
+) -> ImageSet:
+    """Return the first ``quota`` of each class in memory, and the best of each class in ``images``."""
+    best = best_of_each(images.labels, quota, features, generator)
+    return owned(memory.select(first_of_each(memory.labels, quota)), images.select(best))
 
 
 class Reservoir:
