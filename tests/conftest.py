@@ -74,17 +74,20 @@ TRAIN = {"epochs": 4, "batch": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
 ALIGN = {"epochs": 2, "samples": 16}
 # few prompts beside the four patches that vit_test sees, and prefixes in the two layers that it has
 PROMPTS = {"lr": 0.3, "length": 1, "top_k": 1, "g_layers": (0,), "e_layers": (1,)}
+LAMB = 0.3  # of a penalty: at such rates a tiny network learns nothing against a strong one
+MEMORY = 24  # images: fewer than there are, so that some must go
 
 
 def options_for(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Make alignment short and prompts small where a method has them."""
+    """Make alignment short, prompts and memory small and penalties weak where a method has them."""
     from cofima import methods
     from cofima.methods._prompted import Prompted
 
-    built = methods.build(method)
-    aligned = {"align": ALIGN} if hasattr(built, "align") else {}
-    known = PROMPTS if isinstance(built, Prompted) else {}
-    return aligned | {key: value for key, value in known.items() if hasattr(built, key)} | options
+    small = {"align": ALIGN, "memory_size": MEMORY, "lamb": LAMB}
+    made = methods.build(method)
+    if isinstance(made, Prompted):
+        small |= PROMPTS
+    return {key: value for key, value in small.items() if hasattr(made, key)} | options
 
 
 def tiny_config(method: str = "seq_ft", network: str = "vit_test", **more: Any) -> Config:

@@ -202,6 +202,29 @@ def test_a_task_is_learnt_from_its_own_training_images_alone(name: str, tiny, sa
     same_bits(kept(model), kept(whole))
 
 
+@every_method
+def test_images_are_kept_only_by_methods_that_say_so_and_within_their_size(
+    name: str, tiny, tmp_path: Path
+) -> None:
+    """What is kept are copies of training images of tasks learnt, with their labels, counted in bytes."""
+    stream = tiny.stream((2, 1, 2), per_class=10)
+    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    learnt: set[tuple[bytes, int]] = set()
+    for task in model.method.stream(stream):
+        model.method.learn(task)
+        pixels, labels = task.train.batch(torch.arange(len(task.train)))
+        learnt |= {(p.numpy().tobytes(), y) for p, y in zip(pixels, labels.tolist(), strict=True)}
+        images = {key: value for key, value in model.method.state().items() if value.dtype == torch.uint8}
+        assert bool(images) == model.method.keeps_images
+        for key, value in images.items():
+            assert 0 < len(value) <= model.method.memory_size < len(learnt) or task.index == 0
+            labels = model.method.state()[key.replace("pixels", "labels")].tolist()
+            assert {(p.numpy().tobytes(), y) for p, y in zip(value, labels, strict=True)} <= learnt
+    if model.method.keeps_images:
+        history = tiny.run(tmp_path, tiny.config(name, train={"epochs": 1}), stream).history
+        assert history[-1]["state_bytes"] >= sum(value.numel() for value in images.values()) > 0
+
+
 @every_pair
 def test_scoring_changes_nothing(name: str, network: str, tiny, same_bits) -> None:
     for sizes in ((1, 2), (2, 2)):

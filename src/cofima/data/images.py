@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,16 @@ from cofima.errors import CofimaError
 
 MOST_PIXELS = 100_000_000
 _HASHED_AT_ONCE = 1024
+
+
+class Images(Protocol):
+    """Labelled images that can be taken a batch at a time, however they are kept."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the uint8 pixels and the labels at ``index``."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from cofima.data.images import ImageSet
+from cofima.data.images import Images
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
 from cofima.models.head import Head
@@ -39,6 +39,7 @@ class Method:
     frozen_old_heads: ClassVar[bool] = True
     frozen_backbone: ClassVar[bool] = False
     needs_vit: ClassVar[bool] = False
+    keeps_images: ClassVar[bool] = False
 
     def setup(self, net: Net, context: Context) -> None:
         """Take over the network and what to learn with; called once, before anything else."""
@@ -82,14 +83,30 @@ class Method:
             self.net.eval()  # as after training: test images must not move batch statistics
             return
         with self.timed("train"):
-            sgd(self.net, task.train, self.loss, self.context, task.index, self.after_step, self.optimizer())
+            sgd(
+                self.net,
+                self.data(task),
+                self.loss,
+                self.context,
+                task.index,
+                before_step=self.before_step,
+                after_step=self.after_step,
+                optimizer=self.optimizer(),
+            )
+
+    def data(self, task: Task) -> Images:
+        """Return the images to train on."""
+        return task.train
 
     def optimizer(self) -> Optimizer | None:
         """Return what takes the steps of a task, where it is not SGD at the rates of ``train``."""
         return None
 
+    def before_step(self, pixels: Tensor) -> None:
+        """Look at the images of the next step as they are stored."""
+
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of a batch, as it is seen in training."""
+        """Return what a step makes smaller: the local cross-entropy, unless a method says otherwise."""
         return self.local_loss(self.net(images), labels)
 
     def local_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -123,7 +140,7 @@ class Method:
         """Take over what :meth:`state` returned, when backbone and predicting head are in place."""
 
     @torch.inference_mode()
-    def features(self, images: ImageSet) -> Tensor:
+    def features(self, images: Images) -> Tensor:
         """Return the features of images, in order, on the CPU."""
         self.net.eval()
         pairs = plain_batches(images, self.context, "features")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cofima.data.images import ImageSet
+from cofima.data.images import Images
 from cofima.data.views import View
 from cofima.errors import CofimaError
 from cofima.models.net import Net
@@ -76,16 +76,18 @@ class Context:
 
 def sgd(
     net: Net,
-    images: ImageSet,
+    images: Images,
     loss: Callable[[Tensor, Tensor], Tensor],
     context: Context,
     task: int,
     after_step: Callable[[], None] | None = None,
+    before_step: Callable[[Tensor], None] | None = None,
     optimizer: Optimizer | None = None,
 ) -> None:
     """Train ``net`` on ``images`` for the epochs that ``context.train`` says.
 
-    Another ``optimizer`` than SGD keeps its rates, but for milestones that were asked for.
+    ``before_step`` is given the pixels of a batch as they are stored, before they are varied. Another
+    ``optimizer`` than SGD keeps its rates, but for milestones that were asked for.
     """
     how, seeds = context.train, context.seeds
     decays = how.decays if optimizer is None else list(how.milestones or ())
@@ -101,6 +103,8 @@ def sgd(
         label = f"epoch {epoch + 1}/{how.epochs}"
         for step, index in enumerate(context.progress.track(steps, len(steps), label)):
             pixels, labels = images.batch(index)
+            if before_step is not None:
+                before_step(pixels)
             inputs = context.view.train(pixels.to(context.device, non_blocking=True), augment)
             with half:
                 value = loss(inputs, labels.to(context.device))
@@ -132,7 +136,7 @@ def batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
     return _deal(torch.randperm(count, generator=generator), size)
 
 
-def plain_batches(images: ImageSet, context: Context, label: str) -> Iterator[tuple[Tensor, Tensor]]:
+def plain_batches(images: Images, context: Context, label: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield every image once, in order, as it is seen at test time."""
     index = _deal(torch.arange(len(images)), context.train.batch)
     for at in context.progress.track(index, len(index), label):

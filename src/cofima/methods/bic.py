@@ -1,0 +1,100 @@
+r"""BiC, Bias Correction.
+
+Wu et al., "Large Scale Incremental Learning", CVPR 2019, https://arxiv.org/abs/1905.13260. Exemplars
+of old classes and the new images are learnt together with distillation,
+
+.. math:: L = \Lambda\, \mathrm{KD}_T\big(z_{[1:K_{t-1}]}, \hat z\big) + (1 - \Lambda)\, \mathrm{CE}(z, y),
+          \qquad \Lambda = K_{t-1} / K_t
+
+then :math:`\alpha z_k + \beta` of the new classes is fitted on a balanced part held out of both.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from cofima.data.images import Images
+from cofima.data.stream import Stream, Task
+from cofima.methods.base import Method
+from cofima.parts import replay
+from cofima.parts.correction import Correction, correct
+from cofima.parts.distill import distillation, teacher_of
+
+
+@dataclass(eq=False)
+class BiC(Method):
+    """Learn with exemplars and distillation, then take the bias towards new classes out.
+
+    Args:
+        memory_size: Images kept in all, the same number of each class.
+        selection: How exemplars are chosen: features close to the class mean, or by chance.
+        validation: Share of a class's exemplars that the correction is fitted on; as many of each new class.
+        temperature: Softens both predictions before they are compared.
+        correction: How the correction is fitted.
+    """
+
+    memory_size: replay.MemorySize = 2000
+    selection: Literal["herding", "random"] = "herding"
+    validation: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    correction: Correction = field(default_factory=Correction)
+
+    label: ClassVar[str] = "BiC"
+    paper: ClassVar[str] = "Wu et al., CVPR 2019, https://arxiv.org/abs/1905.13260"
+    equation: ClassVar[str] = "L = Λ KD_T(z_old, ẑ) + (1-Λ) CE(z, y), Λ = K_{t-1}/K_t;  new: α z + β"
+    frozen_old_heads: ClassVar[bool] = False
+    keeps_images: ClassVar[bool] = True
+
+    def stream(self, stream: Stream) -> Stream:
+        """Refuse, before any work, a memory without two images of each class."""
+        replay.refuse_small_memory(self.memory_size, len(stream.class_names), each=2)
+        return stream
+
+    def begin(self, task: Task) -> None:
+        """Keep the corrected network as the teacher, and hold a balanced part of the images out."""
+        replay.refuse_small_memory(self.memory_size, task.classes.stop, each=2)
+        if task.index == 0:
+            self.memory = replay.nothing_of(task.train)
+        else:
+            self.teacher = teacher_of(self.net)
+            generator = self.context.seeds.generator("held out", task.index)
+            self.learnt, self.spared = replay.apart(self.memory, task.train, self.validation, generator)
+        super().begin(task)
+
+    def data(self, task: Task) -> Images:
+        """Return the exemplars and the new images, but for those held out."""
+        return self.learnt if task.index > 0 else task.train
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return distillation of the old classes and cross-entropy over all, by their numbers."""
+        logits = self.net(images)
+        loss = cross_entropy(logits, labels)
+        if self.task.index > 0:
+            old = self.teacher(images)
+            known, share = old.shape[1], old.shape[1] / logits.shape[1]
+            loss = share * distillation(logits[:, :known], old, self.temperature) + (1 - share) * loss
+        return loss
+
+    def end(self, task: Task) -> None:
+        """Correct the new rows; keep the first exemplars of old classes, and choose those of new ones."""
+        if task.index > 0:
+            with self.timed("correct"):
+                fitted = correct(self.net, self.spared, self.correction, self.context, task.index)
+            self.note("correction of the new classes: alpha {:.3f}, beta {:.3f}".format(*fitted))
+            del self.teacher, self.learnt, self.spared
+        with self.timed("memory"):
+            quota = self.memory_size // task.classes.stop
+            features = self.features(task.train) if self.selection == "herding" else None
+            generator = self.context.seeds.generator("exemplars", task.index)
+            self.memory = replay.with_exemplars(self.memory, task.train, quota, features, generator)
+
+    def state(self) -> dict[str, Tensor]:
+        """Keep the exemplars, best first."""
+        return replay.memory_state(self.memory)
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take the exemplars over."""
+        self.memory = replay.restored_memory(state)

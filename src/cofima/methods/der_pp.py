@@ -1,0 +1,100 @@
+r"""DER++, Dark Experience Replay.
+
+Buzzega et al., "Dark Experience for General Continual Learning: a Strong, Simple Baseline", NeurIPS 2020,
+https://arxiv.org/abs/2004.07211. A memory holds images, labels, and the logits that the network gave
+when each image was taken; each step on a batch also replays two draws from it,
+
+.. math:: L = \mathrm{CE}\big(z(x), y\big) + \alpha\, \lVert z(x')_{[1:K']} - z' \rVert^2
+          + \beta\, \mathrm{CE}\big(z(x''), y''\big)
+
+with :math:`K'` the number of classes known when :math:`x'` was taken.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from cofima.data.stream import Task
+from cofima.methods.base import Method
+from cofima.parts.distill import known_mse
+from cofima.parts.replay import MemorySize, Reservoir
+
+Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(eq=False)
+class DERpp(Method):
+    """Replay old images, with the logits and with the labels that they had.
+
+    Args:
+        memory_size: Images kept in all.
+        alpha: Weight of the squared distance to the logits kept.
+        beta: Weight of the cross-entropy with the labels kept.
+    """
+
+    memory_size: MemorySize = 2000
+    alpha: Factor = 0.3
+    beta: Factor = 0.5
+
+    label: ClassVar[str] = "DER++"
+    paper: ClassVar[str] = "Buzzega et al., NeurIPS 2020, https://arxiv.org/abs/2004.07211"
+    equation: ClassVar[str] = "L = CE(z(x), y) + α |z(x')_{1:K'} - z'|² + β CE(z(x''), y'')"
+    frozen_old_heads: ClassVar[bool] = False
+    keeps_images: ClassVar[bool] = True
+
+    def begin(self, task: Task) -> None:
+        """Grow the head, and start the task's own random streams."""
+        if task.index == 0:
+            self.memory = Reservoir(self.memory_size)
+        self.places = self.context.seeds.generator("reservoir", task.index)
+        self.draws = self.context.seeds.generator("replay", task.index)
+        super().begin(task)
+
+    def before_step(self, pixels: Tensor) -> None:
+        """Keep the batch as it is stored, to remember it without its augmentation."""
+        self.pixels = pixels
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy over all classes seen, of the batch and of what is replayed."""
+        logits = self.net(images)
+        self.labels, self.logits = labels, logits.detach()
+        loss = cross_entropy(logits, labels)
+        if self.alpha and len(self.memory):
+            again, _, old, known = self.replay(len(images))
+            loss = loss + self.alpha * known_mse(again, old, known)
+        if self.beta and len(self.memory):
+            again, labels, _, _ = self.replay(len(images))
+            loss = loss + self.beta * cross_entropy(again, labels)
+        return loss
+
+    def after_step(self) -> None:
+        """Let the batch pass by the memory, with the logits from before the step."""
+        self.memory.add(self.pixels, self.labels, self.logits, self.places)
+
+    def end(self, task: Task) -> None:
+        """Remember a first task that trained nothing (one class alone), too."""
+        if self.memory.seen == 0:
+            with torch.no_grad():
+                for index in torch.split(torch.arange(len(task.train)), self.context.train.batch):
+                    pixels, labels = task.train.batch(index)
+                    logits = self.net(self.context.view.test(pixels.to(self.context.device)))
+                    self.memory.add(pixels, labels, logits, self.places)
+
+    def replay(self, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the present logits of images drawn and augmented anew; labels, old logits, known classes."""
+        pixels, *kept = self.memory.draw(count, self.draws)
+        images = self.context.view.train(pixels.to(self.context.device), self.draws)
+        labels, logits, known = (part.to(self.context.device) for part in kept)
+        return self.net(images), labels, logits, known
+
+    def state(self) -> dict[str, Tensor]:
+        """Keep the memory."""
+        return self.memory.state()
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take the memory over."""
+        self.memory = Reservoir.restore(self.memory_size, state)

@@ -1,0 +1,100 @@
+r"""EWC, Elastic Weight Consolidation.
+
+Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", PNAS 2017,
+https://arxiv.org/abs/1612.00796. Weights that mattered for old tasks are held where they were,
+
+.. math:: L = \mathrm{CE}\big(z_{[K_{t-1}:K_t]},\ y\big)
+          + \frac{\lambda}{2} \sum_i F_i\, (\theta_i - c_i)^2
+
+*online*: :math:`F \leftarrow \gamma F + F_t` and :math:`c = \theta_{t-1}`. *separate*: one term
+:math:`F_k (\theta - \theta_k)^2` for each old task; their sum is, up to a constant, a single term with
+:math:`F = \sum_k F_k` and :math:`c = \sum_k F_k \theta_k / F`, and that is what is kept.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from cofima.data.stream import Task
+from cofima.methods.base import Method, Share
+from cofima.parts.importance import FisherOptions, task_fisher
+from cofima.parts.quadratic import quadratic
+from cofima.weights.pieces import Weights
+
+
+@dataclass(eq=False)
+class EWC(Method):
+    """Hold each weight as firmly as it mattered for old tasks.
+
+    Args:
+        lamb: Strength of the penalty; 0 is fine-tuning with old rows that decay.
+        form: One anchor, the last weights, and a decaying sum of Fisher information (online); or a
+            penalty for each old task around its own weights (separate).
+        gamma: What the sum of old Fisher information is multiplied by before a task's own is added (online).
+        fisher: How Fisher information is estimated; by default of the loss that was trained.
+    """
+
+    lamb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1000.0
+    form: Literal["online", "separate"] = "online"
+    gamma: Share = 1.0
+    fisher: FisherOptions = field(default_factory=lambda: FisherOptions(logits="local"))
+
+    label: ClassVar[str] = "EWC"
+    paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017, https://arxiv.org/abs/1612.00796"
+    equation: ClassVar[str] = "L = CE(z_new, y) + λ/2 Σ_i F_i (θ_i - θ_{t-1,i})²,  F = γ F + F_t"
+    frozen_old_heads: ClassVar[bool] = False
+
+    def begin(self, task: Task) -> None:
+        """Note what is held where, before the head grows: fresh rows are free."""
+        if task.index == 0:
+            self.importance, self.centre = Weights(), Weights()
+        held = dict(self.net.named_parameters()) if task.index > 0 else {}
+        self.held: list[Tensor] = list(held.values())
+        self.anchor = [self.centre.get(key, value.detach().clone()) for key, value in held.items()]
+        self.pull = [self.importance[key].clamp(max=self.firmest(key)) for key in held]
+        if firm := sum(int((self.importance[key] > self.firmest(key)).sum()) for key in held):
+            self.note(f"lamb is more than SGD can follow at this train.lr: {firm} weight(s) held less firmly")
+        super().begin(task)
+
+    def firmest(self, key: str) -> float:
+        """Return the Fisher information with which one step goes all the way back; more would overshoot."""
+        how = self.context.train
+        rate = how.lr * (how.backbone_lr_scale if key.startswith("backbone.") else 1)
+        return 1 / (rate * self.lamb) if rate * self.lamb > 0 else torch.inf
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the local cross-entropy, plus the penalty."""
+        loss = super().loss(images, labels)
+        if self.task.index == 0:
+            return loss
+        return loss + self.lamb * quadratic(self.held, self.anchor, self.pull)
+
+    def end(self, task: Task) -> None:
+        """Add the task's Fisher information to the sum."""
+        del self.held, self.anchor, self.pull
+        with self.timed("fisher"):
+            fisher = task_fisher(self.net, task, self.context, self.fisher)
+        for key, weight in self.net.named_parameters():
+            new = fisher[key]
+            old = self.importance.get(key, torch.zeros_like(new))
+            if self.form == "separate":
+                share = torch.where(
+                    new > 0, new / (old + new), (old == 0).to(new)
+                )  # any point where both are 0
+                now = weight.detach()
+                self.centre[key] = torch.lerp(self.centre.get(key, now), now, share)
+            self.importance[key] = new + (self.gamma if self.form == "online" else 1) * old
+
+    def state(self) -> Weights:
+        """Keep the Fisher information, and where the separate form is centred."""
+        fisher = {f"fisher.{key}": value for key, value in self.importance.items()}
+        return fisher | {f"centre.{key}": value for key, value in self.centre.items()}
+
+    def restore(self, state: Weights) -> None:
+        """Take both over."""
+        state = {key: value.to(self.context.device) for key, value in state.items()}
+        self.importance = {k.removeprefix("fisher."): v for k, v in state.items() if k.startswith("fisher.")}
+        self.centre = {k.removeprefix("centre."): v for k, v in state.items() if k.startswith("centre.")}

@@ -1,0 +1,92 @@
+r"""GDumb: a greedy balanced memory, and a network trained on it alone.
+
+Prabhu, Torr and Dokania, "GDumb: A Simple Approach that Questions Our Progress in Continual Learning",
+ECCV 2020, https://www.robots.ox.ac.uk/~tvg/publications/2020/gdumb.pdf. After each task
+
+.. math:: \theta_t = \arg\min_\theta \mathrm{CE}\big(z(x; \theta),\ y\big)
+          \quad \text{over the memory } \mathcal M_t, \text{ from } \theta_0
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from cofima.data.images import ImageSet
+from cofima.data.stream import Stream, Task
+from cofima.methods.base import Method
+from cofima.models.head import Head
+from cofima.parts.exemplars import greedy_balanced
+from cofima.parts.replay import (
+    MemorySize,
+    memory_state,
+    nothing_of,
+    owned,
+    refuse_small_memory,
+    restored_memory,
+)
+from cofima.weights.pieces import snapshot
+
+
+@dataclass(eq=False)
+class GDumb(Method):
+    """Keep a balanced memory, and learn from it alone, anew after each task.
+
+    Args:
+        memory_size: Images kept in all.
+    """
+
+    memory_size: MemorySize = 2000
+
+    label: ClassVar[str] = "GDumb"
+    paper: ClassVar[str] = (
+        "Prabhu et al., ECCV 2020, https://www.robots.ox.ac.uk/~tvg/publications/2020/gdumb.pdf"
+    )
+    equation: ClassVar[str] = "θ_t = argmin CE over a balanced memory M_t, from θ_0"
+    frozen_old_heads: ClassVar[bool] = False
+    keeps_images: ClassVar[bool] = True
+
+    def stream(self, stream: Stream) -> Stream:
+        """Refuse, before any work, more classes than images can be kept."""
+        refuse_small_memory(self.memory_size, len(stream.class_names))
+        return stream
+
+    def begin(self, task: Task) -> None:
+        """Let the task's images pass by the memory; go back to the first backbone and a fresh head."""
+        refuse_small_memory(self.memory_size, task.classes.stop)
+        if task.index == 0:
+            self.start = {key: value.cpu() for key, value in snapshot(self.net.backbone).items()}
+            self.memory = nothing_of(task.train)
+        self.memory = self.with_new(task.train, task.index)
+        self.net.backbone.load_state_dict(self.start)
+        generator, sizes = self.context.seeds.generator("head", task.index), self.net.head.sizes
+        self.net.head = Head(self.net.head.features)
+        for size in (*sizes, len(task.classes)):
+            self.net.grow(size, generator, freeze=self.frozen_old_heads)
+
+    def with_new(self, images: ImageSet, task: int) -> ImageSet:
+        """Return the memory after these images came, one by one, in random order."""
+        generator = self.context.seeds.generator("memory", task)
+        images = images.select(torch.randperm(len(images), generator=generator))
+        held, labels = len(self.memory), torch.cat([self.memory.labels, images.labels])
+        kept = greedy_balanced(labels, held, self.memory_size, generator)
+        return owned(self.memory.select(kept[kept < held]), images.select(kept[kept >= held] - held))
+
+    def data(self, task: Task) -> ImageSet:
+        """Return the memory: nothing else is trained on."""
+        return self.memory
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy over all classes seen."""
+        return cross_entropy(self.net(images), labels)
+
+    def state(self) -> dict[str, Tensor]:
+        """Keep the memory and the weights that every training starts from."""
+        return memory_state(self.memory) | {f"start.{key}": value for key, value in self.start.items()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take both over."""
+        self.memory = restored_memory(state)
+        self.start = {k.removeprefix("start."): v for k, v in state.items() if k.startswith("start.")}

@@ -1,0 +1,58 @@
+r"""LwF, Learning without Forgetting.
+
+Li and Hoiem, "Learning without Forgetting", ECCV 2016, https://arxiv.org/abs/1606.09282. On the new
+images, the old classes' logits stay close to those of the network before the task,
+
+.. math:: L = \mathrm{CE}\big(z_{[K_{t-1}:K_t]},\ y\big) - \lambda \,\frac1N \sum_i \sum_{k \le K_{t-1}}
+          \mathrm{softmax}(\hat z_i / T)_k \log \mathrm{softmax}(z_i / T)_k
+
+with :math:`\hat z` the logits of :math:`\theta_{t-1}` for the same augmented images.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from cofima.data.stream import Task
+from cofima.methods.base import Method
+from cofima.parts.distill import distillation, teacher_of
+
+
+@dataclass(eq=False)
+class LwF(Method):
+    """Learn the new task while answering as before on the old classes.
+
+    Args:
+        lamb: Weight of the distillation; 0 is fine-tuning with old rows that decay.
+        temperature: Softens both predictions before they are compared.
+    """
+
+    lamb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+
+    label: ClassVar[str] = "LwF"
+    paper: ClassVar[str] = "Li and Hoiem, ECCV 2016, https://arxiv.org/abs/1606.09282"
+    equation: ClassVar[str] = "L = CE(z_new, y) + λ KD_T(z_old, ẑ_old), ẑ from θ_{t-1}"
+    frozen_old_heads: ClassVar[bool] = False
+
+    def begin(self, task: Task) -> None:
+        """Keep the network of the task before as the teacher, then grow the head."""
+        if task.index > 0:
+            self.teacher = teacher_of(self.net)
+        super().begin(task)
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the local cross-entropy, plus distillation of the old classes."""
+        logits = self.net(images)
+        loss = self.local_loss(logits, labels)
+        if self.task.index == 0:
+            return loss
+        old = self.teacher(images)
+        return loss + self.lamb * distillation(logits[:, : old.shape[1]], old, self.temperature)
+
+    def end(self, task: Task) -> None:
+        """Let the teacher go: the next one is the network as it is now."""
+        if task.index > 0:
+            del self.teacher
