@@ -135,8 +135,10 @@ def test_any_sizes_of_tasks_and_logits_for_the_classes_seen(name: str, sizes: tu
 
 
 @every_method
-def test_better_than_chance(name: str, tiny, tmp_path: Path) -> None:
-    model = launch(tiny.config(name, train={"epochs": 8, "lr": 0.02}), tmp_path)
+def test_better_than_chance(name: str, tiny, tmp_path: Path, pretrained: Path) -> None:
+    """From weights that are worth staying close to, which is what many methods do."""
+    how = {"model": {"checkpoint": str(pretrained)}, "train": {"epochs": 8, "lr": 0.02}}
+    model = launch(tiny.config(name, **how), tmp_path)
     last = model.history[-1]
     assert np.average(last["accuracy"], weights=last["sizes"]) > 1.8 * 100 / 6
     assert np.average(last["task_aware"], weights=last["sizes"]) > 60

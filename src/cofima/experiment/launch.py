@@ -43,6 +43,8 @@ def _learn(config: Config, model: Model | None, folder: Path, progress: Progress
     module, facts = (
         (None, model.backbone) if model else backbone.create(config.backbone, config.model, config.seed)
     )
+    if module is not None:
+        build(config.method, config.options).check(module)  # before images are read
     stream = load_stream(config, facts, progress)
     if model is None:
         assert module is not None

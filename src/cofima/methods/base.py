@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import ConfigDict, Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cofima.data.images import ImageSet
@@ -34,13 +34,19 @@ class Method:
     paper: ClassVar[str] = ""
     equation: ClassVar[str] = ""
     frozen_old_heads: ClassVar[bool] = True
+    any_backbone: ClassVar[dict[str, Any]] = {}
+    """Options with which the method works on every backbone, where its defaults need a transformer."""
 
     def setup(self, net: Net, context: Context) -> None:
-        """Take over the network and what to learn with; called once, before anything else."""
+        """Take over the network and what to learn with; called once, before weights are loaded from disk."""
+        self.check(net.backbone)
         self.net = net
         self.context = context
         self.facts: dict[str, Any] = {}
         self.task: Task
+
+    def check(self, backbone: nn.Module) -> None:
+        """Refuse a backbone that the method cannot work with, before any work."""
 
     def stream(self, stream: Stream) -> Stream:
         """Return the tasks as this method takes them."""
