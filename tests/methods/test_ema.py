@@ -11,7 +11,9 @@ both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
 
 def made(tiny, method="ema", network="vit_test", sizes=(2, 1, 2), **options):
     stream = tiny.stream(sizes)
-    return tiny.model(tiny.config(method, network, train={"epochs": 2}, options=options), stream).method, stream
+    return tiny.model(
+        tiny.config(method, network, train={"epochs": 2}, options=options), stream
+    ).method, stream
 
 
 def closed_form(start, steps, new):

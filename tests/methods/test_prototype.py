@@ -29,7 +29,9 @@ def joint_means(method, stream):
     method.net.eval()
     everything = stream.merged()[0].train
     with torch.no_grad():
-        pairs = [(method.net.features(x).double(), y) for x, y in plain_batches(everything, method.context, "")]
+        pairs = [
+            (method.net.features(x).double(), y) for x, y in plain_batches(everything, method.context, "")
+        ]
     features, labels = (torch.cat(part) for part in zip(*pairs, strict=True))
     return torch.stack([features[labels == label].mean(0) for label in range(int(labels.max()) + 1)])
 

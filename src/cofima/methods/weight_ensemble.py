@@ -33,7 +33,9 @@ class WeightEnsemble(SLCA):
 
     label: ClassVar[str] = "Weight ensemble"
     paper: ClassVar[str] = "a baseline of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Table 3"
-    equation: ClassVar[str] = "θ*_t = (1 - 1/t) θ*_{t-1} + 1/t θ_t, each θ_t trained from θ_0 or from θ*_{t-1}"
+    equation: ClassVar[str] = (
+        "θ*_t = (1 - 1/t) θ*_{t-1} + 1/t θ_t, each θ_t trained from θ_0 or from θ*_{t-1}"
+    )
 
     def begin(self, task: Task) -> None:
         """Keep the mean so far, and go back to the pre-trained weights if they are where tasks start."""
