@@ -214,6 +214,17 @@ def test_global_randomness_is_left_as_it_was(name: str, tiny) -> None:
 
 
 @every_method
+def test_a_backbone_is_taken_or_refused_before_any_work(name: str, tiny, tmp_path: Path) -> None:
+    kind = methods.find(name)
+    check({"method": name, "options": kind.any_backbone})
+    network = tiny.net("resnet_test").backbone
+    methods.build(name, kind.any_backbone).check(network)
+    if kind.any_backbone:  # else the defaults are these options
+        with pytest.raises(CofimaError, match="ResNet"):
+            methods.build(name).check(network)
+
+
+@every_method
 def test_options_survive_json_and_are_complete(name: str) -> None:
     method = methods.build(name)
     options = methods.options_of(method)

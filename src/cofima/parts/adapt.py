@@ -156,7 +156,7 @@ def insert(backbone: nn.Module, petl: Petl, how: Adapt, generator: torch.Generat
     }
     made = [make[petl](owner) for owner in owners]
     for owner, one in zip(owners, made, strict=True):
-        owner.add_module(petl, one.requires_grad_(False))
+        owner.add_module(petl, one.requires_grad_(False).train(owner.training))
     return made
 
 
