@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
@@ -71,30 +72,37 @@ if not timm.is_model("vit_test"):  # a subprocess of a test may execute this fil
 BACKBONES = ("vit_test", "resnet_test")
 # quick to learn on the blobs: a few epochs at rates that a tiny untrained network needs
 TRAIN = {"epochs": 4, "batch": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
-ALIGN = {"epochs": 2, "samples": 16}
+# what makes a run of a few steps small, where a method has such an option: an alignment of two passes,
+# a moving average that follows within a few steps, a projection that is not a thousand times wider, a
+# memory of fewer images than there are, and a penalty against which a tiny network still learns
+SMALL: dict[str, Any] = {
+    "align": {"epochs": 2, "samples": 16},
+    "decay": 0.5,
+    "projection": 64,
+    "memory_size": 24,
+    "lamb": 0.3,
+}
 # few prompts beside the four patches that vit_test sees, and prefixes in the two layers that it has
 PROMPTS = {"lr": 0.3, "length": 1, "top_k": 1, "g_layers": (0,), "e_layers": (1,)}
-LAMB = 0.3  # of a penalty: at such rates a tiny network learns nothing against a strong one
-MEMORY = 24  # images: fewer than there are, so that some must go
 
 
-def options_for(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Make alignment short, prompts and memory small and penalties weak where a method has them."""
+def options_for(method: str, network: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Make a method small, and fit for the network where the method says how."""
     from cofima import methods
     from cofima.methods._prompted import Prompted
 
-    small = {"align": ALIGN, "memory_size": MEMORY, "lamb": LAMB}
-    made = methods.build(method)
-    if isinstance(made, Prompted):
-        small |= PROMPTS
-    return {key: value for key, value in small.items() if hasattr(made, key)} | options
+    kind = methods.find(method)
+    known = SMALL | (PROMPTS if issubclass(kind, Prompted) else {})
+    small = {name: value for name, value in known.items() if name in kind.__dataclass_fields__}
+    fit = {} if network.startswith("vit") else kind.any_backbone
+    return small | fit | options
 
 
 def tiny_config(method: str = "seq_ft", network: str = "vit_test", **more: Any) -> Config:
     """Return a checked configuration on the blobs; ``options`` are the method's."""
     values: dict[str, Any] = {
         "method": method,
-        "options": options_for(method, more.pop("options", {})),
+        "options": options_for(method, network, more.pop("options", {})),
         "dataset": "blobs",
         "backbone": network,
         "model": {"pretrained": False},
@@ -146,6 +154,18 @@ def tiny_net(network: str = "vit_test", seed: int = 0, sizes: Sequence[int] = ()
     for index, size in enumerate(sizes):
         net.grow(size, torch.Generator().manual_seed(seed + index))
     return net
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of weights for ``vit_test`` that know blobs, but not those that the tests learn."""
+    others = from_groups(blobs(16, per_class=12, side=SIDE, seed=9), [list(range(6, 16))])
+    config = tiny_config("seq_ft", train={"epochs": 20, "backbone_lr_scale": 1.0})
+    model = tiny_model(config, others)
+    model.method.learn(others[0])
+    path = tmp_path_factory.mktemp("pretrained") / "vit_test.safetensors"
+    save_file(model.method.net.backbone.state_dict(), path)
+    return path
 
 
 class Tiny:

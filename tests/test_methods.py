@@ -157,8 +157,10 @@ def test_any_sizes_of_tasks_and_logits_for_the_classes_seen(name: str, sizes: tu
 
 
 @every_method
-def test_better_than_chance(name: str, tiny, tmp_path: Path) -> None:
-    model = launch(tiny.config(name, train={"epochs": 8, "lr": 0.02}), tmp_path)
+def test_better_than_chance(name: str, tiny, tmp_path: Path, pretrained: Path) -> None:
+    """From weights that are worth staying close to, which is what many methods do."""
+    how = {"model": {"checkpoint": str(pretrained)}, "train": {"epochs": 8, "lr": 0.02}}
+    model = launch(tiny.config(name, **how), tmp_path)
     last = model.history[-1]
     assert np.average(last["accuracy"], weights=last["sizes"]) > 1.8 * 100 / 6
     assert np.average(last["task_aware"], weights=last["sizes"]) > 60
@@ -252,6 +254,17 @@ def test_global_randomness_is_left_as_it_was(name: str, tiny) -> None:
         assert torch.equal(torch.get_rng_state(), before[0])
         assert np.random.get_state()[1].tolist() == before[1]
         assert random.getstate() == before[2]
+
+
+@every_method
+def test_a_backbone_is_taken_or_refused_before_any_work(name: str, tiny, tmp_path: Path) -> None:
+    kind = methods.find(name)
+    check({"method": name, "options": kind.any_backbone})
+    network = tiny.net("resnet_test").backbone
+    methods.build(name, kind.any_backbone).check(network)
+    if kind.any_backbone:  # else the defaults are these options
+        with pytest.raises(CofimaError, match="ResNet"):
+            methods.build(name).check(network)
 
 
 @every_method

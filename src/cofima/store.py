@@ -159,9 +159,9 @@ def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT
     view = TypeAdapter(View).validate_python(kept["preprocess"])
     net = Net(build_empty(config.backbone, facts.size), facts.features, [len(t) for t in kept["tasks"]])
     head = {key: weights.pop(f"{facts.classifier}.{key}") for key in ("weight", "bias")}
-    net.backbone.load_state_dict(weights)
-    net.head.load_flat(**head)
     model = attach(config, facts, view, net, kept["planned_tasks"], progress)
+    net.backbone.load_state_dict(weights)  # now that the method has added what it adds to the network
+    net.head.load_flat(**head)
     model.data, model.tasks = kept["data"], [tuple(task) for task in kept["tasks"]]
     model.history = [json.loads(line) for line in (generation / HISTORY).read_text("utf-8").splitlines()]
     model.method.restore(state)

@@ -40,9 +40,11 @@ class Method:
     frozen_backbone: ClassVar[bool] = False
     needs_vit: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = False
+    any_backbone: ClassVar[dict[str, Any]] = {}
+    """Options with which the method works on every backbone, where its defaults need a transformer."""
 
     def setup(self, net: Net, context: Context) -> None:
-        """Take over the network and what to learn with; called once, before anything else."""
+        """Take over the network and what to learn with; called once, before weights are loaded from disk."""
         self.check(net.backbone)
         if self.frozen_backbone:
             net.backbone.requires_grad_(False)

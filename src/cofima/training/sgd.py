@@ -41,6 +41,8 @@ class Train(BaseModel):
     """Momentum of SGD, new for each task."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     """Weight decay of everything that is trained."""
+    schedule: Literal["steps", "cosine"] = "steps"
+    """How both rates fall: by ``gamma`` at each milestone, or along a cosine to 0, epoch by epoch."""
     milestones: tuple[int, ...] | None = None
     """Epochs after which both rates are multiplied by ``gamma``; by default at nine tenths."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
@@ -50,6 +52,8 @@ class Train(BaseModel):
 
     @model_validator(mode="after")
     def _milestones_are_reached(self) -> Self:
+        if self.milestones and self.schedule == "cosine":
+            raise ValueError("milestones are of schedule=steps: leave them out, or the cosine")
         late = [m for m in self.milestones or () if not 0 < m < self.epochs]
         if late:
             raise ValueError(f"milestones {late} are not within the {self.epochs} epochs")
@@ -90,9 +94,11 @@ def sgd(
     ``optimizer`` than SGD keeps its rates, but for milestones that were asked for.
     """
     how, seeds = context.train, context.seeds
-    decays = how.decays if optimizer is None else list(how.milestones or ())
-    optimizer = make_optimizer(net, how) if optimizer is None else optimizer
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, decays, how.gamma)
+    if optimizer is None:
+        optimizer = make_optimizer(net, how)
+    elif how.milestones is None:
+        how = how.model_copy(update={"milestones": ()})
+    schedule = make_schedule(optimizer, how)
     half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
     net.train()
     net.backbone.train(bool(moving(net.backbone)))  # a frozen one computes as at test time
@@ -129,6 +135,13 @@ def make_optimizer(net: Net, how: Train) -> torch.optim.SGD:
         {"params": moving(net.head), "lr": how.lr},
     ]
     return torch.optim.SGD(groups, lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, how: Train) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return how the learning rates fall, epoch by epoch."""
+    if how.schedule == "cosine":
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(how.epochs, 1))
+    return torch.optim.lr_scheduler.MultiStepLR(optimizer, how.decays, how.gamma)
 
 
 def batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:

@@ -1,0 +1,70 @@
+r"""EMA: an exponential moving average of the weights, step by step.
+
+A baseline of Marouf et al., "Weighted Ensemble Models Are Strong Continual Learners", ECCV 2024,
+https://arxiv.org/abs/2312.08977. A shadow of the network starts each task at :math:`\theta^*_{t-1}`,
+follows the weights :math:`\theta_m` after every step, and is the result of the task,
+
+.. math:: \bar\theta_m = \beta\, \bar\theta_{m-1} + (1 - \beta)\, \theta_m,
+          \qquad \theta^*_t = \bar\theta_M
+
+As printed in the paper, :math:`\beta` stands before the new weights instead.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cofima.data.stream import Task
+from cofima.methods.base import Share
+from cofima.methods.slca import SLCA
+from cofima.parts.batchnorm import refresh_batchnorm
+from cofima.parts.merging import distance_moved
+from cofima.training.sgd import plain_batches
+from cofima.weights import snapshot
+
+
+@dataclass(eq=False)
+class EMA(SLCA):
+    """Follow the weights with a moving average, and go on from it.
+
+    Args:
+        decay: What the average keeps of itself in each step; 0 is SLCA. With ``form=as_printed``, what
+            it takes of the new weights.
+        form: The usual moving average (standard), or the formula as printed in the paper (as_printed),
+            which gives ``decay`` to the new weights and so hardly averages.
+    """
+
+    decay: Share = 0.999
+    form: Literal["standard", "as_printed"] = "standard"
+
+    label: ClassVar[str] = "EMA"
+    paper: ClassVar[str] = "a baseline of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Table 3"
+    equation: ClassVar[str] = "ema_m = β ema_{m-1} + (1 - β) θ_m at every step, from θ*_{t-1};  θ*_t = ema_M"
+
+    @property
+    def share(self) -> float:
+        """Return the share of the new weights in each step."""
+        return 1 - self.decay if self.form == "standard" else self.decay
+
+    def begin(self, task: Task) -> None:
+        """Start the shadow where the training starts."""
+        super().begin(task)
+        self.old = snapshot(self.net.backbone)
+        now = {key: value for key, value in self.net.state_dict().items() if value.is_floating_point()}
+        self.followed = list(now.values())  # the network's own memory: it changes with every step
+        self.shadow = [value.clone() for value in self.followed]
+
+    def after_step(self) -> None:
+        """Move the shadow towards the weights."""
+        super().after_step()
+        for shadow, value in zip(self.shadow, self.followed, strict=True):
+            shadow.lerp_(value, self.share)
+
+    def end(self, task: Task) -> None:
+        """Put the shadow in place of the weights, then remember and align."""
+        moved = self.facts["trained_distance"] = distance_moved(self.old, self.net)
+        for shadow, value in zip(self.shadow, self.followed, strict=True):
+            value.copy_(shadow)
+        del self.old, self.shadow, self.followed
+        if 0 < self.share < 1 and moved > 0:
+            refresh_batchnorm(self.net, plain_batches(task.train, self.context, "batch norm"))
+        super().end(task)

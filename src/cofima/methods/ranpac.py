@@ -1,0 +1,100 @@
+r"""RanPAC: a random projection behind a backbone adapted once, and a ridge regression over all images.
+
+McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continual Learning", NeurIPS
+2023, https://arxiv.org/abs/2307.02251. The first task adapts the backbone, which is then frozen, and
+
+.. math:: h = \mathrm{ReLU}(P^\top f(x)), \quad P_{ij} \sim \mathcal N(0, 1), \qquad
+          W = \Big(\sum_x h h^\top + \rho I\Big)^{-1} \sum_x h\, y^\top, \qquad
+          \hat y = \arg\max_c\ (h^\top W)_c
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from cofima.data.stream import Task
+from cofima.errors import CofimaError
+from cofima.methods.base import Method
+from cofima.models.net import Net
+from cofima.parts.adapt import Adapt, Petl, adapt, insert, unsuited
+from cofima.parts.projection import ProjectedHead, RidgeSums, best_ridge, hidden_pairs
+from cofima.training.sgd import Context
+
+
+@dataclass(eq=False)
+class RanPAC(Method):
+    """Adapt to the first task, then solve a ridge regression on random hidden features.
+
+    Args:
+        petl: What adapts the backbone in the first task: adapters beside the MLPs, scale and shift of
+            every layer (ssf), prompt tokens in every block (vpt), or nothing.
+        projection: Number of hidden features.
+        ridge: Strength of the regularisation; ``auto`` takes the power of ten from 1e-8 to 1e8 that is
+            best on a fifth of each task's training images.
+        adapt: How the backbone is adapted.
+    """
+
+    petl: Petl = "adapter"
+    projection: Annotated[int, Field(ge=1)] = 10_000
+    ridge: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    adapt: Adapt = field(default_factory=Adapt)
+
+    label: ClassVar[str] = "RanPAC"
+    paper: ClassVar[str] = "McDonnell et al., NeurIPS 2023, https://arxiv.org/abs/2307.02251"
+    equation: ClassVar[str] = "W = (Σ h hᵀ + ρ I)⁻¹ Σ h yᵀ,  h = ReLU(Pᵀ f(x));  argmax hᵀ W"
+    any_backbone: ClassVar[dict[str, Any]] = {"petl": "none"}
+
+    def check(self, backbone: nn.Module) -> None:
+        """Refuse a backbone that cannot be adapted as the options say."""
+        if problem := unsuited(backbone, self.petl):
+            raise CofimaError(f"RanPAC: {problem}")
+
+    def setup(self, net: Net, context: Context) -> None:
+        """Give the network what adapts it, and a head behind the random projection."""
+        super().setup(net, context)
+        seeds, head = context.seeds, net.head
+        self.inserted = insert(net.backbone, self.petl, self.adapt, seeds.generator("petl"))
+        chance = seeds.generator("projection")
+        self.readout = net.head = ProjectedHead(head.features, self.projection, chance, head.sizes)
+        net.to(context.device)
+
+    def train(self, task: Task) -> None:
+        """Adapt the backbone to the first task, if that has classes to tell apart."""
+        if task.index == 0 and self.inserted:
+            with self.timed("train"):
+                features = len(self.readout.matrix)
+                done = adapt(self.net.backbone, features, self.inserted, task.train, self.adapt, self.context)
+            if not done:
+                self.note(
+                    "the first task has one class: there is nothing to tell apart, so nothing is adapted"
+                )
+        self.net.eval()
+
+    def end(self, task: Task) -> None:
+        """Add the task's images to the sums, and solve for the whole head."""
+        if task.index == 0:
+            self.sums, self.chosen = RidgeSums.empty(self.projection), 1.0
+        with self.timed("statistics"):
+            features, labels = self.features(task.train), task.train.labels
+            self.sums.add(hidden_pairs(self.readout, features, labels), task.classes.stop)
+        with self.timed("solve"):
+            if self.ridge == "auto" and len(labels) > 1:  # one image cannot be held out from itself
+                chance = self.context.seeds.generator("ridge", task.index)
+                self.chosen = best_ridge(self.readout, features, labels, chance)
+            weight, self.chosen = self.sums.solve(self.chosen if self.ridge == "auto" else self.ridge)
+            self.readout.load_flat(weight, torch.zeros(len(weight)))
+        self.facts["notes"].append(f"ridge {self.chosen:g}")
+
+    def state(self) -> dict[str, Tensor]:
+        """Keep the sums and the ridge; of the projection only what is needed to know it again."""
+        ridge = torch.tensor(self.chosen, dtype=torch.float64)
+        return vars(self.sums) | {"ridge": ridge, "projection": self.readout.sample()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take the sums over, if the projection is the one that they were made with."""
+        if not torch.equal(state["projection"], self.readout.sample()):
+            raise CofimaError("this version of torch draws another random projection from the same seed")
+        self.sums, self.chosen = RidgeSums(state["packed"], state["cross"]), float(state["ridge"])

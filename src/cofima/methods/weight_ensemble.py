@@ -1,0 +1,65 @@
+r"""Weight ensemble: the plain mean of the weights of all tasks.
+
+A baseline of Marouf et al., "Weighted Ensemble Models Are Strong Continual Learners", ECCV 2024,
+https://arxiv.org/abs/2312.08977. Each task is fine-tuned to :math:`\theta_t` from the pre-trained
+weights :math:`\theta_0`, or from the mean so far, and the network becomes the mean of all,
+
+.. math:: \theta^*_t = \frac1t \sum_{k=1}^{t} \theta_k
+                     = \left(1 - \tfrac1t\right) \theta^*_{t-1} + \tfrac1t\, \theta_t
+
+Rows of the head are not averaged. Slow learner and classifier alignment as in SLCA.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cofima.data.stream import Task
+from cofima.methods.slca import SLCA
+from cofima.parts.merging import distance_moved, merge_backbone, tagged, untagged
+from cofima.training.sgd import plain_batches
+from cofima.weights import Weights, snapshot
+
+
+@dataclass(eq=False)
+class WeightEnsemble(SLCA):
+    """Average the weights of all tasks, each counting the same.
+
+    Args:
+        init: Where each task starts: from the weights before the first task (pretrained), or from the
+            mean so far (previous), which is CoMA with lam = 1/t.
+    """
+
+    init: Literal["pretrained", "previous"] = "pretrained"
+
+    label: ClassVar[str] = "Weight ensemble"
+    paper: ClassVar[str] = "a baseline of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Table 3"
+    equation: ClassVar[str] = (
+        "θ*_t = (1 - 1/t) θ*_{t-1} + 1/t θ_t, each θ_t trained from θ_0 or from θ*_{t-1}"
+    )
+
+    def begin(self, task: Task) -> None:
+        """Keep the mean so far, and go back to the pre-trained weights if they are where tasks start."""
+        self.mean = snapshot(self.net.backbone)
+        if task.index == 0:
+            self.start = snapshot(self.net.backbone) if self.init == "pretrained" else {}
+        if self.init == "pretrained":
+            self.net.backbone.load_state_dict(self.start)
+        super().begin(task)
+
+    def end(self, task: Task) -> None:
+        """Put the new weights into the mean, then remember and align."""
+        if task.index > 0:
+            lam = 1 / (task.index + 1)
+            self.facts |= {"lam": lam, "trained_distance": distance_moved(self.mean, self.net)}
+            merge_backbone(self.net, self.mean, lam, plain_batches(task.train, self.context, "batch norm"))
+        del self.mean
+        super().end(task)
+
+    def state(self) -> Weights:
+        """Keep the pre-trained weights too, where every task starts from them."""
+        return super().state() | tagged("start", self.start)
+
+    def restore(self, state: Weights) -> None:
+        """Take the pre-trained weights over as well."""
+        super().restore(state)
+        self.start = untagged("start", state, self.context.device)

@@ -1,0 +1,65 @@
+r"""WiSE-FT, task after task: always average with the pre-trained weights.
+
+Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, https://arxiv.org/abs/2109.01903,
+in the continual form of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977. After each task,
+fine-tuned from :math:`\theta^*_{t-1}` to :math:`\theta_t`,
+
+.. math:: \theta^*_t = (1 - \lambda)\, \theta_0 + \lambda\, \theta_t
+
+The pre-trained network has no head: its rows are as trained. Slow learner and alignment as in SLCA.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cofima.data.stream import Task
+from cofima.methods.base import Share
+from cofima.methods.slca import SLCA
+from cofima.parts.merging import distance_moved, merge_backbone, tagged, untagged
+from cofima.training.sgd import plain_batches
+from cofima.weights import Weights, snapshot
+
+
+@dataclass(eq=False)
+class WiSEFT(SLCA):
+    """Average the weights after each task with those before the first.
+
+    Args:
+        lam: Share of the new weights; 0 keeps the pre-trained backbone, 1 is SLCA.
+        merge_first: Merge after the first task too, as the formula says; false begins with the second.
+    """
+
+    lam: Share = 0.5
+    merge_first: bool = True
+
+    label: ClassVar[str] = "WiSE-FT"
+    paper: ClassVar[str] = (
+        "Wortsman et al., CVPR 2022, https://arxiv.org/abs/2109.01903; "
+        "over tasks: Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977"
+    )
+    equation: ClassVar[str] = "θ*_t = (1 - λ) θ_0 + λ θ_t"
+
+    def begin(self, task: Task) -> None:
+        """Keep the pre-trained weights from the first task on, and those that this task starts from."""
+        self.old = snapshot(self.net.backbone)
+        if task.index == 0:
+            self.start = self.old
+        super().begin(task)
+
+    def end(self, task: Task) -> None:
+        """Merge with the pre-trained weights, then remember and align."""
+        if task.index > 0 or self.merge_first:
+            self.facts |= {"lam": self.lam, "trained_distance": distance_moved(self.old, self.net)}
+            pairs = plain_batches(task.train, self.context, "batch norm")
+            merge_backbone(self.net, self.start, self.lam, pairs)
+        del self.old
+        super().end(task)
+
+    def state(self) -> Weights:
+        """Keep the pre-trained weights too."""
+        return super().state() | tagged("start", self.start)
+
+    def restore(self, state: Weights) -> None:
+        """Take the pre-trained weights over as well."""
+        super().restore(state)
+        self.start = untagged("start", state, self.context.device)

@@ -1,0 +1,204 @@
+"""Small modules that adapt a frozen vision transformer: adapters, scale and shift, deep prompts.
+
+They are hung onto the modules that are there, by hooks: the backbone keeps all its names and gains
+theirs (``blocks.0.adapter.down.weight``), so that its weights are saved and loaded as ever.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, dropout, linear, normalize, relu
+
+from cofima.data.images import ImageSet
+from cofima.models.head import Head
+from cofima.models.net import Net
+from cofima.training.sgd import Context, Train, sgd
+
+Petl = Literal["adapter", "ssf", "vpt", "none"]
+IN_A_BLOCK = ("norm1", "attn", "norm2", "mlp")
+
+
+class Adapt(BaseModel):
+    """How a backbone is adapted to the first task. The defaults are RanPAC's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    epochs: Annotated[int, Field(ge=0)] = 20
+    """Passes over the first task's images."""
+    batch: Annotated[int, Field(ge=1)] = 48
+    """Images per step."""
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate at the start; it falls along a cosine, epoch by epoch."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of SGD."""
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    """Weight decay of everything that is trained."""
+    width: Annotated[int, Field(ge=1)] = 64
+    """Width of an adapter."""
+    scale: float = 0.1
+    """What an adapter's output is multiplied by."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of an adapter's values that is left out in training."""
+    tokens: Annotated[int, Field(ge=1)] = 5
+    """Prompt tokens of each block, for vpt."""
+
+    def train(self, precision: Literal["fp32", "bf16"]) -> Train:
+        """Return this as the options of the batch loop; all that moves learns at one rate."""
+        same = self.model_dump(include={"epochs", "batch", "lr", "momentum", "weight_decay"})
+        return Train(**same, backbone_lr_scale=1.0, schedule="cosine", precision=precision)
+
+
+class Inserted(nn.Module):
+    """A module that changes what passes through the one it hangs on, as long as it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on: Tensor
+        self.register_buffer("on", torch.tensor(True))
+
+
+class Adapter(Inserted):
+    r"""Add :math:`s\, W_{up}\, \mathrm{ReLU}(W_{down}\, x)` beside a block's MLP; it starts as 0."""
+
+    def __init__(self, block: nn.Module, width: int, how: Adapt, generator: torch.Generator) -> None:
+        super().__init__()
+        self.scale, self.dropout = how.scale, how.dropout
+        self.down, self.up = nn.Linear(width, how.width), nn.Linear(how.width, width)
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5), generator=generator)
+        for zero in (self.down.bias, self.up.weight, self.up.bias):
+            nn.init.zeros_(zero)
+        block.get_submodule("norm2").register_forward_pre_hook(self.keep)
+        block.register_forward_hook(self.add)
+
+    def keep(self, norm: nn.Module, args: tuple[Any, ...]) -> None:
+        """Keep what the MLP's branch starts from."""
+        self.seen: Tensor | None = args[0]
+
+    def add(self, block: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Add the adapter's own branch to what the block returns."""
+        seen, self.seen = self.seen, None
+        assert seen is not None
+        if not self.on:
+            return output
+        inner = dropout(relu(self.down(seen)), self.dropout, self.training)
+        added: Tensor = self.up(inner)
+        return output + self.scale * added
+
+
+class ScaleShift(Inserted):
+    r"""Turn an output :math:`x` into :math:`\gamma \odot x + \beta`, channel by channel (SSF)."""
+
+    def __init__(self, owner: nn.Module, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(1 + 0.02 * torch.randn(width, generator=generator))
+        self.shift = nn.Parameter(0.02 * torch.randn(width, generator=generator))
+        owner.register_forward_hook(self.change)
+
+    def change(self, owner: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Scale and shift what the owner returns."""
+        if not self.on:
+            return output
+        shape = (-1, 1, 1) if isinstance(owner, nn.Conv2d) else (-1,)
+        return output * self.scale.view(shape) + self.shift.view(shape)
+
+
+class Prompt(Inserted):
+    """Give a block tokens of its own behind the image's, and take them away after it (VPT-deep)."""
+
+    def __init__(self, block: nn.Module, width: int, how: Adapt) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.zeros(how.tokens, width))
+        block.register_forward_pre_hook(self.join)
+        block.register_forward_hook(self.leave)
+
+    def join(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Append the tokens."""
+        if not self.on:
+            return args
+        return torch.cat([args[0], self.tokens.expand(len(args[0]), -1, -1)], dim=1), *args[1:]
+
+    def leave(self, block: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Take them away."""
+        return output[:, : -len(self.tokens)] if self.on else output
+
+
+def unsuited(backbone: nn.Module, petl: Petl) -> str | None:
+    """Return why a backbone cannot be adapted in this way, or None."""
+    if petl == "none":
+        return None
+    blocks = list(backbone.blocks) if isinstance(backbone, VisionTransformer) else []
+    if blocks and all(hasattr(block, name) for block in blocks for name in IN_A_BLOCK):
+        return None
+    return (
+        f"petl={petl} needs a vision transformer whose blocks have {', '.join(IN_A_BLOCK)}, and this "
+        f"backbone is a {type(backbone).__name__}. Give options.petl=none, or a backbone such as vit_micro"
+    )
+
+
+def insert(backbone: nn.Module, petl: Petl, how: Adapt, generator: torch.Generator) -> list[Inserted]:
+    """Freeze a backbone, hang what adapts it into it, and return that."""
+    backbone.requires_grad_(False)
+    if petl == "none":
+        return []
+    assert isinstance(backbone, VisionTransformer)
+    layers = [m for m in backbone.modules() if isinstance(m, nn.Linear | nn.LayerNorm | nn.Conv2d)]
+    owners, width = layers if petl == "ssf" else list(backbone.blocks), int(backbone.embed_dim)
+    make: dict[Petl, Callable[[Any], Inserted]] = {
+        "adapter": lambda block: Adapter(block, width, how, generator),
+        "ssf": lambda layer: ScaleShift(layer, _channels(layer), generator),
+        "vpt": lambda block: Prompt(block, width, how),
+    }
+    made = [make[petl](owner) for owner in owners]
+    for owner, one in zip(owners, made, strict=True):
+        owner.add_module(petl, one.requires_grad_(False).train(owner.training))
+    return made
+
+
+def adapt(
+    backbone: nn.Module, width: int, inserted: list[Inserted], images: ImageSet, how: Adapt, context: Context
+) -> bool:
+    """Train what was inserted, below a cosine head that is thrown away, on images labelled from 0.
+
+    With a single class there is nothing to learn: it is switched off, and False is returned.
+    """
+    learner, classes = Net(backbone, width), int(images.labels.max()) + 1
+    if classes == 1:
+        for one in inserted:
+            one.on.fill_(False)
+        return False
+    head = CosineHead(width, classes, context.seeds.generator("cosine head"))
+    learner.head = head.to(context.device)
+    for one in inserted:
+        one.requires_grad_(True)
+    context = replace(context, train=how.train(context.train.precision))
+    sgd(learner, images, lambda x, y: cross_entropy(learner(x), y), context, task=0)
+    backbone.requires_grad_(False)
+    return True
+
+
+class CosineHead(Head):
+    """Logits that are cosines times a scale, which is learned."""
+
+    def __init__(self, features: int, classes: int, generator: torch.Generator) -> None:
+        super().__init__(features)
+        bound = 1 / math.sqrt(features)
+        self.weight = nn.Parameter(
+            torch.empty(classes, features).uniform_(-bound, bound, generator=generator)
+        )
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the scaled cosines between features and rows."""
+        return self.scale * linear(normalize(features), normalize(self.weight))
+
+
+def _channels(layer: nn.Linear | nn.LayerNorm | nn.Conv2d) -> int:
+    if isinstance(layer, nn.LayerNorm):
+        return int(layer.normalized_shape[-1])
+    return layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features
