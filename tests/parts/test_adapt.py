@@ -7,7 +7,8 @@ import timm
 import torch
 from torch.nn.functional import cosine_similarity
 
-from cofima.parts.adapt import Adapt, CosineHead, Prompt, ScaleShift, adapt, insert, unsuited
+from cofima.models.head import CosineHead
+from cofima.parts.adapt import Adapt, Prompt, ScaleShift, adapt, insert, unsuited
 from cofima.weights import snapshot
 
 HOW = Adapt(epochs=3, batch=8, width=4, tokens=3)

@@ -304,3 +304,9 @@ def test_training_reads_its_images_only_through_batch(tiny, spied_images) -> Non
     net = Net(Flat(), 4, [2])
     sgd(net, images, local_loss(net, 0), tiny.context({"epochs": 3, "batch": 8}), 0)
     assert len(count) == 6
+
+
+def test_a_cosine_has_no_milestones() -> None:
+    assert Train(schedule="cosine").milestones is None
+    with pytest.raises(ValueError, match="milestones are of schedule=steps"):
+        Train(schedule="cosine", milestones=(3,))

@@ -1,10 +1,12 @@
-"""A linear head that grows by one block a task."""
+"""A linear head that grows by one block a task, and one of cosines."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, normalize
 
 
 class Head(nn.Module):
@@ -60,3 +62,19 @@ class Head(nn.Module):
         for block in self.blocks:
             assert isinstance(block, nn.Linear)
             yield block
+
+
+class CosineHead(Head):
+    """Logits that are cosines times a scale, which is learned."""
+
+    def __init__(self, features: int, classes: int, generator: torch.Generator) -> None:
+        super().__init__(features)
+        bound = 1 / math.sqrt(features)
+        self.weight = nn.Parameter(
+            torch.empty(classes, features).uniform_(-bound, bound, generator=generator)
+        )
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the scaled cosines between features and rows."""
+        return self.scale * linear(normalize(features), normalize(self.weight))

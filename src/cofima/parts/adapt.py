@@ -13,10 +13,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, dropout, linear, normalize, relu
+from torch.nn.functional import cross_entropy, dropout, relu
 
 from cofima.data.images import ImageSet
-from cofima.models.head import Head
+from cofima.models.head import CosineHead
 from cofima.models.net import Net
 from cofima.training.sgd import Context, Train, sgd
 
@@ -180,22 +180,6 @@ def adapt(
     sgd(learner, images, lambda x, y: cross_entropy(learner(x), y), context, task=0)
     backbone.requires_grad_(False)
     return True
-
-
-class CosineHead(Head):
-    """Logits that are cosines times a scale, which is learned."""
-
-    def __init__(self, features: int, classes: int, generator: torch.Generator) -> None:
-        super().__init__(features)
-        bound = 1 / math.sqrt(features)
-        self.weight = nn.Parameter(
-            torch.empty(classes, features).uniform_(-bound, bound, generator=generator)
-        )
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return the scaled cosines between features and rows."""
-        return self.scale * linear(normalize(features), normalize(self.weight))
 
 
 def _channels(layer: nn.Linear | nn.LayerNorm | nn.Conv2d) -> int:
