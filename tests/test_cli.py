@@ -51,7 +51,12 @@ def cofima(*words: str, cwd: Path, **environment: str) -> Done:
 def process(*words: str, cwd: Path) -> "subprocess.Popen[str]":
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-m", "cofima", *words], cwd=cwd, stdout=pipe, stderr=pipe, text=True
+        [sys.executable, "-m", "cofima", *words],
+        cwd=cwd,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored below a background shell
     )
 
 
