@@ -40,6 +40,8 @@ class Method:
     frozen_backbone: ClassVar[bool] = False
     needs_vit: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = False
+    grows_with_tasks: ClassVar[bool] = False
+    """Whether the method must keep something small for each task, beside what it keeps for each class."""
     any_backbone: ClassVar[dict[str, Any]] = {}
     """Options with which the method works on every backbone, where its defaults need a transformer."""
 

@@ -47,6 +47,7 @@ class DualPrompt(Prompted):
         if twice := sorted({layer for layer in layers if layers.count(layer) > 1}):
             raise ValueError(f"g_layers and e_layers: layer {' and '.join(map(str, twice))} is there twice")
 
+    grows_with_tasks: ClassVar[bool] = True  # a prompt and a key each
     label: ClassVar[str] = "DualPrompt"
     paper: ClassVar[str] = "Wang et al., ECCV 2022, https://arxiv.org/abs/2204.04799, Eq. 6"
     equation: ClassVar[str] = "min CE(z(x; g, e_t), y) - γ cos(q, k_t);  at test e_s, s = argmax cos(q, k)"
