@@ -87,7 +87,9 @@ def demo(
 
 @app.command(epilog="Example: cofima run demo.yaml method=coma options.lam=0.3 --out runs/coma")
 def run(
-    config: Annotated[str, typer.Argument(help="A YAML file, or a recipe of the package: demo.yaml.")],
+    config: Annotated[
+        str, typer.Argument(help="A YAML file, or a recipe of the package: demo.yaml, paper.yaml.")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What differs.")
     ] = None,
