@@ -89,8 +89,9 @@ Read the demo's gaps with this in mind. A frozen backbone does as well as the re
 averaging takes back what drift costs, not that it beats standing still. One seed was used. A few settings
 with 50 images a class were looked at first, to find the middle setting, and are not in the table. And the
 size of the demo was not settled blindly: the demo itself was run with 100 images in batches of 32 (too
-slow; SLCA 84.7, CoMA 94.4, CoFiMA 94.7 on the test images) and with 80 in batches of 32 (93.9, 93.6, 93.6: too few
-steps to drift) before 80 in batches of 24, so its test results were seen when that choice was made.
+slow; SLCA 84.7, CoMA 94.4, CoFiMA 94.7 on the test images) and with 80 in batches of 32
+(93.9, 93.6, 93.6: too few steps to drift) before 80 in batches of 24, so its test results were seen when that
+choice was made.
 """
 
 
