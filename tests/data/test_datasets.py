@@ -134,8 +134,8 @@ def test_relative_folders_are_found_below_cofima_data(
     (tmp_path / "shared" / "birds").mkdir(parents=True)
     (tmp_path / "here" / "cats").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
-    assert "no folder birds" in (datasets.check("folder:birds") or "")
+    assert "no folder birds" in (check("folder:birds") or "")
     monkeypatch.setenv("COFIMA_DATA", str(tmp_path / "shared"))
-    assert datasets.check("folder:birds") is None
-    assert datasets.check("folder:cats") is None  # not there, but here
-    assert datasets.check("folder:birds", tmp_path / "here") is not None  # a root that is given rules
+    assert check("folder:birds") is None
+    assert check("folder:cats") is None  # not there, but here
+    assert check("folder:birds", tmp_path / "here") is not None  # a root that is given rules
