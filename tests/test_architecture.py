@@ -32,6 +32,7 @@ LAYERS = [
     ("terminal",),
     ("describe",),
     ("demo",),
+    ("commands",),
     ("cli", "__main__"),
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -2,25 +2,24 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table as RichTable
 
 import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
 from cofima import describe, methods, report
+from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
+from cofima.commands.grid import grid
 from cofima.data import datasets
 from cofima.errors import CofimaError
+from cofima.experiment.cells import plain_name
 from cofima.experiment.launch import launch
-from cofima.progress import SILENT, Progress
-from cofima.terminal import TerminalProgress, print_table, show_warnings
+from cofima.terminal import show_warnings
 
 app = typer.Typer(
     add_completion=False,
@@ -28,9 +27,7 @@ app = typer.Typer(
     help="Teach a pre-trained image classifier new classes, task after task, without forgetting.",
     epilog="Example: cofima demo",
 )
-out = Console()
-errors = Console(stderr=True)
-quiet = False
+app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
 
 
 class Kind(StrEnum):
@@ -56,8 +53,7 @@ def _options(
         bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")
     ] = False,
 ) -> None:
-    global quiet
-    quiet = silent
+    be_quiet(silent)
 
 
 @app.command(epilog="Example: cofima demo --out runs/demo")
@@ -69,9 +65,9 @@ def demo(
 
     Takes two to three minutes on two CPU cores, offline. The same command continues after an interruption.
     """
-    with _interruptible():
-        runs = demonstration.demo(folder, seed, _progress())
-    _print(runs)
+    with interruptible():
+        runs = demonstration.demo(folder, seed, progress())
+    print_runs(runs)
     page = folder / "report.html"
     out.print(f"\nFigures: {page}", highlight=False)
     out.print(
@@ -103,10 +99,10 @@ def run(
     """Learn a stream of tasks; the same command continues after a crash, and says when it is done."""
     changes = [*(overrides or []), *(["data.skip_bad=true"] if skip_bad else [])]
     how = configs.read(config, changes)
-    where = folder or default_folder(how)
-    with _interruptible():
-        launch(how, where, _progress())
-    _print(report.find([where]))
+    where = folder or Path("runs") / plain_name(how)
+    with interruptible():
+        launch(how, where, progress())
+    print_runs(report.find([where]))
     out.print(f"Model: {where}", highlight=False, markup=False)
 
 
@@ -119,7 +115,7 @@ def report_(
 ) -> None:
     """Print and write one table of runs: mean and standard deviation over seeds, with figures."""
     found = report.find(runs)
-    _print(found)
+    print_runs(found)
     written = report.write(found, folder or Path(os.path.commonpath([run.resolve() for run in runs])))
     for path in written:
         out.print(f"Wrote {path}", highlight=False, markup=False)
@@ -158,13 +154,6 @@ def show(method: Annotated[str, typer.Argument(help="A name from: cofima list me
     out.print(table if table.row_count else "It has no options of its own.", highlight=False)
 
 
-def default_folder(how: configs.Config) -> Path:
-    """Return where a run goes if the user does not say: named by what is learned, and how."""
-    dataset = Path(how.dataset.removeprefix("folder:")).name
-    backbone = how.backbone.replace("/", "_").replace(":", "_")
-    return Path("runs") / f"{dataset}-{backbone}-{how.method}-{how.seed}"
-
-
 def main() -> None:
     """Run the command line; a user's mistake is one message and exit code 2."""
     show_warnings(errors)
@@ -173,25 +162,6 @@ def main() -> None:
     except CofimaError as error:
         errors.print(f"cofima: {error}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Tell a user who presses Ctrl-C what is kept."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        errors.print("cofima: interrupted; finished tasks are kept, the same command continues after them")
-        raise typer.Exit(130) from None
-
-
-def _progress() -> Progress:
-    return SILENT if quiet else TerminalProgress(out)
-
-
-def _print(runs: list[report.Run]) -> None:
-    for table in report.build(runs):
-        print_table(out, table)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,13 @@ class Config(BaseModel):
 
 def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file (or a packaged recipe by its name), apply ``key=value`` overrides, check all."""
+    values = read_values(path)
+    values.pop("grid", None)
+    return resolve(values, overrides, str(path))
+
+
+def read_values(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file, or a packaged recipe by its name, as it is written."""
     file = _find(Path(path))
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -76,7 +83,12 @@ def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise CofimaError(f"{file} is not YAML: {error}") from error
     if values is not None and not isinstance(values, dict):
         raise CofimaError(f"{file}: expected keys and values, found {type(values).__name__}")
-    return check(override(_for_method(values or {}, overrides, str(path)), overrides), str(path))
+    return values or {}
+
+
+def resolve(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> Config:
+    """Lay a recipe's values for the chosen method and the overrides over its others, and check all."""
+    return check(override(_for_method(merged(values, {}), overrides, where), overrides), where)
 
 
 def check(values: Mapping[str, Any], where: str = "the configuration") -> Config:
@@ -125,7 +137,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested values with those of ``more`` laid over them."""
-    result = dict(base)
+    result = {key: merged(value, {}) if isinstance(value, Mapping) else value for key, value in base.items()}
     for key, value in more.items():
         inner = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = merged(result[key], value) if inner else value

@@ -145,6 +145,15 @@ def current(folder: Path) -> Path | None:
     return folder / name
 
 
+def finished(folder: Path) -> bool:
+    """Tell whether a folder has learned all that was planned, without reading its weights."""
+    generation = current(folder)
+    if generation is None:
+        return False
+    kept = _read_config(folder, generation)
+    return len(kept["tasks"]) >= int(kept["planned_tasks"])
+
+
 def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT) -> Model:
     """Read a model back, checked file by file, ready to predict or to learn the next task."""
     folder = Path(folder)

@@ -67,11 +67,13 @@ class Method:
     def learn(self, task: Task) -> None:
         """Learn a task, from the state after the task before."""
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
+        busy = time.process_time()
         with torch.random.fork_rng(), self.timed("total"):
             torch.manual_seed(self.context.seeds.number("torch", task.index))
             self.begin(task)
             self.train(task)
             self.end(task)
+        self.facts["seconds"]["cpu"] = time.process_time() - busy
 
     def begin(self, task: Task) -> None:
         """Prepare for the task: new rows in the head, old ones frozen."""

@@ -1,0 +1,47 @@
+"""What every command shares: where it prints, how it shows progress, what Ctrl-C says."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+
+from cofima import report
+from cofima.progress import SILENT, Progress
+from cofima.terminal import TerminalProgress, print_table
+
+out = Console()
+errors = Console(stderr=True)
+_quiet = False
+
+
+def be_quiet(quiet: bool) -> None:
+    """Show results and errors only, or progress too."""
+    global _quiet
+    _quiet = quiet
+
+
+def progress() -> Progress:
+    """Return who listens to long work."""
+    return SILENT if _quiet else TerminalProgress(out)
+
+
+def say(text: str) -> None:
+    """Print a line as it is."""
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Tell a user who presses Ctrl-C what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print("cofima: interrupted; finished tasks are kept, the same command continues after them")
+        raise typer.Exit(130) from None
+
+
+def print_runs(runs: list[report.Run]) -> None:
+    """Print the tables of runs."""
+    for table in report.build(runs):
+        print_table(out, table)

@@ -1,0 +1,91 @@
+"""A grid as its cells: every combination that a recipe names, each a whole configuration.
+
+A recipe's ``grid`` maps keys to the values that they take, ``{method: [coma, cofima], seed: [1, 2]}``;
+a list of such maps is the union of their products.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cofima.config import Config, read_values, resolve
+from cofima.errors import CofimaError, problems
+
+FREE = {"device": "auto", "keep_checkpoints": False}  # what does not change what a cell computes
+
+
+def cells(path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> list[Config]:
+    """Return the configuration of every cell, each once; all that is wrong is one error.
+
+    ``overrides`` hold for every cell; ``only`` keeps the cells where ``key=value[,value]`` is true.
+    """
+    values = read_values(path)
+    named = values.pop("grid", None) or {}
+    blocks = named if isinstance(named, list) else [named]
+    wrong = [f"grid: expected keys with lists of values, found {b!r}" for b in blocks if not _is_block(b)]
+    wrong += [f"--only {item}: expected key=value[,value]" for item in only if "=" not in item]
+    if wrong:
+        raise problems(str(path), wrong)
+    found: dict[str, Config] = {}
+    for changes in [cell for block in blocks for cell in _product(block)]:
+        try:
+            config = resolve(values, [*changes, *overrides], f"cell {' '.join(changes)}".rstrip())
+        except CofimaError as error:
+            wrong.append(str(error))
+            continue
+        if all(_chosen(config, item) for item in only):
+            found.setdefault(name(config), config)
+    if wrong:
+        raise CofimaError("\n".join(dict.fromkeys(wrong)))
+    if not found:
+        raise CofimaError(f"{path}: no cell is left by --only {' '.join(only)}")
+    return list(found.values())
+
+
+def name(config: Config) -> str:
+    """Return the folder's name of a cell: what people look for, and a hash of everything it computes."""
+    said = config.model_dump(mode="json") | FREE
+    said["data"] = said["data"] | {"root": None}
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{plain_name(config)}-{digest}"
+
+
+def plain_name(config: Config) -> str:
+    """Return a name by what is learned, and how."""
+    dataset = Path(config.dataset.partition(":")[2] or config.dataset).name
+    backbone = config.backbone.replace("/", "_").replace(":", "_")
+    return f"{dataset}-{backbone}-{config.method}-{config.seed}"
+
+
+def _is_block(block: Any) -> bool:
+    return isinstance(block, Mapping) and all(value not in ([], None) for value in block.values())
+
+
+def _product(block: Mapping[str, Any]) -> list[list[str]]:
+    """Return the ``key=value`` items of each combination of a block's values."""
+    axes = [
+        [f"{key}={_flow(value)}" for value in (values if isinstance(values, list) else [values])]
+        for key, values in block.items()
+    ]
+    return [list(cell) for cell in product(*axes)]
+
+
+def _flow(value: Any) -> str:
+    """Write a value in one line of YAML."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+    return text.removesuffix("\n...\n").strip()
+
+
+def _chosen(config: Config, item: str) -> bool:
+    key, _, wanted = item.partition("=")
+    value: Any = config.model_dump(mode="json")
+    for part in key.strip().split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return str(value) in [text.strip() for text in wanted.split(",")]

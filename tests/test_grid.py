@@ -1,0 +1,118 @@
+"""Grids: which cells there are, and that each is learned once, whatever happened before."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cofima import store
+from cofima.config import read, recipes
+from cofima.errors import CofimaError
+from cofima.experiment.cells import cells, name
+from cofima.experiment.grid import run_grid
+from cofima.progress import Progress
+from cofima.report import find
+
+RECIPE = {
+    "dataset": "blobs",
+    "data": {"limit": 2},
+    "stream": {"first": 3, "increment": 3},
+    "train": {"epochs": 0},
+    "per_method": {"coma": {"options": {"lam": 0.3}}},
+    "grid": [
+        {"method": ["prototype", "seq_ft"], "seed": [1, 2]},
+        {"method": "coma", "options.align": [{"epochs": 1}, {"epochs": 2}], "seed": 1},
+    ],
+}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    return path
+
+
+def test_a_grid_is_the_union_of_products(recipe: Path) -> None:
+    found = cells(recipe)
+    assert [(c.method, c.seed) for c in found] == [
+        ("prototype", 1),
+        ("prototype", 2),
+        ("seq_ft", 1),
+        ("seq_ft", 2),
+        ("coma", 1),
+        ("coma", 1),
+    ]
+    assert [c.options["align"]["epochs"] for c in found[4:]] == [1, 2]
+    assert all(c.options["lam"] == 0.3 for c in found[4:])  # what the recipe says for the method holds
+    assert len({name(c) for c in found}) == 6
+
+
+def test_only_leaves_cells_out_and_overrides_hold_for_all(recipe: Path) -> None:
+    kept = cells(recipe, ["train.lr=0.5"], ["method=prototype,coma", "seed=1"])
+    assert [c.method for c in kept] == ["prototype", "coma", "coma"]
+    assert all(c.train.lr == 0.5 for c in kept)
+    assert len(cells(recipe, ["seed=7"])) == 4  # cells that became the same are one
+    with pytest.raises(CofimaError, match="no cell is left by --only method=nothing"):
+        cells(recipe, [], ["method=nothing"])
+
+
+def test_all_that_is_wrong_in_any_cell_is_said_at_once(recipe: Path) -> None:
+    values = RECIPE | {"grid": {"method": ["seq_ft", "cmoa"], "train.lr": [0.1, -1]}}
+    recipe.write_text(yaml.safe_dump(values))
+    with pytest.raises(CofimaError) as caught:
+        cells(recipe)
+    assert "unknown method" in str(caught.value)
+    assert "train.lr = -1" in str(caught.value)
+    recipe.write_text(yaml.safe_dump(RECIPE | {"grid": {"method": []}}))
+    with pytest.raises(CofimaError, match="expected keys with lists"):
+        cells(recipe)
+    with pytest.raises(CofimaError, match="expected key=value"):
+        cells(recipe, [], ["seed"])
+
+
+def test_the_name_says_what_is_computed_and_nothing_else(recipe: Path) -> None:
+    one = cells(recipe)[0]
+    assert name(one).startswith("blobs-vit_micro-prototype-1-")
+    assert name(one.model_copy(update={"device": "cpu", "keep_checkpoints": True})) == name(one)
+    assert name(one.model_copy(update={"held_out": 0.5})) != name(one)
+
+
+def test_a_recipe_with_a_grid_is_also_a_recipe_of_one_run(recipe: Path) -> None:
+    assert read(recipe, ["method=coma"]).options["lam"] == 0.3
+
+
+@pytest.mark.parametrize("recipe", recipes())
+def test_every_packaged_grid_is_right(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cofima.data import datasets
+
+    monkeypatch.setattr(datasets, "check", lambda *_: None)  # their images may not be here
+    found = cells(recipe)
+    assert len({name(c) for c in found}) == len(found) >= 1
+
+
+class Ears(Progress):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.heard.append(message)
+
+
+def test_cells_run_in_processes_and_only_what_is_missing_is_done_again(recipe: Path, tmp_path: Path) -> None:
+    chosen = cells(recipe, ["device=cpu"], ["seed=1", "method=prototype,seq_ft"])
+    broken = cells(recipe, ["device=cpu", "dataset=folder:" + str(tmp_path / "gone")][:1], ["seed=2"])[0]
+    broken = broken.model_copy(update={"dataset": f"folder:{tmp_path / 'gone'}"})
+    out = tmp_path / "out"
+    outcome = run_grid([*chosen, broken], out, jobs=2)
+    assert sorted(f.name for f in outcome.done) == sorted(name(c) for c in chosen)
+    assert [f.name for f in outcome.failed] == [name(broken)]
+    assert "no folder" in next(iter(outcome.failed.values()))
+    assert all(store.finished(folder) for folder in outcome.done)
+    assert len(find(outcome.done)) == 2
+    before = {f: f.stat().st_mtime_ns for f in out.rglob("*") if f.is_file()}
+    ears = Ears()
+    again = run_grid(chosen, out, jobs=2, progress=ears)
+    assert sorted(again.done) == sorted(outcome.done)
+    assert ears.heard == ["2 of 2 cells are done already"]
+    assert {f: f.stat().st_mtime_ns for f in out.rglob("*") if f.is_file()} == before
