@@ -1,0 +1,100 @@
+"""Every method on photographs, at the scale of a desk: writes benchmarks/DESK.md.
+
+The images are Caltech-101's, found as caltech101/train and caltech101/test below COFIMA_DATA. Run it again
+to continue; what finished cells measured is kept in benchmarks/desk/, a few kilobytes each:
+
+    COFIMA_DATA=/where/it/is python benchmarks/desk.py [--jobs 2] [--only seed=1993] [--collect]
+"""
+
+import argparse
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import fmean, stdev
+
+from rich.console import Console
+
+from cofima.experiment.cells import cells, name
+from cofima.experiment.grid import run_grid
+from cofima.report import find
+from cofima.report.groups import Row, comparable, rows
+from cofima.report.metrics import forgetting, incremental, last
+from cofima.report.runs import Run
+from cofima.store import CONFIG, CURRENT, HISTORY, current, finished
+from cofima.terminal import TerminalProgress
+
+HERE = Path(__file__).parent
+KEPT = HERE / "desk"
+MEASURES: list[tuple[str, int, Callable[[Run], float | None]]] = [
+    ("Last-Acc", 1, lambda run: last(run.matrix, run.sizes)),
+    ("Inc-Acc", 1, lambda run: None if run.joint else incremental(run.matrix, run.sizes)),
+    ("Forgetting", 1, lambda run: None if run.joint else forgetting(run.matrix)),
+    ("CPU s", 0, lambda run: sum(step.seconds["cpu"] for step in run.history)),
+    ("Peak MB", 0, lambda run: max(step.peak_memory_mb or 0 for step in run.history)),
+    ("Kept MB", 2, lambda run: (run.history[-1].state_bytes or 0) / 1e6),
+]
+
+
+def collect(out: Path) -> None:
+    """Keep what finished cells measured, without their weights."""
+    for folder in sorted(out.glob("*")):
+        generation = current(folder) if finished(folder) else None
+        if generation is not None:
+            place = KEPT / folder.name / generation.name
+            place.mkdir(parents=True, exist_ok=True)
+            for file in (CONFIG, HISTORY):
+                shutil.copyfile(generation / file, place / file)
+            shutil.copyfile(folder / CURRENT, KEPT / folder.name / CURRENT)
+
+
+def tables() -> Iterable[str]:
+    """Yield a table for each backbone, the upper bound first, then from the best method down."""
+    for members in comparable(find([KEPT])):
+        found = sorted(rows(members), key=lambda row: (not row.joint, -_mean(row, MEASURES[0][2])))
+        yield f"\n## {members[0].backbone}, {members[0].setup.preprocess['size']} px\n"
+        yield "| Method | n | " + " | ".join(title for title, _, _ in MEASURES) + " |"
+        yield "|---|---|" + "---|" * len(MEASURES)
+        for row in found:
+            shown = [_shown(row, of, digits) for _, digits, of in MEASURES]
+            yield f"| {row.label} | {len(row.runs)} | " + " | ".join(shown) + " |"
+
+
+def _values(row: Row, of: Callable[[Run], float | None]) -> list[float]:
+    return [value for run in row.runs if (value := of(run)) is not None]
+
+
+def _mean(row: Row, of: Callable[[Run], float | None]) -> float:
+    return fmean(_values(row, of) or [0.0])
+
+
+def _shown(row: Row, of: Callable[[Run], float | None], digits: int) -> str:
+    values = _values(row, of)
+    if not values:
+        return "–"
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
+
+
+def write() -> None:
+    """Write the tables below what DESK.md says of itself."""
+    text = (HERE / "desk.head.md").read_text("utf-8")
+    (HERE / "DESK.md").write_text(text + "\n".join(tables()) + "\n", "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/desk"))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", action="append", default=[], metavar="KEY=VALUE[,VALUE]")
+    parser.add_argument("--collect", action="store_true", help="run nothing; write what is finished")
+    arguments = parser.parse_args()
+    if not arguments.collect:
+        chosen = cells("desk.yaml", [], arguments.only)
+        print(f"{len(chosen)} cells, the first {name(chosen[0])}")
+        run_grid(chosen, arguments.out, arguments.jobs, TerminalProgress(Console()))
+    collect(arguments.out)
+    write()
+
+
+if __name__ == "__main__":
+    main()
