@@ -14,7 +14,7 @@ from cofima.data.stream import Stream, Task
 from cofima.models import backbone
 from cofima.progress import Progress
 from cofima.store import Model
-from cofima.training.evaluate import Score, evaluate
+from cofima.training.evaluate import Score
 from cofima.weights.distance import weight_distance
 
 
@@ -25,7 +25,7 @@ def run(model: Model, stream: Stream, folder: Path, progress: Progress) -> Model
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
             method.learn(task)
             with method.timed("evaluate"):
-                score = evaluate(method.predict, stream[: task.index + 1], method.context)
+                score = method.score(stream[: task.index + 1])
         model.tasks.append(task.names)
         model.history.append(_row(model, task, score, folder))
         store.save(model, folder, progress)
