@@ -56,7 +56,8 @@ class Shelf:
             return
         try:
             self._write(self.folder, rows)
-            _make_room(self.folder)
+            with suppress(FileNotFoundError):  # another process makes room as well
+                _make_room(self.folder)
         except (OSError, SafetensorError) as error:
             _warn(f"{self.folder}: features could not be kept for later runs ({error})")
             self.folder = None  # said once
@@ -94,7 +95,7 @@ def _names(file: Path) -> list[bytes]:
             return _bytes(content.get_tensor("names"))
     except FileNotFoundError:
         return []
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, TypeError) as error:
         _discard(file, error)
         return []
 
