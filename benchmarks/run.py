@@ -16,6 +16,7 @@ import alignment
 import averaging
 import cofima
 import epoch
+import features
 import fisher
 
 
@@ -41,7 +42,7 @@ def main() -> None:
         "",
     ]
     sections = []
-    for part in (fisher, averaging, alignment, epoch):
+    for part in (fisher, averaging, alignment, epoch, features):
         print(f"{part.__name__} ...", flush=True)
         sections.append(part.main())
         print(sections[-1], flush=True)
