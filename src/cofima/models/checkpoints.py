@@ -72,10 +72,11 @@ def _refusal(path: Path, error: Exception) -> str:
     named = re.search(r"GLOBAL (\S+)", str(error))
     what = f" ({named[1]})" if named else ""
     return (
-        f"checkpoint {path}: holds more than tensors{what}, and reading that could run any code: it is not read. "
-        "If you trust its source, or where it can do no harm (a container without network), take the tensors "
-        "out once, and give the new file:\n"
-        f"  python -c \"import torch, safetensors.torch as s; c = torch.load('{path.name}', weights_only=False, "
+        f"checkpoint {path}: holds more than tensors{what}, and reading that could run any code: it is not "
+        "read. If you trust its source, or where it can do no harm (a container without network), take the "
+        "tensors out once, and give the new file:\n"
+        f'  python -c "import torch, safetensors.torch as s; '
+        f"c = torch.load('{path.name}', weights_only=False, "
         "map_location='cpu'); w = c.get('state_dict') or c.get('model') or c.get('teacher') or c; "
         "s.save_file({k: v.clone().contiguous() for k, v in w.items()}, 'weights.safetensors')\""
     )

@@ -23,8 +23,8 @@ def reset(backbone: nn.Module, name: str) -> None:
     norm = find(backbone)
     if norm is None or norm.weight is None:
         raise CofimaError(
-            f"model.final_norm = reset: backbone '{name}' ({type(backbone).__name__}) has no final layer norm; "
-            "use model.final_norm=pretrained"
+            f"model.final_norm = reset: backbone '{name}' ({type(backbone).__name__}) has no final layer "
+            "norm; use model.final_norm=pretrained"
         )
     nn.init.ones_(norm.weight)
     if norm.bias is not None:

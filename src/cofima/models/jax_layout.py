@@ -81,7 +81,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _misfits(module: VisionTransformer, shapes: dict[str, tuple[int, ...]]) -> list[str]:
-    """Return every array that is missing, unexpected, or does not hold as many numbers as the backbone needs."""
+    """Return every array that is missing, unexpected, or has not as many numbers as the backbone."""
     ours, expected = dict(module.named_parameters()), dict(_OUTSIDE)
     for n in range(len(module.blocks)):
         place = f"Transformer/encoderblock_{n}"

@@ -20,7 +20,7 @@ def to_timm(weights: Weights, module: nn.Module) -> tuple[Weights, str]:
     keys = _unwrapped(weights)
     layout, convert = next((name, convert) for name, seen, convert in LAYOUTS if seen(keys))
     kept = _without_classifier(convert(keys), module)
-    left = Counter(key.split(".")[0] for key in keys.keys() - _origins(keys, kept))
+    left = Counter(_owner(key) for key in keys.keys() - _origins(keys, kept))
     done = [f"left out {', '.join(f'{name} ({n})' for name, n in sorted(left.items()))}"] if left else []
     done += _positions(kept, module) + _batch_counts(kept, module)
     return kept, "; ".join([layout, *done])
@@ -85,6 +85,10 @@ def classifier(module: nn.Module) -> str:
     return name if isinstance(name, str) else "cofima_head"
 
 
+def _owner(key: str) -> str:
+    return key.removeprefix("base_encoder.").removeprefix("backbone.").split(".")[0]
+
+
 def _origins(before: Weights, after: Weights) -> set[str]:
     """Return the keys whose tensors are kept, whatever they are called now."""
     kept = {id(value) for value in after.values()}
@@ -92,7 +96,7 @@ def _origins(before: Weights, after: Weights) -> set[str]:
 
 
 def _positions(weights: Weights, module: nn.Module) -> list[str]:
-    """Bring a square grid of position embeddings to the backbone's grid, as timm does for published weights."""
+    """Bring a square grid of position embeddings to the backbone's grid, as timm does for its own weights."""
     ours, theirs = getattr(module, "pos_embed", None), weights.get("pos_embed")
     grid = getattr(getattr(module, "patch_embed", None), "grid_size", None)
     if not isinstance(ours, Tensor) or theirs is None or grid is None or theirs.ndim != 3:

@@ -10,15 +10,15 @@ _IMAGENET = {
     "cifar100": "many of its classes are concepts of ImageNet too; its images come from another collection "
     "(80 Million Tiny Images)",
     "imagenet_r": "its 200 classes are classes of ImageNet-1k; its images are renditions, collected apart",
-    "cub200": "images too: its authors warn of ImageNet, and 22 of its 5,794 test images are among the training "
-    "images of ImageNet-1k (Jaderberg et al. 2015)",
+    "cub200": "images too: its authors warn of ImageNet, and 22 of its 5,794 test images are among the "
+    "training images of ImageNet-1k (Jaderberg et al. 2015)",
     "cars196": "ImageNet has coarse classes of cars, such as convertible and sports car; shared images are "
     "not counted in any publication known here",
-    "vtab": "among its classes are breeds of pets and kinds of flowers, which ImageNet has too; shared images "
-    "are not counted in any publication known here",
+    "vtab": "among its classes are breeds of pets and kinds of flowers, which ImageNet has too; shared "
+    "images are not counted in any publication known here",
 }
 _LVD = (
-    "LVD-142M was gathered around ImageNet-22k, ImageNet-1k and the training images of fine-grained datasets, "
+    "LVD-142M was gathered around ImageNet-22k, ImageNet-1k and the training images of fine-grained data, "
     "without near duplicates of its benchmarks' test images (Oquab et al. 2023, section 3 and Table 15)"
 )
 _GENERATED = ("digits", "blobs", "fashion_mnist")
