@@ -26,9 +26,13 @@ __all__ = [
 
 def check(name: str) -> str | None:
     """Return what is wrong with a backbone's name, or None."""
-    if name in ALIASES or name.startswith(ELSEWHERE) or timm.is_model(name.split(".")[0]):
+    architecture, _, tag = name.partition(".")
+    if name in ALIASES or name.startswith(ELSEWHERE) or (not tag and timm.is_model(name)):
         return None
-    return f"unknown backbone '{name}'{did_you_mean(name, [*ALIASES, *timm.list_models()])}"
+    if timm.is_model(architecture):
+        return _check_tag(architecture, tag)
+    hint = did_you_mean(name, [*ALIASES, *timm.list_models()])
+    return f"unknown backbone '{name}'{hint if 'did you mean' in hint else '; see: cofima list backbones'}"
 
 
 def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, BackboneFacts]:
@@ -63,6 +67,15 @@ def build_empty(name: str, size: int, norm: str = "pretrained") -> nn.Module:
     if norm == "reset":
         final_norm.reset(module, name)
     return module
+
+
+def _check_tag(architecture: str, tag: str) -> str | None:
+    try:
+        timm.get_pretrained_cfg(f"{architecture}.{tag}")
+    except RuntimeError:  # what timm raises for a tag that it does not know
+        known = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
+        return f"unknown weights '{tag}' of backbone '{architecture}'{did_you_mean(tag, known)}"
+    return None
 
 
 def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Module:
