@@ -1,4 +1,9 @@
-"""How much memory CoFiMA needs for a ViT-B/16 at 224 pixels, counted in models: minutes, so marked slow."""
+"""How much memory CoFiMA needs for a ViT-B/16 at 224 pixels, counted in models: minutes, so marked slow.
+
+A model is the weights of the backbone: 343 MB. Tensors held, as counted on a CPU with batches of 4:
+a step of the first task 4.01, of the second 5.02; the merge 4.01; before a Fisher information is measured
+2.01 to 3.01, and one more when it is; between tasks 2.01.
+"""
 
 import gc
 import threading
@@ -57,7 +62,7 @@ class Resident(threading.Thread):
 
 
 def two_tasks(side: int) -> Stream:
-    return from_groups(blobs(4, per_class=8, side=side, seed=0), [[0, 1], [2, 3]])
+    return from_groups(blobs(4, per_class=4, side=side, seed=0), [[0, 1], [2, 3]])
 
 
 @pytest.mark.slow
@@ -102,9 +107,10 @@ def test_cofima_on_a_vit_b_holds_as_many_models_as_its_equations_need(
         watch.join()
     print("models held:", {where: [round(n, 2) for n in found] for where, found in counted.items()})
     print("resident, in models:", {phase: round(most, 2) for phase, most in watch.most.items()})
-    first, second = counted["step"][:4], counted["step"][4:]
+    first, second = counted["step"][:2], counted["step"][2:]
     spare = 0.1  # the head, Gaussians, a batch of images
     assert max(first) < 4 + spare  # weights, gradients, momentum, the weights before
     assert max(second) < 5 + spare  # and the Fisher information before
     assert max(counted["merge"]) < 4 + spare  # two sets of weights, two Fisher informations
+    assert max(counted["fisher"]) < 3 + spare  # the network, the weights and the Fisher information before
     assert max(counted["between"]) < 2 + spare  # the network and its Fisher information

@@ -106,6 +106,7 @@ ALIASES: dict[str, Alias] = {
         parameters=5_524_416,
         features=192,
         file=f"{_AUGREG}Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz",
+        note="the smallest of the paper's transformers",
     ),
     "vit_l16": Alias(
         timm="vit_large_patch16_224.augreg_in21k",

@@ -59,7 +59,7 @@ def _alias(name: str, cache: Path) -> Entry:
     alias = ALIASES[name]
     config = timm.get_pretrained_cfg(alias.timm)
     here = alias.hub and _is_cached(config.hf_hub_id, cache)
-    where = "cached" if here else "hub" if alias.hub else "file to download"
+    where = "cached" if here else "hub" if alias.hub else "model.checkpoint=FILE"
     size = alias.size or config.input_size[-1]
     return Entry(name, alias.timm, alias.parameters, size, alias.pretraining, where, here, alias.note)
 
