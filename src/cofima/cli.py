@@ -13,6 +13,7 @@ import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
 from cofima import describe, methods, report
+from cofima.commands import backbones
 from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
 from cofima.commands.grid import grid
 from cofima.data import datasets
@@ -133,10 +134,7 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
         for name in datasets.names():
             table.add_row(name, datasets.describe(name))
     else:
-        table.add_row("vit_micro", "embedded: ViT, 64 px, 1.6 M parameters, Tiny-ImageNet; for demonstration")
-        table.add_row("any timm name", "weights from the hub, or model.checkpoint=FILE; e.g.")
-        for name in ("vit_base_patch16_224.augreg_in21k", "vit_tiny_patch16_224.augreg_in21k", "resnet18"):
-            table.add_row(f"  {name}", "")
+        table = backbones.table()
     out.print(table, highlight=False)
 
 

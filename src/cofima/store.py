@@ -166,7 +166,8 @@ def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT
     config = Config.model_validate(kept["config"] | {"device": where})
     facts = TypeAdapter(BackboneFacts).validate_python(kept["backbone"])
     view = TypeAdapter(View).validate_python(kept["preprocess"])
-    net = Net(build_empty(config.backbone, facts.size), facts.features, [len(t) for t in kept["tasks"]])
+    empty = build_empty(facts.name, facts.size, facts.final_norm)
+    net = Net(empty, facts.features, [len(t) for t in kept["tasks"]])
     head = {key: weights.pop(f"{facts.classifier}.{key}") for key in ("weight", "bias")}
     model = attach(config, facts, view, net, kept["planned_tasks"], progress)
     net.backbone.load_state_dict(weights)  # now that the method has added what it adds to the network

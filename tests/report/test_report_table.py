@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from cofima.report import formats, metrics, runs
+from cofima.report.details import details
 from cofima.report.table import build
 
 METHODS = ("seq_ft", "slca", "coma", "cofima", "joint")
@@ -226,3 +227,43 @@ def test_where_a_run_was_made_does_not_split_a_row(make_run):
         file.write_text(json.dumps(content))
     (table,) = build([runs.read(folder) for folder in folders])
     assert [row[:2] for row in table.rows] == [["CoFiMA", "2"]]
+
+
+IDENTITY = {
+    "alias": "vit_b16_in21k",
+    "tag": "augreg_in21k",
+    "pretraining": "ImageNet-21k",
+    "overlap": "all <classes>",
+    "layout": "as published",
+    "final_norm": "reset",
+}
+
+
+def test_the_note_says_what_the_backbone_has_seen(make_run):
+    kept = {"name": "vit_base_patch16_224.augreg_in21k", "sha256": "0" * 64} | IDENTITY
+    run = runs.read(make_run("a", backbone=kept))
+    (table,) = build([run])
+    said = "Backbone: vit_b16_in21k, final norm reset, pre-trained on: ImageNet-21k; shared with digits: all"
+    assert said in table.note
+    assert "pre-trained on: ImageNet-21k" in formats.markdown([table])
+    assert "pre-trained on: ImageNet-21k" in formats.latex([table])
+    (line,) = csv.DictReader(io.StringIO(formats.csv_text([table])))
+    assert {key: line[f"backbone_{key}"] for key in IDENTITY if key != "tag"} == {
+        key: value for key, value in IDENTITY.items() if key != "tag"
+    }
+    shown = details(run)
+    assert "<dt>overlap</dt><dd>all &lt;classes&gt;</dd>" in shown
+    assert "<dt>sha256</dt><dd>" + "0" * 64 in shown
+
+
+def test_a_run_from_before_this_was_recorded_says_nothing_of_it(make_run):
+    run = runs.read(make_run("a"))
+    assert "pre-trained on" not in build([run])[0].note
+    assert run.origin == ""
+
+
+def test_another_final_norm_stands_apart(make_run):
+    kept = {"name": "vit_micro", "sha256": "0123456789abcdef" * 4}
+    one = runs.read(make_run("a", method="coma", backbone=kept))
+    two = runs.read(make_run("b", method="slca", backbone=kept | {"final_norm": "reset"}))
+    assert "final_norm: pretrained / reset" in build([one, two])[1].note

@@ -1,5 +1,6 @@
 """From a configuration to a finished run; the same call continues one that was cut off."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from cofima import store
@@ -10,7 +11,7 @@ from cofima.data.views import INTERPOLATIONS, View
 from cofima.errors import CofimaError, problems
 from cofima.experiment.run import run
 from cofima.methods import build
-from cofima.models import backbone
+from cofima.models import backbone, overlap
 from cofima.models.backbone import BackboneFacts
 from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
@@ -44,6 +45,9 @@ def _learn(config: Config, model: Model | None, folder: Path, progress: Progress
         (None, model.backbone) if model else backbone.create(config.backbone, config.model, config.seed)
     )
     if module is not None:
+        facts = replace(facts, overlap=overlap.known(facts.pretraining, config.dataset))
+        if config.model.checkpoint is not None:
+            progress.say(f"backbone {config.backbone}: {config.model.checkpoint} read as {facts.layout}")
         build(config.method, config.options).check(module)  # before images are read
     stream = load_stream(config, facts, progress)
     if model is None:

@@ -81,7 +81,8 @@ def _from_before(model: Model, folder: Path) -> float | None:
 
 def _from_start(model: Model) -> float | None:
     """Return how far the backbone is from its pre-trained weights, which are read again, not kept."""
-    start, facts = backbone.create(model.config.backbone, model.config.model, model.config.seed)
+    how = model.config.model.model_copy(update={"size": model.backbone.size})
+    start, facts = backbone.create(model.backbone.name, how, model.config.seed)
     if facts.sha256 != model.backbone.sha256:
         return None
     return weight_distance(_parameters(start), _parameters(model.method.net.backbone))

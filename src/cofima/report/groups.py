@@ -97,6 +97,7 @@ def _protocol(run: Run) -> dict[str, str]:
     facts = {
         "dataset": run.setup.data.get("fingerprint") or run.dataset,
         "backbone": run.setup.backbone.get("sha256") or run.backbone,
+        "final_norm": run.setup.backbone.get("final_norm", "pretrained"),
         "tasks": run.planned,
         "data": run.config.get("data") or {},
         "preprocess": run.setup.preprocess,

@@ -169,6 +169,8 @@ def _notes(groups: list[Row], number: int, sets: list[list[Run]]) -> list[str]:
         f"n = {fewest if fewest == most else f'{fewest} to {most}'} seed{'s' if most > 1 else ''}"
         + (", mean ± standard deviation (n − 1)." if most > 1 else "."),
     ]
+    if run.origin:
+        parts.append(run.origin)
     repeats = sum(row.repeats for row in groups)
     if repeats:
         parts.append(f"{repeats} more with a config and seed already in the table: not counted again.")
