@@ -13,9 +13,9 @@ import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
 from cofima import describe, methods, report
+from cofima.commands import data
 from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
 from cofima.commands.grid import grid
-from cofima.data import datasets
 from cofima.errors import CofimaError
 from cofima.experiment.cells import plain_name
 from cofima.experiment.launch import launch
@@ -28,6 +28,7 @@ app = typer.Typer(
     epilog="Example: cofima demo",
 )
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
+app.add_typer(data.app, name="data")
 
 
 class Kind(StrEnum):
@@ -130,8 +131,7 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
             method = methods.find(name)
             table.add_row(name, f"{method.label}: {describe.summary(method)}")
     elif kind is Kind.datasets:
-        for name in datasets.names():
-            table.add_row(name, datasets.describe(name))
+        table = data.table()
     else:
         table.add_row("vit_micro", "embedded: ViT, 64 px, 1.6 M parameters, Tiny-ImageNet; for demonstration")
         table.add_row("any timm name", "weights from the hub, or model.checkpoint=FILE; e.g.")
