@@ -5,24 +5,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from cofima import config as configs
+from cofima.commands.console import out, progress
 from cofima.data import datasets, manifest, sources
 from cofima.data.options import DataOptions
 from cofima.data.source import Source
 from cofima.data.verify import Contents, verify
 from cofima.errors import CofimaWarning, first_problems
-from cofima.progress import SILENT, Progress
-from cofima.terminal import TerminalProgress
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Check a dataset, or write down exactly what is trained and tested on.",
     epilog="Example: cofima data check cub200",
 )
-out = Console()
 
 Name = Annotated[str, typer.Argument(help="A name from: cofima list datasets.")]
 Overrides = Annotated[
@@ -32,7 +29,6 @@ Overrides = Annotated[
 
 @app.command(epilog="Example: cofima data check cub200 data.root=/datasets")
 def check(
-    context: typer.Context,
     name: Name,
     overrides: Overrides = None,
     quick: Annotated[bool, typer.Option("--quick", help="List the images, but do not read them.")] = False,
@@ -40,11 +36,11 @@ def check(
     """Say what is expected of a dataset, what was found, and what is wrong with it."""
     options = _options(name, overrides)
     _expected(name)
-    source, said = _find(name, options, _progress(context))
+    source, said = _find(name, options)
     _found(source)
     shared: list[str] = []
     if not quick:
-        shared = _read(source, _progress(context)).shared
+        shared = _read(source).shared
         _print("images", f"all {len(source.train) + len(source.test):,} can be read")
     _warn([*said, *_shared(shared)])
     _print("problems", str(len(said) + bool(shared)) if said or shared else "none")
@@ -52,7 +48,6 @@ def check(
 
 @app.command(epilog="Example: cofima data prepare imagenet_r data.split_seed=1 --out splits")
 def prepare(
-    context: typer.Context,
     name: Name,
     overrides: Overrides = None,
     folder: Annotated[
@@ -63,8 +58,8 @@ def prepare(
 
     Another run takes the same split with data.split_file=MANIFEST.
     """
-    source, said = _find(name, _options(name, overrides), _progress(context))
-    contents = _read(source, _progress(context))
+    source, said = _find(name, _options(name, overrides))
+    contents = _read(source)
     path = manifest.write(source, contents, folder)
     _found(source)
     _warn([*said, *_shared(contents.shared)])
@@ -88,16 +83,16 @@ def _options(name: str, overrides: list[str] | None) -> DataOptions:
     return configs.check(values, "the command line").data
 
 
-def _find(name: str, options: DataOptions, progress: Progress) -> tuple[Source, list[str]]:
+def _find(name: str, options: DataOptions) -> tuple[Source, list[str]]:
     """List the images, and keep the warnings for the end."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CofimaWarning)
-        source = datasets.find(name, options, progress)
+        source = datasets.find(name, options, progress())
     return source, [str(one.message) for one in caught if issubclass(one.category, CofimaWarning)]
 
 
-def _read(source: Source, progress: Progress) -> Contents:
-    contents = verify(source, progress)
+def _read(source: Source) -> Contents:
+    contents = verify(source, progress())
     if contents.faults:
         raise first_problems(f"{source.name} in {source.facts.get('folder', 'memory')}", contents.faults)
     return contents
@@ -135,7 +130,3 @@ def _warn(said: list[str]) -> None:
 
 def _print(key: str, text: str) -> None:
     out.print(f"{key:9} {text}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _progress(context: typer.Context) -> Progress:
-    return SILENT if context.find_root().params.get("silent") else TerminalProgress(out)

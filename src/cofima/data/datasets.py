@@ -7,8 +7,9 @@ from pathlib import Path
 from cofima.data import from_torchvision, hub, sources
 from cofima.data.decoded import decoded, listed
 from cofima.data.digits import digits
-from cofima.data.folder import folder_source, load_folder
+from cofima.data.folder import load_folder
 from cofima.data.options import DataOptions
+from cofima.data.own_folder import folder_source
 from cofima.data.source import Source
 from cofima.data.stream import Dataset
 from cofima.data.synthetic import blobs

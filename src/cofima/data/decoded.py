@@ -48,9 +48,7 @@ def listed(dataset: Dataset) -> Source:
     def pictures(images: ImageSet) -> list[Picture]:
         return [
             Picture(str(row), label, partial(_pixels, images, place))
-            for place, (row, label) in enumerate(
-                zip(images.rows.tolist(), images.labels.tolist(), strict=True)
-            )
+            for place, (row, label) in enumerate(images.named())
         ]
 
     variant = dataset.facts["split_id"].rpartition(":")[2]

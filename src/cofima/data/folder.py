@@ -1,9 +1,11 @@
 """A user's own folder of images: checked as a whole, decoded once, split if it is not yet."""
 
+import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,13 @@ import torch
 from torch import Tensor
 
 from cofima.data.deal import part, shuffled
-from cofima.data.decoded import each, read
 from cofima.data.files import ImageFile, Listing, list_images, plain
-from cofima.data.images import ImageSet, fit
+from cofima.data.images import BadImageError, ImageSet, decode, fit
 from cofima.data.options import DataOptions
-from cofima.data.source import Picture, Source
-from cofima.data.splits import seeded, split_facts
+from cofima.data.own_folder import key_of, split_id
+from cofima.data.splits import split_facts
 from cofima.data.stream import Dataset
-from cofima.errors import CofimaWarning, first_problems
+from cofima.errors import CofimaError, CofimaWarning, problems
 from cofima.progress import SILENT, Progress
 
 _SHOWN = 20
@@ -29,7 +30,7 @@ class _Read:
     """The decoded files: pixels, and for each a hash of its content and what is wrong, if anything."""
 
     pixels: Tensor
-    hashes: list[str]
+    hashes: list[bytes]
     faults: list[str]
 
 
@@ -40,72 +41,49 @@ def load_folder(root: Path, side: int, options: DataOptions, progress: Progress 
     folder per class, of which a share of each class is set aside as test images.
     """
     listing = list_images(root)
-    content = _read(listing.files, side, progress)
-    usable = [place for place, fault in enumerate(content.faults) if not (fault and options.skip_bad)]
+    read = _read(listing.files, side, progress)
+    usable = [place for place, fault in enumerate(read.faults) if not (fault and options.skip_bad)]
     left_out = _unusable_classes(listing, [listing.files[place] for place in usable])
-    _refuse(root, listing, content.faults, left_out, options.skip_bad)
+    _refuse(root, listing, read.faults, left_out, options.skip_bad)
 
     names = sorted(set(listing.classes) - set(left_out))
     usable = [place for place in usable if listing.files[place].class_name not in left_out]
     files = [listing.files[place] for place in usable]
     number = {name: label for label, name in enumerate(names)}
     labels = torch.tensor([number[file.class_name] for file in files])
-    images = ImageSet(content.pixels, torch.tensor(usable), labels)
+    images = ImageSet(read.pixels, torch.tensor(usable), labels)
     tested = _tested(files, options)
     train, test = images.select(~tested), images.select(tested)
     facts = {"train": len(train), "test": len(test), **_facts(root, listing, options)}
-    facts["skipped"] = _skipped(listing, content.faults, left_out)
-    facts["train_test_overlap"] = _overlap(content.hashes, train, test)
+    facts["skipped"] = _skipped(listing, read.faults, left_out)
+    facts["train_test_overlap"] = _overlap(read.hashes, train, test)
     facts["fingerprint"] = images.fingerprint()
-    facts |= split_facts(
-        _split_id(root, listing, options), *(_named(listing, half) for half in (train, test))
-    )
+    named = ([(key_of(listing.files[row]), label) for row, label in half.named()] for half in (train, test))
+    facts |= split_facts(split_id(root, "all" in listing.parts, options), *named)
     _warn(root, facts)
     return Dataset(f"folder:{root}", tuple(names), train, test, flip=True, crop=0.5, facts=facts)
-
-
-def folder_source(root: Path, options: DataOptions) -> Source:
-    """List the images that ``load_folder`` would read, without reading them."""
-    listing = list_images(root)
-    left_out = _unusable_classes(listing, listing.files)
-    _refuse(root, listing, [""] * len(listing.files), left_out, options.skip_bad)
-    names = sorted(set(listing.classes) - set(left_out))
-    files = [file for file in listing.files if file.class_name not in left_out]
-    tested = _tested(files, options).tolist()
-    parts: tuple[list[Picture], list[Picture]] = [], []
-    for file, is_tested in zip(files, tested, strict=True):
-        picture = Picture(_key(file), names.index(file.class_name), file.path.read_bytes)
-        parts[is_tested].append(picture)
-    facts = {"train": len(parts[0]), "test": len(parts[1]), **_facts(root, listing, options)}
-    named = ([(picture.name, picture.label) for picture in half] for half in parts)
-    facts |= split_facts(_split_id(root, listing, options), *named)
-    variant = facts["split_id"].rpartition(":")[2]
-    return Source(f"folder:{root}", variant, tuple(names), *parts, flip=True, crop=0.5, facts=facts)
-
-
-def _key(file: ImageFile) -> str:
-    return file.key if file.part == "all" else f"{file.part}/{file.key}"
-
-
-def _named(listing: Listing, images: ImageSet) -> Iterator[tuple[str, int]]:
-    for row, label in zip(images.rows.tolist(), images.labels.tolist(), strict=True):
-        yield _key(listing.files[row]), label
-
-
-def _split_id(root: Path, listing: Listing, options: DataOptions) -> str:
-    """Name the split; its hash, not this name, tells folders of one name apart."""
-    return f"folder:{plain(root.resolve().name)}:{seeded(options) if 'all' in listing.parts else 'given'}"
 
 
 def _read(files: list[ImageFile], side: int, progress: Progress) -> _Read:
     """Decode every file once, straight to where it stays."""
     pixels = torch.empty(len(files), 3, side, side, dtype=torch.uint8)
 
-    def keep(place: int) -> tuple[str, str]:
-        picture = Picture(str(files[place].path), 0, files[place].path.read_bytes)
-        return read(picture, lambda image: pixels[place].copy_(fit(image, side)))
+    def read(place: int) -> tuple[bytes, str]:
+        path = files[place].path
+        try:
+            content = path.read_bytes()
+            pixels[place] = fit(decode(path, content), side)
+        except BadImageError as error:
+            return b"", error.reason
+        except OSError as error:
+            return b"", (error.strerror or str(error)).lower()
+        return sha256(content).digest(), ""
 
-    results = each(keep, len(files), progress, "reading images")
+    pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
+    try:
+        results = list(progress.track(pool.map(read, range(len(files))), len(files), "reading images"))
+    finally:
+        pool.shutdown(cancel_futures=True)  # on Ctrl-C, do not read the rest first
     return _Read(pixels, [found for found, _ in results], [fault for _, fault in results])
 
 
@@ -135,7 +113,9 @@ def _refuse(root: Path, listing: Listing, faults: list[str], left_out: dict[str,
     elif len(left_out) == len(listing.classes):
         found += left_out.values()
     if found:
-        raise first_problems(str(root), found, _SHOWN)
+        lines = str(problems(str(root), found)).split("\n")
+        more = [f"  ... and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+        raise CofimaError("\n".join(lines[: 1 + _SHOWN] + more))
 
 
 def _tested(files: list[ImageFile], options: DataOptions) -> Tensor:
@@ -152,7 +132,7 @@ def _tested(files: list[ImageFile], options: DataOptions) -> Tensor:
     return tested
 
 
-def _overlap(hashes: list[str], train: ImageSet, test: ImageSet) -> int:
+def _overlap(hashes: list[bytes], train: ImageSet, test: ImageSet) -> int:
     """Count the test images that are copies of a training image."""
     learnt = {hashes[row] for row in train.rows.tolist()}
     return sum(hashes[row] in learnt for row in test.rows.tolist())

@@ -13,9 +13,7 @@ Named = Iterable[tuple[str, int]]  # the name and the label of each image
 
 def by_row(images: ImageSet) -> Named:
     """Name images that have no names by where they are stored."""
-    return (
-        (str(row), label) for row, label in zip(images.rows.tolist(), images.labels.tolist(), strict=True)
-    )
+    return ((str(row), label) for row, label in images.named())
 
 
 def split_hash(train: Named, test: Named) -> str:
