@@ -56,7 +56,7 @@ def check(name: str, root: Path | None = None) -> str | None:
     if name.startswith(hub.PREFIX):
         return None if name.removeprefix(hub.PREFIX).strip() else f"dataset '{name}' needs a name: 'hf:NAME'"
     if f"{name}:" in _PREFIXES:
-        return f"dataset '{name}' needs {_PREFIXES[f'{name}:']!r}, with a path or a name"
+        return f"dataset '{name}' needs a path or a name: '{_PREFIXES[f'{name}:']}'"
     if name not in names():
         path = Path(name).expanduser()
         hint = f"; did you mean 'folder:{name}'?" if path.is_dir() else did_you_mean(name, names())

@@ -1,7 +1,8 @@
 """A split that a file gives: a manifest, two lists, or the list of what is tested on."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,8 @@ def redeal(source: Source, file: Path) -> Source:
     ``train`` and ``test``, a folder with the lists ``*_train.yaml`` and ``*_test.yaml`` (keys ``data`` and
     ``targets``), or a text file with the name of one test image in each line.
     """
-    try:
+    with _explained(file):
         train, test = _lists(file)
-    except OSError as error:
-        raise CofimaError(f"data.split_file = {file}: {(error.strerror or str(error)).lower()}") from error
-    except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
-        raise CofimaError(f"data.split_file = {file}: not a split file ({error})") from error
     return deal(source, file.stem, train, test, str(file))
 
 
@@ -51,21 +48,30 @@ def deal(
     return replace(source, variant=variant, train=ordered[0], test=ordered[1], facts=facts)
 
 
-def two_lists(folder: Path) -> tuple[list[str], list[str]] | None:
-    """Read the lists ``*_train.yaml`` and ``*_test.yaml`` of a folder, if it has them."""
-    pairs = [
-        (path, path.with_name(path.name.replace("_train.", "_test."))) for path in folder.glob("*_train.yaml")
-    ]
-    pair = next((pair for pair in sorted(pairs) if pair[1].is_file()), None)
-    return None if pair is None else (_names(_parsed(pair[0])["data"]), _names(_parsed(pair[1])["data"]))
+def two_lists(folder: Path) -> tuple[list[str], list[str]]:
+    """Read the lists ``*_train.yaml`` and ``*_test.yaml`` of a folder."""
+    with _explained(folder):
+        train = next(iter(sorted(folder.glob("*_train.yaml"))), None)
+        test = train and train.with_name(train.name.replace("_train.yaml", "_test.yaml"))
+        if train is None or test is None or not test.is_file():
+            raise ValueError("the folder needs both *_train.yaml and *_test.yaml")
+        return _names(_parsed(train)["data"]), _names(_parsed(test)["data"])
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    """Say what is wrong with a file in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise CofimaError(f"{file}: {(error.strerror or str(error)).lower()}") from error
+    except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
+        raise CofimaError(f"{file} is not a split file ({error})") from error
 
 
 def _lists(file: Path) -> tuple[list[str] | None, list[str]]:
     if file.is_dir():
-        found = two_lists(file)
-        if found is None:
-            raise ValueError("the folder has no *_train.yaml and *_test.yaml")
-        return found
+        return two_lists(file)
     if file.suffix == ".jsonl":
         rows = manifest.read(file)[1]
         parts = {part: [row["name"] for row in rows if row["split"] == part] for part in ("train", "test")}

@@ -51,10 +51,7 @@ def _open_folders(folder: Path, options: DataOptions) -> Source:
 
 
 def _open_lists(path: Path, lists: Path, options: DataOptions) -> Source:
-    given = two_lists(lists)
-    if given is None:
-        raise CofimaError(f"{lists}: imagenet-r_train.yaml is there, but imagenet-r_test.yaml is not")
-    return deal(_everything(path), "lists", *given, str(lists))
+    return deal(_everything(path), "lists", *two_lists(lists), str(lists))
 
 
 def _open_unsplit(path: Path, options: DataOptions) -> Source:
