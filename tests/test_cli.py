@@ -75,7 +75,7 @@ def test_version(tmp_path: Path) -> None:
     assert cofima("--version", cwd=tmp_path).stdout == f"cofima {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "report", "list", "show"])
+@pytest.mark.parametrize("command", ["demo", "run", "report", "list", "show", "data"])
 def test_every_help_ends_with_an_example(command: str, tmp_path: Path) -> None:
     shown = cofima(command, "--help", cwd=tmp_path)
     assert shown.returncode == 0

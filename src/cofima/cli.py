@@ -13,10 +13,9 @@ import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
 from cofima import describe, methods, report
-from cofima.commands import backbones
+from cofima.commands import backbones, data
 from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
 from cofima.commands.grid import grid
-from cofima.data import datasets
 from cofima.errors import CofimaError
 from cofima.experiment.cells import plain_name
 from cofima.experiment.launch import launch
@@ -29,6 +28,7 @@ app = typer.Typer(
     epilog="Example: cofima demo",
 )
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
+app.add_typer(data.app, name="data")
 
 
 class Kind(StrEnum):
@@ -131,8 +131,7 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
             method = methods.find(name)
             table.add_row(name, f"{method.label}: {describe.summary(method)}")
     elif kind is Kind.datasets:
-        for name in datasets.names():
-            table.add_row(name, datasets.describe(name))
+        table = data.table()
     else:
         table = backbones.table()
     out.print(table, highlight=False)

@@ -29,7 +29,7 @@ class StreamOptions(BaseModel):
     groups: tuple[tuple[int | str, ...], ...] | None = None
     """Classes of each task, by name or number, instead of ``first`` and ``increment``."""
     order_seed: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
-    """Shuffles the classes as published orders do; ``seed`` where not given, -1 leaves them in order."""
+    """Shuffles the classes as published orders do; -1 leaves them in order, as vtab does; else ``seed``."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

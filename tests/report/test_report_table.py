@@ -116,6 +116,30 @@ def test_runs_of_another_protocol_stand_apart_and_the_difference_is_named(make_r
     assert first.title.startswith("Table 1: ")
 
 
+def split_of(name: str, digest: str) -> dict[str, object]:
+    data = {
+        "name": "digits",
+        "fingerprint": "fedcba9876543210" * 4,
+        "split_id": name,
+        "split_hash": digest * 64,
+    }
+    return {"data": data}
+
+
+def test_runs_on_other_splits_of_the_same_images_are_never_mixed(make_run):
+    one = runs.read(make_run("a", method="coma", **split_of("cub200:official", "a")))
+    two = runs.read(make_run("b", method="coma", seed=2, **split_of("cub200:pilot", "b")))
+    same = runs.read(make_run("c", method="slca", **split_of("cub200:official", "a")))
+    before = runs.read(make_run("d", method="joint"))  # of a version that did not hash splits
+    first, second = build([one, two, same, before])
+    assert [len(table.rows) for table in (first, second)] == [3, 2]
+    assert "split: aaaaaaaa… / bbbbbbbb…" in second.note
+    assert "split cub200:official aaaaaaaaaaaa" in first.note
+    head, *rows = csv.reader(io.StringIO(formats.csv_text([first, second])))
+    splits = {(row[head.index("split_id")], row[head.index("split_hash")][:1]) for row in rows}
+    assert {("cub200:official", "a"), ("cub200:pilot", "b")} <= splits
+
+
 def test_another_class_order_for_the_same_seed_stands_apart(make_run):
     one, two = make_run("a", method="coma", seed=5), make_run("b", method="slca", seed=6)
     config = two / "0005" / "config.json"

@@ -16,6 +16,8 @@ from cofima.data.deal import part, shuffled
 from cofima.data.files import ImageFile, Listing, list_images, plain
 from cofima.data.images import BadImageError, ImageSet, decode, fit
 from cofima.data.options import DataOptions
+from cofima.data.own_folder import key_of, split_id
+from cofima.data.splits import split_facts
 from cofima.data.stream import Dataset
 from cofima.errors import CofimaError, CofimaWarning, problems
 from cofima.progress import SILENT, Progress
@@ -56,6 +58,8 @@ def load_folder(root: Path, side: int, options: DataOptions, progress: Progress 
     facts["skipped"] = _skipped(listing, read.faults, left_out)
     facts["train_test_overlap"] = _overlap(read.hashes, train, test)
     facts["fingerprint"] = images.fingerprint()
+    named = ([(key_of(listing.files[row]), label) for row, label in half.named()] for half in (train, test))
+    facts |= split_facts(split_id(root, "all" in listing.parts, options), *named)
     _warn(root, facts)
     return Dataset(f"folder:{root}", tuple(names), train, test, flip=True, crop=0.5, facts=facts)
 

@@ -25,3 +25,7 @@ class DataOptions(BaseModel):
     """Least share of the area that a random training crop keeps; as the dataset says, if not given."""
     root: Path | None = None
     """Where relative folders are looked for; by default in $COFIMA_DATA, then in the working directory."""
+    layout: str | None = None
+    """Which copy to take where a dataset is found in several layouts; the first one, if not given."""
+    split_file: Path | None = None
+    """Says what is trained and tested on: a manifest, two lists, or the names of the test images."""

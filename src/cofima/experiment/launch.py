@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cofima import store
 from cofima.config import Config, difference
@@ -18,7 +19,13 @@ from cofima.progress import SILENT, Progress
 from cofima.store import Model, attach
 from cofima.training import device
 
-FREE = ("device", "keep_checkpoints", "data.root")  # may differ when a run is continued
+FREE = (
+    "device",
+    "keep_checkpoints",
+    "data.root",
+    "data.layout",
+    "data.split_file",
+)  # may differ when a run is continued
 
 
 def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
@@ -41,6 +48,9 @@ def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
 
 def _learn(config: Config, model: Model | None, folder: Path, progress: Progress) -> Model:
     store.refuse_place(folder)
+    absent = datasets.missing(config.dataset, config.data)  # before a backbone is fetched
+    if absent:
+        raise CofimaError(absent)
     module, facts = (
         (None, model.backbone) if model else backbone.create(config.backbone, config.model, config.seed)
     )
@@ -55,11 +65,8 @@ def _learn(config: Config, model: Model | None, folder: Path, progress: Progress
         view = make_view(facts, stream, config)
         model = attach(config, facts, view, Net(module, facts.features), len(stream), progress)
         model.data = {"name": config.dataset} | stream.facts
-    elif model.data.get("fingerprint") != stream.facts.get("fingerprint"):
-        raise CofimaError(
-            f"the images of {config.dataset} are not those that {folder} has learned from "
-            f"(fingerprint {stream.facts.get('fingerprint')}, before {model.data.get('fingerprint')})"
-        )
+    else:
+        _refuse_other_images(model.data, stream.facts, config.dataset, folder)
     return run(model, stream, folder, progress)
 
 
@@ -70,7 +77,8 @@ def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILEN
     if how.groups is not None:
         stream = from_groups(dataset, how.groups)
     else:
-        seed = config.seed if how.order_seed is None else how.order_seed
+        fixed = dataset.facts.get("class_order") == "given"
+        seed = (-1 if fixed else config.seed) if how.order_seed is None else how.order_seed
         stream = split(dataset, how.first, how.increment, None if seed < 0 else seed)
     if config.held_out:
         stream = stream.held_out(config.held_out, config.data.split_seed)
@@ -93,6 +101,15 @@ def make_view(facts: BackboneFacts, stream: Stream, config: Config) -> View:
         crop=stream.crop if config.data.crop is None else config.data.crop,
         interpolation=facts.interpolation if facts.interpolation in INTERPOLATIONS else "bicubic",
     )
+
+
+def _refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
+    for key in ("fingerprint", "split_hash"):
+        if key in before and before[key] != now.get(key):
+            raise CofimaError(
+                f"the images of {dataset} are not those that {folder} has learned from "
+                f"({key} {now.get(key)}, before {before[key]})"
+            )
 
 
 def _refuse_change(before: Config, now: Config, folder: Path) -> None:
