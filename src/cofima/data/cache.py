@@ -89,9 +89,7 @@ def _build(cache: Cache, pictures: Sequence[Picture], progress: Progress) -> lis
             if hasattr(os, "posix_fallocate"):  # a full disk is told here, and not by a signal later
                 os.posix_fallocate(file.fileno(), 0, cache.bytes)
         found = _resumed(cache, progress)
-        pixels = np.memmap(
-            cache.place / PIXELS, np.uint8, mode="r+", shape=(cache.count, *cache.form.shape)
-        )
+        pixels = np.memmap(cache.place / PIXELS, np.uint8, mode="r+", shape=(cache.count, *cache.form.shape))
         label = f"reading images into {cache.place}"
         rest = progress.track(_read(cache, pixels, pictures, found), cache.count - len(found), label)
         found += rest
@@ -120,7 +118,7 @@ def _read(
                     found.append(one)
                     yield one
                 pixels.flush()
-                journal.write(json.dumps({"found": found, "crc": zlib.crc32(pixels[start:stop])}) + "\n")
+                journal.write(json.dumps({"found": found, "crc": zlib.crc32(pixels[start:stop].data)}) + "\n")
                 journal.flush()
                 os.fsync(journal.fileno())
     finally:
@@ -130,14 +128,15 @@ def _read(
 def _resumed(cache: Cache, progress: Progress) -> list[Found]:
     """Return what the journal of a build that was cut off vouches for, and drop the rest of it."""
     found: list[Found] = []
+    good: list[str] = []
     path = cache.place / JOURNAL
     lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
-    pixels, good = cache.map().numpy(), []
+    pixels = cache.map().numpy()
     for line in lines:
         try:
             noted = json.loads(line)
             piece = [(str(hashed), str(fault)) for hashed, fault in noted["found"]]
-            if zlib.crc32(pixels[len(found) : len(found) + len(piece)]) != noted["crc"]:
+            if zlib.crc32(pixels[len(found) : len(found) + len(piece)].data) != noted["crc"]:
                 break
         except (ValueError, KeyError, TypeError):
             break  # the line that was being written
@@ -178,9 +177,9 @@ def _refuse_no_room(cache: Cache) -> None:
     free, needed = shutil.disk_usage(there).free, cache.bytes - written
     if needed > free:
         raise CofimaError(
-            f"{cache.place} needs {needed / 1e9:,.1f} GB for {cache.count:,} images, and {free / 1e9:,.1f} GB "
-            "are free there: set COFIMA_CACHE to a folder with more room, or delete caches that are not "
-            f"needed any more from {cache.place.parent}"
+            f"{cache.place} needs {needed / 1e9:,.1f} GB for {cache.count:,} images, and "
+            f"{free / 1e9:,.1f} GB are free there: set COFIMA_CACHE to a folder with more "
+            f"room, or delete caches that are not needed any more from {cache.place.parent}"
         )
 
 

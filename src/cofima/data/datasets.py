@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cofima.data.digits import digits
 from cofima.data.folder import load_folder
+from cofima.data.forms import Form
 from cofima.data.options import DataOptions
 from cofima.data.stream import Dataset
 from cofima.data.synthetic import blobs
@@ -48,20 +49,21 @@ def check(name: str, root: Path | None = None) -> str | None:
     return None
 
 
-def load(name: str, side: int, *, options: DataOptions, progress: Progress = SILENT) -> Dataset:
-    """Load a dataset with every image at ``side`` x ``side`` pixels.
+def load(name: str, form: Form | int, *, options: DataOptions, progress: Progress = SILENT) -> Dataset:
+    """Load a dataset with every image in a form; a number stands for squares of so many pixels.
 
-    ``options.limit`` is left to the caller: see ``Stream.limited``.
+    Small images stay as small as they are. ``options.limit`` is left to the caller: see ``Stream.limited``.
     """
     problem = check(name, options.root)
     if problem:
         raise CofimaError(problem)
+    form = Form(form) if isinstance(form, int) else form
     if name == "digits":
-        dataset = digits(side, options)
+        dataset = digits(form.side, options)
     elif name == "blobs":
-        dataset = blobs(side=side, seed=options.split_seed)
+        dataset = blobs(side=form.side, seed=options.split_seed)
     else:
-        dataset = load_folder(_path(name, options.root), side, options, progress)
+        dataset = load_folder(_path(name, options.root), form, options, progress)
     flip = dataset.flip if options.flip is None else options.flip
     crop = dataset.crop if options.crop is None else options.crop
     return replace(dataset, name=name, flip=flip, crop=crop)

@@ -62,7 +62,7 @@ class Form:
         return _picture(rows, _HEADER, self.size)
 
     def trained(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the squeezed images, uint8 [B, 3, whole, whole], and their true heights and widths [B, 2]."""
+        """Return the squeezed images, uint8 [B, 3, whole, whole], and their true shapes [B, 2]."""
         shapes = rows[:, :_HEADER].cpu().numpy().view("<u4").astype(np.int64)
         return _picture(rows, _HEADER + 3 * self.size**2, self.whole), torch.from_numpy(shapes)
 
@@ -75,7 +75,9 @@ def resized_centre(image: Image.Image, side: int, size: int) -> Image.Image:
     if max(image.size) > _LONGEST * min(image.size):
         square = fit(image, side).permute(1, 2, 0).contiguous().numpy()
         return _centre(Image.fromarray(square), size)
-    sizes = [side if length == min(image.size) else int(side * length / min(image.size)) for length in image.size]
+    sizes = [
+        side if length == min(image.size) else int(side * length / min(image.size)) for length in image.size
+    ]
     return _centre(image.resize((sizes[0], sizes[1]), Image.Resampling.BICUBIC), size)
 
 
@@ -86,4 +88,4 @@ def _centre(image: Image.Image, size: int) -> Image.Image:
 
 def _picture(rows: Tensor, start: int, side: int) -> Tensor:
     flat = rows[:, start : start + 3 * side**2]
-    return flat.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2)
+    return flat.reshape(len(rows), side, side, 3).permute(0, 3, 1, 2)

@@ -46,8 +46,8 @@ def keep(
     pictures: Sequence[Picture], form: Form, *, despite_faults: bool = False, progress: Progress = SILENT
 ) -> Kept:
     """Read every picture into the form, once; ``despite_faults`` keeps a cache with unreadable ones."""
-    if (kept := keep_small([pictures])) is not None:
-        return kept[0]
+    if (as_they_are := keep_small([pictures])) is not None:
+        return as_they_are[0]
     if len(pictures) * form.bytes < IN_MEMORY:
         return _in_memory(pictures, form, progress)
     stamps = list(progress.track(map(_stamp, pictures), len(pictures), "looking for images read before"))
@@ -87,7 +87,7 @@ def _in_memory(pictures: Sequence[Picture], form: Form, progress: Progress) -> K
 
 
 def _stamp(picture: Picture) -> str:
-    """Return what changes when a picture changes: size and time of its file, or else a hash of its content."""
+    """Return what changes with a picture: size and time of its file, or else a hash of its content."""
     path = _file(picture.read)
     try:
         if path is None:

@@ -65,9 +65,9 @@ def _refuse_empty(source: Source, train: ImageSet, test: ImageSet) -> None:
     """Refuse classes that cannot be both learnt and tested, once unreadable images are left out."""
     found = [
         f"class '{name}': no readable image to {what}"
-        for what, images in (("learn", train), ("test", test))
+        for what, counts in (("learn", train.counts()), ("test", test.counts()))
         for label, name in enumerate(source.class_names)
-        if label not in images.counts()
+        if label not in counts
     ]
     if found:
         raise problems(f"dataset {source.name}", found)
