@@ -17,6 +17,7 @@ import averaging
 import cofima
 import epoch
 import fisher
+import pipeline
 
 
 def processor() -> str:
@@ -41,7 +42,7 @@ def main() -> None:
         "",
     ]
     sections = []
-    for part in (fisher, averaging, alignment, epoch):
+    for part in (fisher, averaging, alignment, epoch, pipeline):
         print(f"{part.__name__} ...", flush=True)
         sections.append(part.main())
         print(sections[-1], flush=True)

@@ -111,7 +111,7 @@ def test_wrong_blocks_say_what_to_do(values: dict[str, Any], said: str) -> None:
         resolve(values, [], "x")
 
 
-# The paper's protocol, by dataset: classes of the first and the later tasks, epochs, milestone, temperature of the alignment
+# The paper's protocol, by dataset: classes of the first and of later tasks, epochs, milestone, temperature
 PROTOCOL = {
     "cifar100": (10, 10, 20, 18, 0.1),
     "imagenet_r": (20, 20, 50, 40, 0.1),
