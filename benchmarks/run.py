@@ -18,6 +18,7 @@ import cofima
 import epoch
 import features
 import fisher
+import pipeline
 
 
 def processor() -> str:
@@ -42,7 +43,7 @@ def main() -> None:
         "",
     ]
     sections = []
-    for part in (fisher, averaging, alignment, epoch, features):
+    for part in (fisher, averaging, alignment, epoch, features, pipeline):
         print(f"{part.__name__} ...", flush=True)
         sections.append(part.main())
         print(sections[-1], flush=True)

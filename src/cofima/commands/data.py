@@ -79,8 +79,7 @@ def table() -> Table:
 
 
 def _options(name: str, overrides: list[str] | None) -> DataOptions:
-    values = configs.override({"dataset": name}, overrides or [])
-    return configs.check(values, "the command line").data
+    return configs.resolve({"dataset": name}, overrides or [], "the command line").data
 
 
 def _find(name: str, options: DataOptions) -> tuple[Source, list[str]]:

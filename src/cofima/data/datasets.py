@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from cofima.data import from_torchvision, hub, sources
-from cofima.data.decoded import decoded, listed
 from cofima.data.digits import digits
 from cofima.data.folder import load_folder
+from cofima.data.forms import Form
+from cofima.data.listed import listed
+from cofima.data.materialise import materialise
 from cofima.data.options import DataOptions
 from cofima.data.own_folder import folder_source
 from cofima.data.source import Source
@@ -87,22 +89,24 @@ def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source
     return sources.find(name, options, progress)
 
 
-def load(name: str, side: int, *, options: DataOptions, progress: Progress = SILENT) -> Dataset:
-    """Load a dataset with every image at ``side`` x ``side`` pixels.
+def load(name: str, form: Form | int, *, options: DataOptions, progress: Progress = SILENT) -> Dataset:
+    """Load a dataset with every image in a form; a number stands for squares of so many pixels.
 
-    ``options.limit`` is left to the caller: see ``Stream.limited``.
+    Small images stay as small as they are. ``options.limit`` is left to the caller: see ``Stream.limited``.
     """
     problem = check(name, options.root)
     if problem:
         raise CofimaError(problem)
+    form = Form(form) if isinstance(form, int) else form
     if name == "digits":
-        dataset = digits(side, options)
+        dataset = digits(form.side, options)
     elif name == "blobs":
-        dataset = blobs(side=side, seed=options.split_seed)
+        dataset = blobs(side=form.side, seed=options.split_seed)
     elif name.startswith(_FOLDER):
-        dataset = load_folder(_path(name, options.root), side, options, progress)
+        dataset = load_folder(_path(name, options.root), form, options, progress)
     else:
-        dataset = decoded(find(name, options, progress), side, progress)
+        found = find(name, options, progress)
+        dataset = materialise(found, form, skip_bad=options.skip_bad, progress=progress)
     flip = dataset.flip if options.flip is None else options.flip
     crop = dataset.crop if options.crop is None else options.crop
     return replace(dataset, name=name, flip=flip, crop=crop)

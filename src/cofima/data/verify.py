@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from cofima.data.decoded import each, read
+from cofima.data.reading import read, readers
 from cofima.data.source import Source
 from cofima.progress import SILENT, Progress
 
@@ -28,7 +28,12 @@ class Contents:
 def verify(source: Source, progress: Progress = SILENT) -> Contents:
     """Decode and hash every image."""
     pictures = [*source.train, *source.test]
-    found = each(lambda at: read(pictures[at], _nothing), len(pictures), progress, "checking images")
+    pool = readers()
+    try:
+        reading = pool.map(lambda picture: read(picture, _nothing), pictures)
+        found = list(progress.track(reading, len(pictures), "checking images"))
+    finally:
+        pool.shutdown(cancel_futures=True)  # on Ctrl-C, do not read the rest first
     faults = [f"{one.name}: {fault}" for one, (_, fault) in zip(pictures, found, strict=True) if fault]
     hashes = [digest for digest, _ in found]
     train, test = hashes[: len(source.train)], hashes[len(source.train) :]

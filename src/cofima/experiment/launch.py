@@ -6,9 +6,10 @@ from typing import Any
 
 from cofima import store
 from cofima.config import Config, difference
-from cofima.data import datasets
+from cofima.data import datasets, presets
+from cofima.data.presets import Wants
 from cofima.data.stream import Stream, from_groups, split
-from cofima.data.views import INTERPOLATIONS, View
+from cofima.data.views import View
 from cofima.errors import CofimaError, problems
 from cofima.experiment.run import run
 from cofima.methods import build
@@ -72,7 +73,8 @@ def _learn(config: Config, model: Model | None, folder: Path, progress: Progress
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
     """Load the images and deal them into tasks, as the method takes them."""
-    dataset = datasets.load(config.dataset, facts.stored, options=config.data, progress=progress)
+    form = _view(facts, config).form
+    dataset = datasets.load(config.dataset, form, options=config.data, progress=progress)
     how = config.stream
     if how.groups is not None:
         stream = from_groups(dataset, how.groups)
@@ -91,16 +93,20 @@ def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILEN
 
 
 def make_view(facts: BackboneFacts, stream: Stream, config: Config) -> View:
-    """Prepare images as the backbone expects, and vary training images as the dataset allows."""
-    return View(
-        size=facts.size,
-        stored=facts.stored,
-        mean=facts.mean,
-        std=facts.std,
-        flip=stream.flip if config.data.flip is None else config.data.flip,
-        crop=stream.crop if config.data.crop is None else config.data.crop,
-        interpolation=facts.interpolation if facts.interpolation in INTERPOLATIONS else "bicubic",
-    )
+    """Prepare images as the preset says, and vary training images as the dataset allows."""
+    view = _view(facts, config, stream.flip, stream.crop)
+    stored = tuple(stream[0].train.pixels.shape[1:])
+    if stored == view.form.shape:
+        return view
+    _, height, width = stored
+    return replace(view, shape=(height, width))
+
+
+def _view(facts: BackboneFacts, config: Config, flip: bool = False, crop: float = 1.0) -> View:
+    wants = Wants(facts.size, facts.crop_pct, facts.mean, facts.std, facts.interpolation, flip, crop)
+    preset = presets.choose(config.data.preset, config.dataset)
+    view = presets.view(preset, config.dataset, wants)
+    return presets.overridden(view, config.data.flip, config.data.crop)
 
 
 def _refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
