@@ -1,4 +1,4 @@
-"""Random crops of a batch: each image its own box, drawn from one generator."""
+"""Random crops of a batch, and their light: each image its own, drawn from one generator."""
 
 import math
 
@@ -79,6 +79,12 @@ def random_windows(pixels: Tensor, size: int, generator: torch.Generator) -> Ten
         for image, (top, left) in zip(pixels, places.tolist(), strict=True)
     ]
     return torch.stack(windows) if windows else pixels.new_empty(0, 3, size, size)
+
+
+def brightened(images: Tensor, factors: Tensor) -> Tensor:
+    """Multiply each image by its factor, rounded down to the 256 values, as Pillow and torchvision do."""
+    lit = [(image * f).clamp_(max=255).byte() for image, f in zip(images, factors.tolist(), strict=True)]
+    return torch.stack(lit) if lit else images
 
 
 def _largest(full: Tensor) -> Tensor:

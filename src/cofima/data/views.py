@@ -6,13 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cofima.data.crops import (
-    crop_and_resize,
-    crop_boxes,
-    random_windows,
-    resize,
-    scaled_boxes,
-)
+from cofima.data.crops import brightened, crop_and_resize, crop_boxes, random_windows, resize, scaled_boxes
 from cofima.data.forms import Form
 
 INTERPOLATIONS = ("bicubic", "bilinear")
@@ -91,8 +85,7 @@ class View:
             images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
         if self.brightness:
             factor = 1 + self.brightness * (2 * torch.rand(len(pixels), generator=generator) - 1)
-            images = images * factor.to(pixels.device)[:, None, None, None]
-            images = images.clamp_(0, 255).floor_()  # as Pillow and torchvision do, rounding down
+            images = brightened(images, factor)
         return self._normalised(images)
 
     def _cropped(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
