@@ -199,8 +199,8 @@ def main() -> str:
             f"640 x 427 px they differ by {found['stored']:.1f} grey levels of 255 in the mean from the same",
             f"place of the original, and by {found['moved']:.1f} if the box is not moved there to whole",
             f"stored pixels. Bilinear instead of bicubic resizing makes {found['bilinear']:.1f}, PyTorch's",
-            f"resizing instead of Pillow's {found['pillow']:.2f}. Tests, and windows of fixed size (CUB, Cars, VTAB), do",
-            "not differ at all.",
+            f"resizing instead of Pillow's {found['pillow']:.2f}. Tests, and windows of fixed size (CUB,",
+            "Cars, VTAB), do not differ at all.",
             "",
         ]
     )

@@ -15,8 +15,8 @@ from cofima.data.images import ImageSet
 from cofima.data.kept import keep
 from cofima.data.options import DataOptions
 from cofima.data.own_folder import key_of, split_id
-from cofima.data.splits import split_facts
 from cofima.data.source import Picture
+from cofima.data.splits import split_facts
 from cofima.data.stream import Dataset
 from cofima.errors import CofimaWarning, first_problems
 from cofima.progress import SILENT, Progress
