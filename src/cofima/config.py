@@ -87,8 +87,9 @@ def read_values(path: str | Path) -> dict[str, Any]:
 
 
 def resolve(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> Config:
-    """Lay a recipe's values for the chosen method and the overrides over its others, and check all."""
-    return check(override(_for_method(merged(values, {}), overrides, where), overrides), where)
+    """Lay a recipe's values for the chosen backbone and method, then the overrides, over its others."""
+    values = _for_backbone(merged(values, {}), overrides)
+    return check(override(_for_method(values, overrides, where), overrides), where)
 
 
 def check(values: Mapping[str, Any], where: str = "the configuration") -> Config:
@@ -156,6 +157,14 @@ def _find(path: Path) -> Path:
     if packaged.is_file() and path.suffix in ("", ".yaml") and path.parent.name in ("", "recipes"):
         return packaged
     raise CofimaError(f"no configuration file {path}{did_you_mean(path.name, recipes())}")
+
+
+def _for_backbone(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Lay what a recipe says under ``per_backbone`` for the chosen backbone over the rest of it."""
+    per_backbone = values.pop("per_backbone", None) or {}
+    chosen = override(merged(values, {}), overrides).get("backbone", Config.model_fields["backbone"].default)
+    name = str(chosen).partition(".")[0]
+    return merged(values, per_backbone.get(chosen) or per_backbone.get(name) or {})
 
 
 def _for_method(values: dict[str, Any], overrides: Sequence[str], where: str) -> dict[str, Any]:

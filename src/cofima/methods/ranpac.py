@@ -46,6 +46,7 @@ class RanPAC(Method):
     paper: ClassVar[str] = "McDonnell et al., NeurIPS 2023, https://arxiv.org/abs/2307.02251"
     equation: ClassVar[str] = "W = (Σ h hᵀ + ρ I)⁻¹ Σ h yᵀ,  h = ReLU(Pᵀ f(x));  argmax hᵀ W"
     any_backbone: ClassVar[dict[str, Any]] = {"petl": "none"}
+    refines: ClassVar[bool] = True
 
     def check(self, backbone: nn.Module) -> None:
         """Refuse a backbone that cannot be adapted as the options say."""
@@ -68,9 +69,7 @@ class RanPAC(Method):
                 features = len(self.readout.matrix)
                 done = adapt(self.net.backbone, features, self.inserted, task.train, self.adapt, self.context)
             if not done:
-                self.note(
-                    "the first task has one class: there is nothing to tell apart, so nothing is adapted"
-                )
+                self.note("the first task has one class: nothing to tell apart, so nothing is adapted")
         self.net.eval()
 
     def end(self, task: Task) -> None:
