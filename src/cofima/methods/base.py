@@ -18,7 +18,7 @@ from cofima.errors import CofimaError
 from cofima.models.head import Head
 from cofima.models.net import Net
 from cofima.models.vit import unsuited
-from cofima.training.sgd import Context, plain_batches, sgd
+from cofima.training.sgd import Context, frozen, plain_batches, sgd
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -98,7 +98,8 @@ class Method:
             )
             self.net.eval()  # as after training: test images must not move batch statistics
             return
-        with self.timed("train"):
+        still = len(task.classes) == 1 and self.context.train.freeze_single
+        with self.timed("train"), frozen(self.net.backbone, still):
             sgd(
                 self.net,
                 self.data(task),

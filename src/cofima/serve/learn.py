@@ -1,7 +1,6 @@
 """Photographs become a classifier, with settings that one recipe holds."""
 
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from cofima import config as configs
 from cofima import store
 from cofima.config import Config
 from cofima.data.views import INTERPOLATIONS, View
-from cofima.errors import CofimaError, CofimaWarning
+from cofima.errors import CofimaError
 from cofima.methods import build
 from cofima.models import backbone, lite
 from cofima.models.backbone import BackboneFacts
@@ -59,9 +58,6 @@ def learn_model(
         "classes": len(names),
         "split_seed": config.data.split_seed,
     }
-    few = sorted(set(train.counts().values()))[:1]
-    if few and few[0] < 5:
-        warnings.warn(f"{photos}: a class has {few[0]} image(s) to learn from", CofimaWarning, stacklevel=2)
     row = teach(model, new_classes(model, names, train, held_out), config.train, progress)
     finish(model, held_out, keep_images, [row])
     model.history.append(row)

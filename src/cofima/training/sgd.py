@@ -1,12 +1,14 @@
 """The batch loop: stochastic gradient descent with a slow backbone and a fast head."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from cofima.data.images import Images, ImageSet
@@ -47,6 +49,10 @@ class Train(BaseModel):
     """Epochs after which both rates are multiplied by ``gamma``; by default at nine tenths."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     """What the learning rates are multiplied by at each milestone."""
+    batchnorm: Literal["train", "frozen"] = "train"
+    """frozen keeps the statistics of batch normalisation, which few classes would spoil for all others."""
+    freeze_single: bool = False
+    """Leave the backbone as it is where a task adds one class only, and train the head alone."""
     balance: Annotated[float, Field(ge=0, le=1)] = 0.0
     """How far rare classes are repeated: an image is seen (largest class / its class) to this power times."""
     patience: Annotated[int, Field(ge=1)] | None = None
@@ -110,6 +116,9 @@ def sgd(
     half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
     net.train()
     net.backbone.train(bool(moving(net.backbone)))  # a frozen one computes as at test time
+    if how.batchnorm == "frozen":
+        for layer in norms(net):
+            layer.eval()
     for epoch in range(how.epochs):
         augment = seeds.generator("augment", task, epoch)
         loader = seeds.generator("loader", task, epoch)
@@ -207,6 +216,25 @@ def _deal(order: Tensor, size: int) -> list[Tensor]:
     if len(dealt) > 1 and len(dealt[-1]) == 1:
         dealt[-2:] = [torch.cat(dealt[-2:])]
     return dealt
+
+
+@contextmanager
+def frozen(module: nn.Module, still: bool) -> Iterator[None]:
+    """Keep a module's weights from moving within, if ``still``."""
+    held = moving(module) if still else []
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
+
+
+def norms(module: nn.Module) -> list[_BatchNorm]:
+    """Return the layers of batch normalisation that keep statistics."""
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    return [layer for layer in layers if layer.running_mean is not None]
 
 
 def moving(module: nn.Module) -> list[nn.Parameter]:
