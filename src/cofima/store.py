@@ -148,6 +148,20 @@ def refuse_place(folder: Path) -> None:
         )
 
 
+def refuse_other(folder: Path, mine: Path | None) -> None:
+    """Refuse a folder that cannot be written, or that holds another model or a newer state than mine."""
+    refuse_place(folder)
+    there = current(folder)
+    if there is None:
+        return
+    if mine is None or mine.resolve().parent != folder.resolve():
+        raise CofimaError(
+            f"{folder} holds a model already: give another folder, or extend it (cofima extend)"
+        )
+    if there != mine:
+        raise CofimaError(f"{folder} has changed since it was loaded ({mine.name} then, {there.name} now)")
+
+
 def current(folder: Path) -> Path | None:
     """Return the generation in force, or None where nothing has been learned yet."""
     pointer = folder / CURRENT

@@ -8,7 +8,8 @@ import typer
 from cofima.commands.console import errors, interruptible, out, progress, say
 from cofima.commands.outcome import extended, losses
 from cofima.serve.check import ForgettingError
-from cofima.serve.classifier import load, refuse_other
+from cofima.serve.classifier import load
+from cofima.store import refuse_other
 
 BUDGET_BROKEN = 3
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cofima import config as configs
 from cofima import store
 from cofima.errors import CofimaError
 from cofima.progress import SILENT, Progress
@@ -17,10 +16,10 @@ from cofima.serve.decode import ImageLike, decoded, pixels_of, several
 from cofima.serve.evaluation import Evaluation, evaluate
 from cofima.serve.extend import Extension, Wish, extend
 from cofima.serve.learn import learn_model, resolve
+from cofima.serve.lesson import train_options
 from cofima.serve.predict import BATCH, Prediction, predictions, probabilities
 from cofima.serve.scoring import Accuracy
-from cofima.store import Model
-from cofima.training.sgd import Train
+from cofima.store import Model, refuse_other
 
 PathLike = str | Path
 
@@ -141,7 +140,7 @@ class Classifier:
             settings: Other ``train.key=value`` items for this time.
             progress: Who hears how far it is.
         """
-        how = _train(self.model.config.train, epochs, settings)
+        how = train_options(self.model.config.train, epochs, settings)
         wish = Wish(
             Path(photos), None if check is None else Path(check), max_drop, keep_images, only_new, skip_bad
         )
@@ -175,20 +174,6 @@ class Classifier:
         store.save(self.model, where, progress)
         self.folder, self.generation = where, store.current(where)
         return where
-
-
-def refuse_other(folder: Path, mine: Path | None) -> None:
-    """Refuse a folder that cannot be written, or that holds another model or a newer state than mine."""
-    store.refuse_place(folder)
-    there = store.current(folder)
-    if there is None:
-        return
-    if mine is None or mine.resolve().parent != folder.resolve():
-        raise CofimaError(
-            f"{folder} holds a model already: give another folder, or extend it (cofima extend)"
-        )
-    if there != mine:
-        raise CofimaError(f"{folder} has changed since it was loaded ({mine.name} then, {there.name} now)")
 
 
 def learn(
@@ -233,17 +218,6 @@ def learn(
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:
     """Return the classifier of a model folder, of whatever made it: ``learn``, ``extend`` or a run."""
     return Classifier(store.load(folder, where=device, progress=progress), folder)
-
-
-def _train(before: Train, epochs: int | None, given: Sequence[str]) -> Train:
-    """Return the training options of before, with what is given this time."""
-    wrong = [item for item in given if not item.startswith("train.")]
-    if wrong:
-        raise CofimaError(f"an extension takes train.key=value items only, not {', '.join(wrong)}")
-    values = configs.override({"train": before.model_dump()}, given)["train"]
-    if epochs is not None:
-        values |= {"epochs": epochs, "milestones": None}
-    return configs.check({"train": values}, "the settings of this extension").train
 
 
 def _starts(items: Sequence[Any]) -> range:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
+from cofima import config as configs
 from cofima.data.images import ImageSet
 from cofima.data.stream import Task
+from cofima.errors import CofimaError
 from cofima.methods import Method
 from cofima.progress import Progress
 from cofima.serve.photos import Photos
@@ -100,3 +102,14 @@ def teach(model: Model, task: Task, how: Train, progress: Progress) -> dict[str,
         "seconds": round(time.perf_counter() - start, 1),
         "notes": method.facts["notes"],
     }
+
+
+def train_options(before: Train, epochs: int | None, given: Sequence[str]) -> Train:
+    """Return the training options of before, with what is given this time."""
+    wrong = [item for item in given if not item.startswith("train.")]
+    if wrong:
+        raise CofimaError(f"an extension takes train.key=value items only, not {', '.join(wrong)}")
+    values = configs.override({"train": before.model_dump()}, given)["train"]
+    if epochs is not None:
+        values |= {"epochs": epochs, "milestones": None}
+    return configs.check({"train": values}, "the settings of this extension").train
