@@ -18,6 +18,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
+import cofima
 from cofima import config, describe, methods
 from cofima.cli import app
 from cofima.data.synthetic import blobs
@@ -212,10 +213,10 @@ def photos(folder: Path, classes: tuple[str, ...], first: int = 0) -> None:
 
 def learn_parts(folder: Path) -> None:
     """Do what the engineer's tutorial does up to its first Python example, on a small backbone."""
-    photos(folder / "photos", ("bolt", "nut", "screw"))
-    photos(folder / "new", ("washer",), first=3)
+    photos(folder / "photos", ("accordion", "mandolin", "saxophone"))
+    photos(folder / "new", ("electric_guitar",), first=3)
     small = ["backbone=vit_micro", "train.epochs=1", "options.align.epochs=1", "options.align.samples=8"]
-    launch(config.read("parts.yaml", small), folder / "runs" / "parts")
+    cofima.learn(folder / "photos", folder / "instruments", settings=small)
 
 
 WITH_PYTHON = [page for page in DOCS if blocks(page, "python")]

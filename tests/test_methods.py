@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import cofima
 from cofima import methods, store
 from cofima.config import check
 from cofima.data.images import ImageSet
@@ -310,7 +309,7 @@ def test_a_loaded_model_is_the_model(name: str, tiny, tmp_path: Path, same_bits)
         model.method.learn(task)
         model.tasks.append(task.names)
     store.save(model, tmp_path)
-    again = cofima.load(tmp_path)
+    again = store.load(tmp_path)
     images = stream[0].test.batch(torch.arange(5))[0]
     assert torch.equal(again.logits(images), model.logits(images))
     same_bits(kept(again), kept(model))

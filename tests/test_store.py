@@ -13,7 +13,6 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-import cofima
 from cofima import store
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
@@ -108,7 +107,7 @@ def test_the_folder_says_what_it_is(learned: Path, config) -> None:
 
 def test_a_loaded_model_predicts_the_same_bits(config, tmp_path: Path) -> None:
     model = launch(config, tmp_path / "model")
-    again = cofima.load(tmp_path / "model")
+    again = store.load(tmp_path / "model")
     assert torch.equal(again.logits(pixels()), model.logits(pixels()))
     assert again.classes == model.classes
     assert again.history == model.history
@@ -133,7 +132,7 @@ def test_plain_timm_loads_the_weights(network: str, method: str, tiny, tmp_path:
 
 def test_loading_leaves_the_folder_alone(folder: Path) -> None:
     before = content(folder)
-    cofima.load(folder).logits(pixels())
+    store.load(folder).logits(pixels())
     assert content(folder) == before
 
 
@@ -172,7 +171,7 @@ def test_a_crash_anywhere_keeps_the_state_before_and_the_run_goes_on(
     in_force = store.current(folder)
     assert (in_force.name if in_force else None) == (f"{done:04d}" if done else None)
     if in_force:
-        assert len(cofima.load(folder).tasks) == done
+        assert len(store.load(folder).tasks) == done
     launch(config, folder)
     unpruned = ["0001"] if (where, generation) == ("_prune", 3) else []  # done: nothing is written any more
     assert sorted(p.name for p in folder.iterdir()) == [*unpruned, "0002", "0003", CURRENT]
@@ -204,7 +203,7 @@ def test_a_full_disk_leaves_the_earlier_state_and_says_so(
     assert "kept" in str(caught.value) or "nothing was changed" in str(caught.value)
     assert store.current(folder).name == "0001"
     assert not [p for p in folder.iterdir() if p.name.startswith(".")]
-    assert len(cofima.load(folder).tasks) == 1
+    assert len(store.load(folder).tasks) == 1
     assert len(launch(config, folder).tasks) == 3
 
 
@@ -248,7 +247,7 @@ def test_a_damaged_file_is_named_and_the_state_before_is_kept(
     with pytest.raises(CofimaError):
         launch(config, folder)
     (folder / CURRENT).write_text("0002\n")  # what the message advises
-    assert len(cofima.load(folder).tasks) == 2
+    assert len(store.load(folder).tasks) == 2
     assert len(launch(config, folder).tasks) == 3
 
 

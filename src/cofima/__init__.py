@@ -6,7 +6,10 @@ import os
 # is busy; asked before torch is loaded, they sleep instead.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from cofima.store import Model, load
+from cofima.serve.check import ForgettingError
+from cofima.serve.classifier import Classifier, learn, load
+from cofima.serve.predict import Prediction
+from cofima.store import Model
 from cofima.weights import (
     auto_lambda,
     average,
@@ -20,13 +23,17 @@ from cofima.weights import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Classifier",
+    "ForgettingError",
     "Model",
+    "Prediction",
     "auto_lambda",
     "average",
     "average_all",
     "diagonal_fisher",
     "fisher_average",
     "fisher_average_all",
+    "learn",
     "load",
     "weight_distance",
 ]

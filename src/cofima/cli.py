@@ -15,7 +15,15 @@ from cofima import demo as demonstration
 from cofima import describe, methods, report
 from cofima.commands import backbones, data
 from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
+from cofima.commands.evaluate import evaluate
+from cofima.commands.extend import extend
+from cofima.commands.forget import forget
 from cofima.commands.grid import grid
+from cofima.commands.history import history
+from cofima.commands.learn import learn
+from cofima.commands.predict import predict
+from cofima.commands.rename import rename
+from cofima.commands.undo import undo
 from cofima.errors import CofimaError
 from cofima.experiment.cells import plain_name
 from cofima.experiment.launch import launch
@@ -27,6 +35,14 @@ app = typer.Typer(
     help="Teach a pre-trained image classifier new classes, task after task, without forgetting.",
     epilog="Example: cofima demo",
 )
+app.command(epilog="Example: cofima learn photos -o parts")(learn)
+app.command(epilog="Example: cofima extend parts new_photos --check check_photos --max-drop 1")(extend)
+app.command(epilog="Example: cofima predict parts photo.jpg --unknown 0.05")(predict)
+app.command(epilog="Example: cofima evaluate parts check_photos --out evaluation")(evaluate)
+app.command(epilog="Example: cofima history parts")(history)
+app.command(epilog="Example: cofima undo parts")(undo)
+app.command(epilog="Example: cofima rename parts screw 'wood screw'")(rename)
+app.command(epilog="Example: cofima forget parts washer")(forget)
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
 app.add_typer(data.app, name="data")
 

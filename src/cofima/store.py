@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from cofima import methods
 from cofima.config import Config
+from cofima.data.images import ImageSet
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
 from cofima.files import sync, write_text
@@ -41,13 +43,19 @@ WEIGHTS, STATE, HISTORY, CONFIG, CURRENT = (
     "config.json",
     "CURRENT",
 )
+IMAGES = "images.safetensors"  # only where the user asked for images to be kept
 CHANGED = "its content is not what was written (sha256 differs)"
 LARGE = 200_000_000  # bytes; writing more than this is announced
 
 
 @dataclass
 class Model:
-    """A method with its network, and what it has learned so far."""
+    """A method with its network, and what it has learned so far.
+
+    Attributes:
+        serving: What a classifier in use needs beside it (calibration, distances); JSON-able.
+        images: Images that were held out of the training and that the user asked to keep, or none.
+    """
 
     config: Config
     backbone: BackboneFacts
@@ -57,6 +65,8 @@ class Model:
     data: dict[str, Any] = field(default_factory=dict)
     tasks: list[tuple[str, ...]] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
+    serving: dict[str, Any] = field(default_factory=dict)
+    images: ImageSet | None = None
 
     @property
     def classes(self) -> list[str]:
@@ -91,7 +101,8 @@ def attach(
 
 def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
     """Write the next generation, then point to it; the one before stays until the next call."""
-    name = f"{len(model.tasks):04d}"
+    before = current(folder)
+    name = f"{len(model.tasks) if before is None else int(before.name) + 1:04d}"
     aside = folder / f".{name}.{os.getpid()}"
     weights, state = _plain(model.weights()), _plain(model.method.state())
     size = sum(v.numel() * v.element_size() for v in (weights | state).values())
@@ -103,6 +114,9 @@ def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
         aside.mkdir()
         save_file(weights, aside / WEIGHTS, {"format": "pt"})
         save_file(state, aside / STATE, {"format": "pt"})
+        if model.images is not None and len(model.images):
+            kept = {"pixels": model.images.pixels[model.images.rows], "labels": model.images.labels}
+            save_file(kept, aside / IMAGES)
         (aside / HISTORY).write_text("".join(json.dumps(row) + "\n" for row in model.history), "utf-8")
         (aside / CONFIG).write_text(json.dumps(_config(model, aside), indent=2) + "\n", "utf-8")
         for file in (*aside.iterdir(), aside):
@@ -134,6 +148,20 @@ def refuse_place(folder: Path) -> None:
         )
 
 
+def refuse_other(folder: Path, mine: Path | None) -> None:
+    """Refuse a folder that cannot be written, or that holds another model or a newer state than mine."""
+    refuse_place(folder)
+    there = current(folder)
+    if there is None:
+        return
+    if mine is None or mine.resolve().parent != folder.resolve():
+        raise CofimaError(
+            f"{folder} holds a model already: give another folder, or extend it (cofima extend)"
+        )
+    if there != mine:
+        raise CofimaError(f"{folder} has changed since it was loaded ({mine.name} then, {there.name} now)")
+
+
 def current(folder: Path) -> Path | None:
     """Return the generation in force, or None where nothing has been learned yet."""
     pointer = folder / CURRENT
@@ -159,21 +187,105 @@ def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT
     folder = Path(folder)
     generation = current(folder)
     if generation is None:
-        raise CofimaError(f"{folder} is not a model folder: it has no file {CURRENT}")
+        raise not_a_model(folder)
     kept = _read_config(folder, generation)
     weights, state = (_read(folder, generation, name, kept["files"]) for name in (WEIGHTS, STATE))
     _verify(folder, generation, HISTORY, kept["files"])
+    images = _read(folder, generation, IMAGES, kept["files"]) if IMAGES in kept["files"] else None
     config = Config.model_validate(kept["config"] | {"device": where})
     facts = TypeAdapter(BackboneFacts).validate_python(kept["backbone"])
     view = TypeAdapter(View).validate_python(kept["preprocess"])
-    empty = build_empty(facts.name, facts.size, facts.final_norm)
-    net = Net(empty, facts.features, [len(t) for t in kept["tasks"]])
-    head = {key: weights.pop(f"{facts.classifier}.{key}") for key in ("weight", "bias")}
-    model = attach(config, facts, view, net, kept["planned_tasks"], progress)
-    net.backbone.load_state_dict(weights)  # now that the method has added what it adds to the network
-    net.head.load_flat(**head)
-    model.data, model.tasks = kept["data"], [tuple(task) for task in kept["tasks"]]
+    tasks = [tuple(task) for task in kept["tasks"]]
+    model = _empty(config, facts, view, tasks, kept["planned_tasks"], progress)
+    model.data, model.serving = kept["data"], kept.get("serving", {})
     model.history = [json.loads(line) for line in (generation / HISTORY).read_text("utf-8").splitlines()]
+    if images is not None:
+        model.images = ImageSet(images["pixels"], torch.arange(len(images["labels"])), images["labels"])
+    return _fill(model, weights, state)
+
+
+def rebuild(
+    model: Model,
+    weights: dict[str, Tensor],
+    state: dict[str, Tensor],
+    tasks: list[tuple[str, ...]],
+    progress: Progress = SILENT,
+) -> Model:
+    """Return a model like this one, of these tasks, with other weights and another state of the method."""
+    made = _empty(model.config, model.backbone, model.view, tasks, model.planned, progress)
+    made.data, made.history = deepcopy(model.data), deepcopy(model.history)
+    made.serving, made.images = deepcopy(model.serving), model.images
+    return _fill(made, weights, state)
+
+
+def copy(model: Model, progress: Progress = SILENT) -> Model:
+    """Return a model that predicts and learns the same, and shares no weights with this one."""
+    weights, state = (
+        {key: value.clone() for key, value in _plain(part).items()}
+        for part in (model.weights(), model.method.state())
+    )
+    return rebuild(model, weights, state, list(model.tasks), progress)
+
+
+def undo(folder: Path) -> tuple[Path, Path]:
+    """Put the generation before into force again; return the one left, and the one in force now."""
+    now = current(folder)
+    if now is None:
+        raise not_a_model(folder)
+    before = [generation for generation in _generations(folder) if generation.name < now.name]
+    if not before:
+        raise CofimaError(f"{folder}: there is nothing to undo; no state before {now.name} is kept")
+    kept = _read_config(folder, before[-1])
+    for name in kept["files"]:
+        _verify(folder, before[-1], name, kept["files"])
+    write_text(folder / CURRENT, before[-1].name + "\n")
+    return now, before[-1]
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """Return the history of a model folder, without reading its weights."""
+    generation = current(folder)
+    if generation is None:
+        raise not_a_model(folder)
+    _verify(folder, generation, HISTORY, _read_config(folder, generation)["files"])
+    return [json.loads(line) for line in (generation / HISTORY).read_text("utf-8").splitlines()]
+
+
+def classes_of(generation: Path) -> list[str]:
+    """Return the names of the classes of a generation, without reading its weights."""
+    return [name for task in _read_config(generation.parent, generation)["tasks"] for name in task]
+
+
+def not_a_model(folder: Path) -> CofimaError:
+    """Return what to say of a folder that holds no model."""
+    reason = f"it has no file {CURRENT}" if folder.is_dir() else "there is no such folder"
+    return CofimaError(f"{folder} is not a model folder: {reason}")
+
+
+def _empty(
+    config: Config,
+    facts: BackboneFacts,
+    view: View,
+    tasks: list[tuple[str, ...]],
+    planned: int,
+    progress: Progress,
+) -> Model:
+    """Build a network and a method that know these tasks, for weights that come next."""
+    empty = build_empty(facts.name, facts.size, facts.final_norm)
+    net = Net(empty, facts.features, [len(task) for task in tasks])
+    model = attach(config, facts, view, net, planned, progress)
+    model.tasks = tasks
+    return model
+
+
+def _fill(model: Model, weights: dict[str, Tensor], state: dict[str, Tensor]) -> Model:
+    """Put backbone, predicting head and state in place."""
+    net, name = model.method.net, model.backbone.classifier
+    head = {key: weights[f"{name}.{key}"] for key in ("weight", "bias")}
+    own = {f"{name}.{key}" for key in head}
+    # the method has added what it adds to the network, so all names are there
+    net.backbone.load_state_dict({k: v for k, v in weights.items() if k not in own})
+    net.head.load_flat(**head)
     model.method.restore(state)
     net.eval()
     return model
@@ -188,10 +300,15 @@ def _config(model: Model, folder: Path) -> dict[str, Any]:
         "preprocess": asdict(model.view),
         "data": model.data,
         "tasks": [list(task) for task in model.tasks],
+        "serving": model.serving,
         "planned_tasks": model.planned,
         "versions": {name: version(name) for name in ("cofima", "torch", "timm", "numpy")}
         | {"python": platform.python_version()},
-        "files": {name: _sha256(folder / name) for name in (WEIGHTS, STATE, HISTORY)},
+        "files": {
+            name: _sha256(folder / name)
+            for name in (WEIGHTS, STATE, HISTORY, IMAGES)
+            if (folder / name).is_file()
+        },
     }
     return said | {"sha256": _digest(said)}
 

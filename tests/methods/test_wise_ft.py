@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cofima import store
 from cofima.errors import CofimaError
 from cofima.methods.slca import SLCA
 from cofima.weights import average, snapshot
@@ -123,13 +124,12 @@ def test_no_other_lam_is_taken(lam: object, tiny) -> None:
 
 
 def test_a_model_that_was_loaded_merges_with_the_same_weights(tiny, tmp_path: Path, same_bits) -> None:
-    import cofima
 
     stream = tiny.stream((2, 2))
     model = tiny.model(tiny.config("wise_ft"), stream)
     start = snapshot(model.method.net.backbone)
     tiny.run(tmp_path, tiny.config("wise_ft"), stream)
-    same_bits(cofima.load(tmp_path).method.start, start)
+    same_bits(store.load(tmp_path).method.start, start)
 
 
 def test_the_history_tells_how_far_training_and_the_merge_went(tiny, tmp_path: Path) -> None:

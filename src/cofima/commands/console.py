@@ -32,12 +32,14 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible(
+    kept: str = "finished tasks are kept, the same command continues after them",
+) -> Iterator[None]:
     """Tell a user who presses Ctrl-C what is kept."""
     try:
         yield
     except KeyboardInterrupt:
-        errors.print("cofima: interrupted; finished tasks are kept, the same command continues after them")
+        errors.print(f"cofima: interrupted; {kept}", highlight=False)
         raise typer.Exit(130) from None
 
 

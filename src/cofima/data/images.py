@@ -97,11 +97,16 @@ def decode(path: Path, content: bytes | None = None) -> Image.Image:
             if image.width * image.height > MOST_PIXELS:
                 raise BadImageError(path, f"{image.width} x {image.height} is more than 100 million pixels")
             image.load()
-            return _rgb(_upright(image))
+            return as_rgb(image)
     except BadImageError:
         raise
     except Exception as error:  # what a decoder raises on damaged bytes is not limited to OSError
         raise BadImageError(path, _reason(content, error)) from error
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Return an image as 8-bit RGB, upright, on white where it is transparent."""
+    return _rgb(_upright(image))
 
 
 def fit(image: Image.Image, side: int) -> Tensor:

@@ -36,13 +36,22 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Classes that arrive together; labels count all classes in order of arrival."""
+    """Classes that arrive together; labels count all classes in order of arrival.
+
+    A task may bring more images of ``known`` classes instead: then it has no ``classes`` of its own.
+    """
 
     index: int
     classes: range
     names: tuple[str, ...]
     train: ImageSet
     test: ImageSet
+    known: tuple[int, ...] = ()
+
+    @property
+    def taught(self) -> int:
+        """Return of how many classes there are images."""
+        return len(self.classes) or len(self.known)
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,8 @@ def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
     model = store.load(folder, where=config.device, progress=progress) if started else None
     if model is not None:
         _refuse_change(model.config, config, folder)
+        if any("kind" in row for row in model.history):
+            raise CofimaError(f"{folder} is in use (cofima history {folder}): a run cannot continue it")
         if len(model.tasks) >= model.planned:
             progress.say(f"done: {folder} has learned all {model.planned} tasks")
             return model

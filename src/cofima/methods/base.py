@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from cofima.models.net import Net
 from cofima.models.vit import unsuited
 from cofima.training.evaluate import Score, evaluate
 from cofima.training.features import FixedFeatures
-from cofima.training.sgd import Context, plain_batches, sgd
+from cofima.training.sgd import Context, frozen, plain_batches, sgd
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -44,6 +44,10 @@ class Method:
     """Whether the backbone never moves again once features were asked for, so that each is computed once."""
     needs_vit: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = False
+    extends: ClassVar[bool] = True
+    """Whether what was learnt can go on learning without the old images."""
+    refines: ClassVar[bool] = False
+    """Whether more images of known classes can be learnt."""
     grows_with_tasks: ClassVar[bool] = False
     """Whether the method must keep something small for each task, beside what it keeps for each class."""
     any_backbone: ClassVar[dict[str, Any]] = {}
@@ -83,18 +87,25 @@ class Method:
 
     def begin(self, task: Task) -> None:
         """Prepare for the task: new rows in the head, old ones frozen."""
+        if task.known:
+            self.net.head.requires_grad_(False)
+            return
         generator = self.context.seeds.generator("head", task.index)
         self.net.grow(len(task.classes), generator, freeze=self.frozen_old_heads)
 
     def train(self, task: Task) -> None:
         """Run the batch loop on the task's images."""
+        if task.known:
+            self.refine(task)
+            return
         if len(task.classes) == 1 and task.index == 0:
             self.note(
                 "the first task has one class: there is nothing to tell apart yet, so nothing is trained"
             )
             self.net.eval()  # as after training: test images must not move batch statistics
             return
-        with self.timed("train"):
+        still = len(task.classes) == 1 and self.context.train.freeze_single
+        with self.timed("train"), frozen(self.net.backbone, still):
             sgd(
                 self.net,
                 self.data(task),
@@ -104,7 +115,26 @@ class Method:
                 before_step=self.before_step,
                 after_step=self.after_step,
                 optimizer=self.optimizer(),
+                stop=self.context.stop,
             )
+
+    def refine(self, task: Task) -> None:
+        """Train the backbone and the rows of known classes on more of their images, against each other."""
+        if len(task.known) == 1:
+            self.note("more images of one known class: there is nothing to tell apart, so nothing is trained")
+            self.net.eval()
+            return
+        whole, rows = self.net.head, torch.tensor(task.known)
+        self.net.head = Head(whole.features, [len(rows)]).to(self.context.device)
+        self.net.head.load_flat(**{key: value[rows] for key, value in whole.flat().items()})
+        among = replace(task.train, labels=torch.searchsorted(rows, task.train.labels))
+        with self.timed("train"):
+            sgd(self.net, among, lambda x, y: cross_entropy(self.net(x), y), self.context, task.index)
+        flat = whole.flat()
+        for key, value in self.net.head.flat().items():
+            flat[key][rows] = value
+        whole.load_flat(**flat)
+        self.net.head = whole
 
     def data(self, task: Task) -> Images:
         """Return the images to train on."""

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 from cofima.data.stream import Task
 from cofima.methods.base import Share
 from cofima.methods.slca import SLCA
-from cofima.parts.batchnorm import refresh_batchnorm
+from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
 from cofima.parts.importance import FisherOptions, add_fisher, task_fisher, weighted
 from cofima.training.sgd import plain_batches
 from cofima.weights import Weights, auto_lambda, average, snapshot, weight_distance
@@ -77,10 +77,11 @@ class CoMA(SLCA):
         """Write into the history how far training moved the backbone, and what share of it is kept."""
         now = {f"backbone.{name}": value for name, value in self.net.backbone.named_parameters()}
         self.facts |= {"lam": lam, "trained_distance": weight_distance(self.old, now)}
+        self.stale = statistics_moved(self.old, self.net.state_dict())
 
     def settle(self, lam: float) -> None:
         """Estimate batch normalisation anew for merged weights; endpoints have their own already."""
-        if 0 < lam < 1:
+        if 0 < lam < 1 and self.stale:
             refresh_batchnorm(self.net, plain_batches(self.task.train, self.context, "batch norm"))
 
     def weighted_fisher(self, task: Task) -> Weights:

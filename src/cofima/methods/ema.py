@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 from cofima.data.stream import Task
 from cofima.methods.base import Share
 from cofima.methods.slca import SLCA
-from cofima.parts.batchnorm import refresh_batchnorm
+from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
 from cofima.parts.merging import distance_moved
 from cofima.training.sgd import plain_batches
 from cofima.weights import snapshot
@@ -38,6 +38,7 @@ class EMA(SLCA):
 
     label: ClassVar[str] = "EMA"
     paper: ClassVar[str] = "a baseline of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Table 3"
+    refines: ClassVar[bool] = False
     equation: ClassVar[str] = "ema_m = β ema_{m-1} + (1 - β) θ_m at every step, from θ*_{t-1};  θ*_t = ema_M"
 
     @property
@@ -64,7 +65,8 @@ class EMA(SLCA):
         moved = self.facts["trained_distance"] = distance_moved(self.old, self.net)
         for shadow, value in zip(self.shadow, self.followed, strict=True):
             value.copy_(shadow)
+        stale = statistics_moved(self.old, self.net.backbone.state_dict())
         del self.old, self.shadow, self.followed
-        if 0 < self.share < 1 and moved > 0:
+        if 0 < self.share < 1 and moved > 0 and stale:
             refresh_batchnorm(self.net, plain_batches(task.train, self.context, "batch norm"))
         super().end(task)

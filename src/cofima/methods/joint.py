@@ -19,6 +19,8 @@ class Joint(Method):
     paper: ClassVar[str] = "the upper bound of every comparison: it keeps all images"
     equation: ClassVar[str] = "θ = argmin CE over all classes and all images, from θ_0"
 
+    extends: ClassVar[bool] = False
+
     def stream(self, stream: Stream) -> Stream:
         """Return one task with all classes."""
         return stream.merged()

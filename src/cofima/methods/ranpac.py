@@ -47,6 +47,7 @@ class RanPAC(Method):
     paper: ClassVar[str] = "McDonnell et al., NeurIPS 2023, https://arxiv.org/abs/2307.02251"
     equation: ClassVar[str] = "W = (Σ h hᵀ + ρ I)⁻¹ Σ h yᵀ,  h = ReLU(Pᵀ f(x));  argmax hᵀ W"
     any_backbone: ClassVar[dict[str, Any]] = {"petl": "none"}
+    refines: ClassVar[bool] = True
 
     def check(self, backbone: nn.Module) -> None:
         """Refuse a backbone that cannot be adapted as the options say."""

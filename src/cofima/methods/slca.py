@@ -35,6 +35,7 @@ class SLCA(Method):
 
     label: ClassVar[str] = "SLCA"
     paper: ClassVar[str] = "Zhang et al., ICCV 2023, https://arxiv.org/abs/2303.05118"
+    refines: ClassVar[bool] = True
     equation: ClassVar[str] = "θ*_t = θ_t;  head: CE(z / (n(z) τ), y) on features from N(s_c μ_c, Σ_c)"
 
     def begin(self, task: Task) -> None:
@@ -64,11 +65,13 @@ class SLCA(Method):
         self.align_head(task)
 
     def remember(self, task: Task) -> None:
-        """Keep a Gaussian of each new class's features."""
+        """Keep a Gaussian of each new class's features; pool those of known classes."""
         with self.timed("statistics"):
             features = self.features(task.train)
             for label in task.classes:
                 self.gaussians.add(features[task.train.labels == label])
+            for label in task.known:
+                self.gaussians.pool(label, features[task.train.labels == label])
         if shrunk := [c for c in self.gaussians.shrunk if c in task.classes]:
             self.note(f"few images for the covariance of {len(shrunk)} class(es): shrunk (Ledoit-Wolf)")
 

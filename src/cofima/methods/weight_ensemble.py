@@ -33,6 +33,7 @@ class WeightEnsemble(SLCA):
 
     label: ClassVar[str] = "Weight ensemble"
     paper: ClassVar[str] = "a baseline of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Table 3"
+    refines: ClassVar[bool] = False
     equation: ClassVar[str] = (
         "θ*_t = (1 - 1/t) θ*_{t-1} + 1/t θ_t, each θ_t trained from θ_0 or from θ*_{t-1}"
     )

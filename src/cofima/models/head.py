@@ -15,7 +15,7 @@ class Head(nn.Module):
     def __init__(self, features: int, sizes: Sequence[int] = ()) -> None:
         super().__init__()
         self.features = features
-        self.blocks = nn.ModuleList(nn.Linear(features, size) for size in sizes)
+        self.blocks = nn.ModuleList(_block(features, size) for size in sizes)
 
     @property
     def sizes(self) -> list[int]:
@@ -62,6 +62,14 @@ class Head(nn.Module):
         for block in self.blocks:
             assert isinstance(block, nn.Linear)
             yield block
+
+
+def _block(features: int, size: int) -> nn.Linear:
+    block = nn.Linear(features, max(size, 1))
+    if not size:  # a class was taken out; torch warns if it is asked to make no rows
+        block.weight, block.bias = (nn.Parameter(part[:0].detach()) for part in (block.weight, block.bias))
+        block.out_features = 0
+    return block
 
 
 class CosineHead(Head):

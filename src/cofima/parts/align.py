@@ -73,7 +73,9 @@ def align(head: Head, gaussians: ClassGaussians, how: Align, context: Context, t
 
 def logit_norm(logits: Tensor, spans: list[slice]) -> Tensor:
     """Return the mean over tasks of the norm of each sample's logits of that task."""
-    norms = [torch.linalg.vector_norm(logits[:, span], dim=1) + 1e-7 for span in spans]
+    norms = [
+        torch.linalg.vector_norm(logits[:, span], dim=1) + 1e-7 for span in spans if span.stop > span.start
+    ]
     return torch.stack(norms).mean(0)[:, None]
 
 

@@ -1,16 +1,23 @@
 """Running statistics of batch normalisation, estimated anew for merged weights."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from cofima.training.sgd import norms
+
+
+def statistics_moved(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
+    """Tell whether training changed running statistics; those that it left alone need no new estimate."""
+    kept = [key for key in old if key.endswith((".running_mean", ".running_var"))]
+    return any(not torch.equal(old[key].to(new[key]), new[key]) for key in kept)
 
 
 @torch.no_grad()
 def refresh_batchnorm(net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> bool:
     """Replace running means and variances by their average over ``batches``; tell if there were any."""
-    layers = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    layers = norms(net)
     if not layers:
         return False
     momenta = [layer.momentum for layer in layers]

@@ -35,6 +35,33 @@ class ClassGaussians:
         self.packed.append(factor[rows, columns].float())
         self.counts.append(len(features))
 
+    def pool(self, label: int, features: Tensor) -> None:
+        """Add more images of a known class: the mean and covariance of old and new together, by counts."""
+        features = features.double().cpu()
+        old, new = self.counts[label], len(features)
+        ridge = RIDGE * torch.eye(features.shape[1], dtype=torch.float64)
+        mean, more = self.means[label].double(), features.mean(0)
+        gap = (more - mean)[:, None]
+        scatter = (old - 1) * (self.covariance(label).double() - ridge)
+        scatter += (features - more).T @ (features - more) + old * new / (old + new) * gap @ gap.T
+        covariance = scatter / (old + new - 1)
+        factor = _cholesky(covariance + ridge)
+        if factor is None:  # rounding, in a covariance of few images
+            factor = torch.diag((covariance + ridge).diagonal().clamp(min=RIDGE).sqrt())
+        rows, columns = torch.tril_indices(len(mean), len(mean))
+        self.means[label] = (mean + new / (old + new) * gap[:, 0]).float()
+        self.packed[label] = factor[rows, columns].float()
+        self.counts[label] = old + new
+
+    @torch.inference_mode()
+    def nearest(self, features: Tensor) -> Tensor:
+        """Return the Mahalanobis distance of each feature to the class that is nearest."""
+        near = torch.full((len(features),), torch.inf)
+        for label, mean in enumerate(self.means):
+            away = torch.linalg.solve_triangular(self.factor(label), (features - mean).T, upper=False)
+            near = torch.minimum(near, away.norm(dim=0))
+        return near
+
     def factor(self, label: int) -> Tensor:
         """Return the lower triangular factor of a class's covariance."""
         width = len(self.means[label])

@@ -56,7 +56,7 @@ def released_fisher(net: Net, task: Task, context: Context) -> Weights:
 
 def weighted(fisher: Weights, task: Task, by: Literal["classes", "samples", "tasks"]) -> Weights:
     """Return Fisher information times what the task counts in a sum over tasks."""
-    counts = {"classes": len(task.classes), "samples": len(task.train), "tasks": 1}[by]
+    counts = {"classes": task.taught, "samples": len(task.train), "tasks": 1}[by]
     return {key: value * counts for key, value in fisher.items()}
 
 

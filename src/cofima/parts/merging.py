@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cofima.models.net import Net
-from cofima.parts.batchnorm import refresh_batchnorm
+from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
 from cofima.weights.average import average
 from cofima.weights.distance import weight_distance
 from cofima.weights.pieces import Weights
@@ -17,7 +17,8 @@ def merge_backbone(net: Net, old: Weights, lam: float, batches: Iterable[tuple[T
 
     Batch normalisation is estimated anew on ``batches``; endpoints have their own statistics already.
     """
-    moved, new = distance_moved(old, net) > 0, net.backbone.state_dict()
+    new = net.backbone.state_dict()
+    moved = distance_moved(old, net) > 0 and statistics_moved(old, new)
     average(old, new, lam, out=new)
     if 0 < lam < 1 and moved:
         refresh_batchnorm(net, batches)

@@ -1,5 +1,6 @@
 """The two files of a generation that a report reads, and what can be wrong with them."""
 
+import json
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -93,8 +94,11 @@ def read_history(file: Path, faults: list[str]) -> list[Step]:
     except CofimaError as error:
         faults.append(str(error))
         return []
+    measured = [line for line in lines if not _in_use(line)]
+    if lines and not measured:
+        faults.append(f"{file.name}: no task was tested; cofima history shows what cofima learn has made")
     steps: list[Step] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(measured, start=1):
         where = f"{file.name} line {number}"
         try:
             steps.append(Step.model_validate_json(line))
@@ -103,6 +107,15 @@ def read_history(file: Path, faults: list[str]) -> list[Step]:
             continue
         faults.extend(f"{where}: {fault}" for fault in _oddities(steps, number))
     return steps
+
+
+def _in_use(line: str) -> bool:
+    """Tell a line of a classifier in use (learn, extend, rename, ...) from one of a run."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(row, dict) and "kind" in row
 
 
 def _oddities(steps: list[Step], number: int) -> list[str]:

@@ -1,15 +1,17 @@
 """The batch loop: stochastic gradient descent with a slow backbone and a fast head."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from cofima.data.images import Images
+from cofima.data.images import Images, ImageSet
 from cofima.data.views import View
 from cofima.errors import CofimaError
 from cofima.models.net import Net
@@ -47,6 +49,14 @@ class Train(BaseModel):
     """Epochs after which both rates are multiplied by ``gamma``; by default at nine tenths."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     """What the learning rates are multiplied by at each milestone."""
+    batchnorm: Literal["train", "frozen"] = "train"
+    """frozen keeps the statistics of batch normalisation, which few classes would spoil for all others."""
+    freeze_single: bool = False
+    """Leave the backbone as it is where a task adds one class only, and train the head alone."""
+    balance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How far rare classes are repeated: an image is seen (largest class / its class) to this power times."""
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """Stop when held-out images got no better for so many epochs (``cofima learn`` and ``extend`` only)."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 trains faster on GPUs; Fisher information and averages are always float32."""
 
@@ -76,6 +86,8 @@ class Context:
     tasks: int = 1
     """How many tasks are planned."""
     progress: Progress = SILENT
+    stop: Callable[[], bool] | None = None
+    """Asked after each epoch of a task; true ends its training."""
 
 
 def sgd(
@@ -87,11 +99,13 @@ def sgd(
     after_step: Callable[[], None] | None = None,
     before_step: Callable[[Tensor], None] | None = None,
     optimizer: Optimizer | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> None:
     """Train ``net`` on ``images`` for the epochs that ``context.train`` says.
 
     ``before_step`` is given the pixels of a batch as they are stored, before they are varied. Another
-    ``optimizer`` than SGD keeps its rates, but for milestones that were asked for.
+    ``optimizer`` than SGD keeps its rates, but for milestones that were asked for. ``stop`` is asked after
+    each epoch whether to end here.
     """
     how, seeds = context.train, context.seeds
     if optimizer is None:
@@ -102,9 +116,13 @@ def sgd(
     half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
     net.train()
     net.backbone.train(bool(moving(net.backbone)))  # a frozen one computes as at test time
+    if how.batchnorm == "frozen":
+        for layer in norms(net):
+            layer.eval()
     for epoch in range(how.epochs):
         augment = seeds.generator("augment", task, epoch)
-        steps = batches(len(images), how.batch, seeds.generator("loader", task, epoch))
+        loader = seeds.generator("loader", task, epoch)
+        steps = batches(len(images), how.batch, loader, repeats(images, how.balance, loader))
         losses = torch.zeros(len(steps), device=context.device)
         label = f"epoch {epoch + 1}/{how.epochs}"
         for step, index in enumerate(context.progress.track(steps, len(steps), label)):
@@ -123,6 +141,8 @@ def sgd(
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
                 refuse_divergence(losses[: step + 1], task, epoch)
         schedule.step()
+        if stop is not None and stop():
+            break
     refuse_broken(net, task)
     net.zero_grad()  # as large as the network, and of no use to what comes next
     net.eval()
@@ -144,9 +164,26 @@ def make_schedule(optimizer: torch.optim.Optimizer, how: Train) -> torch.optim.l
     return torch.optim.lr_scheduler.MultiStepLR(optimizer, how.decays, how.gamma)
 
 
-def batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
-    """Deal shuffled indices into batches."""
-    return _deal(torch.randperm(count, generator=generator), size)
+def batches(count: int, size: int, generator: torch.Generator, repeats: Tensor | None = None) -> list[Tensor]:
+    """Deal shuffled indices into batches, each as often as ``repeats`` says."""
+    if repeats is None:
+        return _deal(torch.randperm(count, generator=generator), size)
+    index = torch.repeat_interleave(repeats)
+    return _deal(index[torch.randperm(len(index), generator=generator)], size)
+
+
+def repeats(images: Images, balance: float, generator: torch.Generator) -> Tensor | None:
+    """Return how often each image is seen in an epoch, or None where that is once.
+
+    A class of n images, where the largest has N, is seen (N/n)^balance times as often; what is left
+    after whole times is left to chance.
+    """
+    if not balance or not isinstance(images, ImageSet):
+        return None
+    counts = torch.bincount(images.labels).double()
+    times = (counts.max() / counts[images.labels]) ** balance
+    chance = torch.rand(len(times), generator=generator, dtype=torch.float64)
+    return (times + chance).floor().long()
 
 
 def plain_batches(images: Images, context: Context, label: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -179,6 +216,25 @@ def _deal(order: Tensor, size: int) -> list[Tensor]:
     if len(dealt) > 1 and len(dealt[-1]) == 1:
         dealt[-2:] = [torch.cat(dealt[-2:])]
     return dealt
+
+
+@contextmanager
+def frozen(module: nn.Module, still: bool) -> Iterator[None]:
+    """Keep a module's weights from moving within, if ``still``."""
+    held = moving(module) if still else []
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
+
+
+def norms(module: nn.Module) -> list[_BatchNorm]:
+    """Return the layers of batch normalisation that keep statistics."""
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    return [layer for layer in layers if layer.running_mean is not None]
 
 
 def moving(module: nn.Module) -> list[nn.Parameter]:

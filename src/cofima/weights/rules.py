@@ -76,7 +76,8 @@ def _by_sample(samples: int, x: Tensor) -> bool:
 
 
 def _tokens(samples: int, x: Tensor, dims: int) -> Tensor:
-    return x.reshape(samples, -1, *x.shape[x.ndim - dims :])
+    tokens = x.shape[: x.ndim - dims].numel() // samples  # not -1: a layer may have no outputs
+    return x.reshape(samples, tokens, *x.shape[x.ndim - dims :])
 
 
 def batch_norm(

@@ -1,0 +1,222 @@
+"""More classes, later, without the old images."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cofima
+from cofima import methods, store
+from cofima.errors import CofimaError
+from cofima.methods.base import Method
+from cofima.serve import extend as extending
+
+Photos = Callable[..., Path]
+
+
+@pytest.mark.parametrize("classes", [(3,), (3, 4)])
+def test_new_classes_are_learned_and_old_ones_kept(
+    classes: tuple[int, ...], model: Path, photos: Photos, tmp_path: Path
+) -> None:
+    clf = cofima.load(model)
+    outcome = clf.extend(photos(tmp_path / "new", classes))
+    clf.save()
+    again = cofima.load(model)
+    assert again.classes == [f"class {label}" for label in (0, 1, 2, *classes)]
+    assert outcome.new == again.classes[3:]
+    found = again.evaluate(photos(tmp_path / "test", (0, 1, 2, *classes), first=20)).accuracy.by_class
+    assert min(found[name] for name in outcome.new) >= 50
+    assert sum(found.values()) / len(found) > 60
+    assert again.model.images is not None
+    assert again.model.images.counts() == dict.fromkeys(range(3 + len(classes)), 2)
+    assert len(again.model.serving["distances"]) == 3 + len(classes)
+    assert again.history[-1]["old"]["rests_on"] == "measured on 6 images kept in the model folder"
+
+
+def test_the_classifier_stays_as_it_was_when_learning_fails(
+    model: Path, photos: Photos, tmp_path: Path, stop_at: Any, same_bits: Any
+) -> None:
+    clf = cofima.load(model)
+    before = {key: value.clone() for key, value in clf.model.weights().items()}
+    stopped = stop_at(1)
+    with pytest.raises(stopped):
+        clf.extend(photos(tmp_path / "new", (3, 4)))
+    same_bits(clf.model.weights(), before)
+    same_bits(cofima.load(model).model.weights(), before)
+    assert len(clf.classes) == 3
+
+
+def test_more_images_of_known_classes_are_pooled(model: Path, photos: Photos, tmp_path: Path) -> None:
+    clf = cofima.load(model)
+    counts = clf.model.method.gaussians.counts
+    outcome = clf.extend(photos(tmp_path / "more", (0, 2), first=10))
+    assert (outcome.new, outcome.more) == ([], ["class 0", "class 2"])
+    assert clf.model.method.gaussians.counts == [counts[0] + 8, counts[1], counts[2] + 8]
+    assert len(clf.classes) == 3
+    assert clf.history[-1]["kind"] == "more images"
+    clf.save()
+    assert cofima.load(model).predict(tmp_path / "more" / "class 2" / "090.png")[0].error == ""
+
+
+def test_new_and_known_classes_may_come_together(model: Path, photos: Photos, tmp_path: Path) -> None:
+    clf = cofima.load(model)
+    outcome = clf.extend(photos(tmp_path / "both", (1, 3), first=10))
+    assert (outcome.new, outcome.more) == (["class 3"], ["class 1"])
+    assert [row["kind"] for row in outcome.rows] == ["more images", "extend"]
+    assert clf.classes[-1] == "class 3"
+
+
+def test_a_broken_budget_keeps_the_old_model(
+    model: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clf = cofima.load(model)
+    teach = extending.teach
+
+    def careless(learned, *rest):  # type: ignore[no-untyped-def]
+        row = teach(learned, *rest)
+        learned.method.head().blocks[0].weight.data.zero_()
+        learned.method.head().blocks[0].bias.data.fill_(-100)
+        return row
+
+    monkeypatch.setattr(extending, "teach", careless)
+    check = photos(tmp_path / "check", (0, 1, 2), first=20)
+    new = photos(tmp_path / "new", (3, 4))
+    with pytest.raises(
+        cofima.ForgettingError, match=r"more than the 5 allowed .*30 images of .*check"
+    ) as error:
+        clf.extend(new, check=check, max_drop=5)
+    assert error.value.comparison.after.mean_of_classes == 0
+    assert len(clf.classes) == 3
+    assert clf.extend(new, check=check, max_drop=100).old.drop > 50
+
+
+def test_without_images_of_old_classes_the_loss_is_an_estimate(
+    model: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clf = cofima.load(model)
+    clf.model.images = None
+    outcome = clf.extend(photos(tmp_path / "new", (3, 4)), max_drop=0)  # an estimate breaks no budget
+    assert outcome.old is not None
+    assert not outcome.old.measured
+    assert outcome.old.before.mean_of_classes > 80
+    assert 0 <= outcome.old.after.mean_of_classes <= 100
+
+
+def test_the_estimate_sees_what_drift_and_head_do(model: Path) -> None:
+    """Without drift and with the same head nothing is lost; with a drift across the borders much is."""
+    from cofima.serve.check import estimate
+
+    old = cofima.load(model).model
+    gaussians = old.method.gaussians
+    still = torch.zeros(5, len(gaussians.means[0]))
+    same = estimate(gaussians, old, old, still, still)
+    assert same.drop == 0
+    assert same.before.mean_of_classes > 90
+    away = (gaussians.means[1] - gaussians.means[0]).repeat(5, 1) * 3
+    assert estimate(gaussians, old, old, still, still + away).drop > 20
+
+
+@pytest.mark.parametrize(
+    ("classes", "options", "message"),
+    [
+        ((2, 3), {"only_new": True}, "already known, where only new classes are asked for: class 2"),
+        ((3,), {"max_drop": -1}, "max_drop = -1"),
+        ((3,), {"settings": ["options.lam=1"]}, r"train.key=value items only"),
+        ((3,), {"settings": ["train.epoch=1"]}, "did you mean 'train.epochs'"),
+        ((3,), {"check": "nowhere"}, "no such folder"),
+    ],
+)
+def test_mistakes_are_said_before_any_work(
+    classes: tuple[int, ...],
+    options: dict[str, Any],
+    message: str,
+    model: Path,
+    photos: Photos,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Method, "learn", lambda *_: pytest.fail("work was done"))
+    with pytest.raises(CofimaError, match=message):
+        cofima.load(model).extend(photos(tmp_path / "new", classes), **options)
+
+
+def test_a_name_that_differs_by_case_only_is_refused(model: Path, photos: Photos, tmp_path: Path) -> None:
+    folder = photos(tmp_path / "new", (3,))
+    (folder / "class 3").rename(folder / "CLASS 1")
+    with pytest.raises(CofimaError, match="differs from the known class 'class 1' by case only"):
+        cofima.load(model).extend(folder)
+
+
+def learned(method: str, folder: Path, photos: Photos, tiny: Any) -> cofima.Classifier:
+    """Learn two classes with any method, as small as it can be."""
+    how = tiny.config(method, train={"epochs": 1, "batch": 8})
+    options = [f"options={json.dumps(how.options)}"]
+    given = [
+        f"method={method}",
+        "backbone=vit_test",
+        "model.pretrained=false",
+        "train.epochs=1",
+        "device=cpu",
+    ]
+    return cofima.learn(photos(folder / "photos", (0, 1), per_class=6), settings=[*given, *options])
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_extends_or_refuses_before_any_work(
+    method: str, tmp_path: Path, photos: Photos, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clf = learned(method, tmp_path, photos, tiny)
+    new, more = photos(tmp_path / "new", (2, 3), per_class=6), photos(tmp_path / "more", (0, 1), 6, first=10)
+    if clf.model.method.extends:
+        outcome = clf.extend(new)
+        clf.save(tmp_path / "model")
+        again = cofima.load(tmp_path / "model")
+        assert again.classes == ["class 0", "class 1", "class 2", "class 3"]
+        images = [str(path) for path in sorted(new.rglob("*.png"))[:3]]
+        assert torch.equal(again.probabilities(images), clf.probabilities(images))
+        assert (outcome.old is not None) == hasattr(clf.model.method, "gaussians")
+        clf = again
+    if clf.model.method.extends and clf.model.method.refines:
+        clf.extend(more)
+        assert clf.history[-1]["kind"] == "more images"
+    else:
+        monkeypatch.setattr(Method, "learn", lambda *_: pytest.fail("work was done"))
+        with pytest.raises(CofimaError, match=r"cannot be extended|cannot learn more images"):
+            clf.extend(more)
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_forgets_a_class_or_refuses(
+    method: str, tmp_path: Path, photos: Photos, tiny: Any
+) -> None:
+    clf = learned(method, tmp_path, photos, tiny)
+    image = sorted((tmp_path / "photos").rglob("*.png"))[0]
+    if clf.model.method.keeps_images:
+        with pytest.raises(CofimaError, match="keeps images of its classes"):
+            clf.forget("class 0")
+        return
+    if clf.model.method.extends:
+        clf.extend(photos(tmp_path / "new", (2,), per_class=6))
+    logits = clf.model.logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
+    clf.forget("class 0")
+    left = clf.model.logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
+    assert torch.allclose(left, logits[:, 1:], atol=1e-6)
+    clf.save(tmp_path / "model")
+    again = cofima.load(tmp_path / "model")
+    assert "class 0" not in [name for name, _ in again.predict(image, top=9)[0].best]
+    if clf.model.method.extends:
+        again.forget("class 2")  # its task is empty now
+        again.extend(photos(tmp_path / "newer", (4, 5), per_class=6))
+        assert again.classes == ["class 1", "class 4", "class 5"]
+
+
+def test_a_run_s_model_can_be_extended(tmp_path: Path, photos: Photos, tiny: Any) -> None:
+    tiny.run(tmp_path / "run", tiny.config("coma"), tiny.stream((2, 2), per_class=8))
+    clf = cofima.load(tmp_path / "run")
+    clf.extend(photos(tmp_path / "new", (6,)))
+    clf.save()
+    assert store.current(tmp_path / "run").name == "0003"
+    assert cofima.load(tmp_path / "run").classes[-1] == "class 6"

@@ -1,0 +1,145 @@
+"""Photographs become a classifier."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import cofima
+from cofima import config as configs
+from cofima import store
+from cofima.errors import CofimaError
+from cofima.models import lite
+from cofima.serve import learn as learning
+
+
+def test_it_learns_measures_and_is_loaded_as_it_was_saved(three: Path, photos: Callable[..., Path]) -> None:
+    clf = cofima.load(three)
+    assert clf.classes == ["class 0", "class 1", "class 2"]
+    assert clf.accuracy is not None
+    assert sum(clf.accuracy.images.values()) == 6  # 15 % of ten, of each class
+    assert clf.calibrated
+    row = clf.history[0]
+    assert (row["kind"], row["train_images"], row["held_out"]) == ("learn", 24, 6)
+    test = photos(three.parent / "test", (0, 1, 2), first=20)
+    assert clf.evaluate(test).accuracy.percent > 80
+
+
+def test_training_stops_when_held_out_images_get_no_better(
+    tmp_path: Path, photos: Callable[..., Path], settings: tuple[str, ...]
+) -> None:
+    made = cofima.learn(
+        photos(tmp_path / "p", (0, 1)), settings=[*settings, "train.epochs=40", "train.patience=1"]
+    )
+    assert 1 < made.history[0]["epochs"] < 40
+
+
+def test_held_out_images_are_not_trained_on(
+    tmp_path: Path, photos: Callable[..., Path], settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are the same whatever the held-out images show, where they do not decide when to stop."""
+    seen = []
+    teach = learning.teach
+
+    def spied(model, task, how, progress):  # type: ignore[no-untyped-def]
+        seen.append((task.train, task.test))
+        return teach(model, task, how, progress)
+
+    monkeypatch.setattr(learning, "teach", spied)
+    cofima.learn(photos(tmp_path / "p", (0, 1)), settings=[*settings, "train.epochs=1"])
+    (train, test) = seen[0]
+    assert len(test) == 4
+    assert not set(train.rows.tolist()) & set(test.rows.tolist())
+
+
+def test_an_image_that_is_there_twice_is_not_held_out(
+    tmp_path: Path, photos: Callable[..., Path], settings: tuple[str, ...]
+) -> None:
+    folder = photos(tmp_path / "p", (0, 1), per_class=6)
+    for file in sorted(folder.rglob("*.png")):
+        file.with_name(f"copy {file.name}").write_bytes(file.read_bytes())
+    made = cofima.learn(folder, settings=[*settings, "train.epochs=1"])
+    assert made.history[0]["held_out"] == 0
+    assert made.accuracy.percent is None
+    assert not made.calibrated
+
+
+def test_a_test_part_is_what_is_held_out(
+    tmp_path: Path, photos: Callable[..., Path], settings: tuple[str, ...]
+) -> None:
+    photos(tmp_path / "p" / "train", (0, 1), per_class=5)
+    photos(tmp_path / "p" / "test", (0, 1), per_class=3, first=10)
+    made = cofima.learn(tmp_path / "p", settings=[*settings, "train.epochs=1"])
+    assert (made.history[0]["train_images"], made.history[0]["held_out"]) == (10, 6)
+
+
+def test_a_csv_file_is_a_source(
+    tmp_path: Path, photos: Callable[..., Path], settings: tuple[str, ...]
+) -> None:
+    folder = photos(tmp_path / "p", (0, 1), per_class=5)
+    names = [(file.relative_to(tmp_path), file.parent.name[-1]) for file in sorted(folder.rglob("*.png"))]
+    table = tmp_path / "list.csv"
+    table.write_text("path,label\n" + "\n".join(f"{path},kind {label}" for path, label in names))
+    assert cofima.learn(table, settings=[*settings, "train.epochs=1"]).classes == ["kind 0", "kind 1"]
+    table.write_text(table.read_text() + "\nnowhere.png,kind 0\np,\n")
+    with pytest.raises(CofimaError, match=r"2 problems:\n.*no file .*nowhere.png\n.*label is empty"):
+        cofima.learn(table)
+    table.write_text("file,class\na,b\n")
+    with pytest.raises(CofimaError, match="columns path and label"):
+        cofima.learn(table)
+
+
+def test_everything_wrong_with_a_folder_is_one_error_and_nothing_is_written(
+    tmp_path: Path, photos: Callable[..., Path], settings: tuple[str, ...]
+) -> None:
+    folder = photos(tmp_path / "p", (0, 1))
+    (folder / "empty").mkdir()
+    with pytest.raises(CofimaError, match="class 'empty': no images"):
+        cofima.learn(folder, tmp_path / "m", settings=settings)
+    (folder / "empty").rmdir()
+    (folder / "class 0" / "bad.png").write_bytes(b"")
+    (folder / "class 1" / "bad.jpg").write_text("no image")
+    with pytest.raises(CofimaError, match=r"2 problems:\n.*bad.png: empty file\n.*bad.jpg: not an image"):
+        cofima.learn(folder, tmp_path / "m", settings=settings)
+    assert not (tmp_path / "m").exists()
+    with pytest.warns(cofima.errors.CofimaWarning, match="left out 2 unreadable"):
+        made = cofima.learn(folder, settings=[*settings, "train.epochs=1"], skip_bad=True)
+    assert made.history[0]["train_images"] == 16
+
+
+def test_a_folder_with_a_model_is_refused_before_any_work(
+    model: Path, photos: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cofima.serve.classifier.learn_model", lambda *_, **__: pytest.fail("work was done"))
+    with pytest.raises(CofimaError, match="holds a model already"):
+        cofima.learn(photos(tmp_path / "p", (0, 1)), model)
+
+
+@pytest.mark.parametrize("found", [Path("weights.pth"), None])
+def test_the_default_backbone_is_for_photographs_where_it_is_installed(
+    found: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lite, "installed", lambda _: found)
+    config = learning.resolve(tmp_path)
+    assert config.backbone == ("tf_efficientnet_lite0" if found else "vit_micro")
+    assert config.train.backbone_lr_scale == (0.01 if found else 0.03)
+    assert config.options["lam"] == "auto"
+    assert learning.resolve(tmp_path, ["backbone=resnet18"]).backbone == "resnet18"
+
+
+def test_every_method_has_defaults_in_the_recipe(tmp_path: Path) -> None:
+    from cofima import methods
+
+    for name in methods.names():
+        assert learning.resolve(tmp_path, [f"method={name}"]).method == name
+    assert "per_backbone" not in configs.read("learn.yaml").model_dump()
+
+
+def test_saving_takes_no_other_model_s_place(model: Path, three: Path) -> None:
+    clf, other = cofima.load(model), cofima.load(three)
+    with pytest.raises(CofimaError, match="holds a model already"):
+        other.save(model)
+    cofima.load(model).save()
+    with pytest.raises(CofimaError, match=r"has changed since it was loaded \(0001 then, 0002 now\)"):
+        clf.save()
+    assert store.current(model).name == "0002"
