@@ -15,6 +15,7 @@ from cofima import demo as demonstration
 from cofima import describe, methods, report
 from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
 from cofima.commands.evaluate import evaluate
+from cofima.commands.export import export
 from cofima.commands.extend import extend
 from cofima.commands.forget import forget
 from cofima.commands.grid import grid
@@ -43,6 +44,7 @@ app.command(epilog="Example: cofima history parts")(history)
 app.command(epilog="Example: cofima undo parts")(undo)
 app.command(epilog="Example: cofima rename parts screw 'wood screw'")(rename)
 app.command(epilog="Example: cofima forget parts washer")(forget)
+app.command(epilog="Example: cofima export parts --onnx parts.onnx")(export)
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
 
 
