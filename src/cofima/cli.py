@@ -13,6 +13,7 @@ import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
 from cofima import describe, methods, report
+from cofima.commands.card import card
 from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
 from cofima.commands.evaluate import evaluate
 from cofima.commands.export import export
@@ -22,6 +23,7 @@ from cofima.commands.grid import grid
 from cofima.commands.history import history
 from cofima.commands.learn import learn
 from cofima.commands.predict import predict
+from cofima.commands.push import push
 from cofima.commands.rename import rename
 from cofima.commands.undo import undo
 from cofima.data import datasets
@@ -45,6 +47,8 @@ app.command(epilog="Example: cofima undo parts")(undo)
 app.command(epilog="Example: cofima rename parts screw 'wood screw'")(rename)
 app.command(epilog="Example: cofima forget parts washer")(forget)
 app.command(epilog="Example: cofima export parts --onnx parts.onnx")(export)
+app.command(epilog="Example: cofima card parts -o README.md")(card)
+app.command(epilog="Example: cofima push parts my-name/parts --private")(push)
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
 
 
