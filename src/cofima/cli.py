@@ -13,6 +13,7 @@ import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
 from cofima import describe, methods, report
+from cofima.commands.app import app as serve_app
 from cofima.commands.card import card
 from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
 from cofima.commands.evaluate import evaluate
@@ -49,6 +50,7 @@ app.command(epilog="Example: cofima forget parts washer")(forget)
 app.command(epilog="Example: cofima export parts --onnx parts.onnx")(export)
 app.command(epilog="Example: cofima card parts -o README.md")(card)
 app.command(epilog="Example: cofima push parts my-name/parts --private")(push)
+app.command("app", epilog="Example: cofima app parts")(serve_app)
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
 
 

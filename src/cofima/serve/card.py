@@ -108,10 +108,9 @@ def _lines(model: Model, name: str, origin: Origin) -> Iterator[str]:
     method, known = model.method, model.backbone
     yield f"# {name}"
     yield ""
-    yield (
-        f"An image classifier of {len(model.classes)} classes that can learn more without its old images, "
-        f"made with [cofima](https://arxiv.org/abs/2312.08977): {method.label} ({method.paper}) on `{known.name}`."
-    )
+    yield f"An image classifier of {len(model.classes)} classes that can learn more without its old images,"
+    yield f"made with [cofima](https://arxiv.org/abs/2312.08977): {method.label} ({method.paper})"
+    yield f"on `{known.name}`."
     yield from ("", "## Use", "", "```python", "import cofima", "")
     yield f'classifier = cofima.load("{name}")  # the folder'
     yield 'print(classifier.predict("photo.jpg", top=5))'

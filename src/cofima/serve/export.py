@@ -23,6 +23,7 @@ from cofima.files import sync
 from cofima.methods import Method
 from cofima.models.backbone import build_empty
 from cofima.models.head import Head
+from cofima.serve.extras import needed
 from cofima.serve.portable import INPUT, OUTPUTS, Portable, as_text, facts, settled
 from cofima.store import Model
 
@@ -44,8 +45,8 @@ class Exported:
 
 def to_onnx(model: Model, path: Path, images: Tensor) -> Exported:
     """Write an ONNX file that takes any number of uint8 images; checked with onnxruntime."""
-    onnx, runtime = _needed("onnx", "onnx"), _needed("onnxruntime", "onnx")
-    _needed("onnxscript", "onnx")
+    onnx, runtime = needed("onnx", "onnx"), needed("onnxruntime", "onnx")
+    needed("onnxscript", "onnx")
     if sum(p.numel() * p.element_size() for p in model.method.net.state_dict().values()) > ONNX_LIMIT:
         raise CofimaError(f"{path}: the model is larger than the 2 GB that one ONNX file can hold")
 
@@ -221,15 +222,4 @@ def _traceable(model: Model, kind: str) -> Iterator[None]:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CofimaError(
             f"{model.method.label} on {model.backbone.name} cannot be written as {kind}: {first}"
-        ) from error
-
-
-def _needed(package: str, extra: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise CofimaError(
-            f"this needs the package {package}: pip install 'cofima[{extra}]' ({error})"
         ) from error
