@@ -29,6 +29,7 @@ LAYERS = [
     ("experiment",),
     ("report",),
     ("serve",),
+    ("sklearn",),
     ("terminal",),
     ("describe",),
     ("demo",),

@@ -1,6 +1,7 @@
 """An exported file says what the model says, in another program, for any number of images."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,16 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors import safe_open
 
 from cofima import methods, store
 from cofima.errors import CofimaError
 from cofima.serve import export
+from cofima.serve.classifier import Classifier
 from cofima.serve.portable import Portable
 
+PAGE = Path(__file__).parents[2] / "docs" / "using_a_model.md"
 NOT_PLAIN = {"l2p": "prompts", "dual_prompt": "prompts", "ranpac": "random projection"}
 
 
@@ -99,7 +103,13 @@ def test_adapters_in_the_backbone_are_not_plain_either(learned: Any) -> None:
 
 
 @pytest.mark.parametrize("method", some("cofima"))
-def test_onnxruntime_says_what_the_model_says(method: str, learned: Any, tmp_path: Path) -> None:
+def test_onnxruntime_says_what_the_model_says(
+    method: str,
+    learned: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("onnxscript", reason="needs cofima[onnx]")
     onnx = pytest.importorskip("onnx", reason="needs cofima[onnx]")
     runtime = pytest.importorskip("onnxruntime", reason="needs cofima[onnx]")
@@ -114,11 +124,26 @@ def test_onnxruntime_says_what_the_model_says(method: str, learned: Any, tmp_pat
         wanted = model.logits(images(count))
         np.testing.assert_allclose(logits, wanted.numpy(), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(chances, torch.softmax(wanted / 2, dim=1).numpy(), rtol=1e-4, atol=1e-4)
+    if method == "cofima":
+        the_page_s_example_says_the_same(model, path, capsys, monkeypatch)
     told = {entry.key: json.loads(entry.value) for entry in onnx.load(path).metadata_props}
     assert told["cofima.classes"] == model.classes
     assert told["cofima.preprocess"]["inside"]["std"] == list(model.view.std)
     assert told["cofima.temperature"] == 2.0
-    assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
+    assert not [file.name for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+def the_page_s_example_says_the_same(model: store.Model, path: Path, capsys: Any, monkeypatch: Any) -> None:
+    (text,) = re.findall(r"^```py\n(import json.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(path.parent)
+    (path.parent / "parts.onnx").write_bytes(path.read_bytes())
+    photo = Image.fromarray(images(1)[0].permute(1, 2, 0).numpy()).resize((70, 40))
+    photo.save("photo.jpg", quality=95)
+    exec(compile(text, "using_a_model.md", "exec"), {})
+    name, chance = capsys.readouterr().out.rsplit(maxsplit=1)
+    best = Classifier(model).predict("photo.jpg")[0]
+    assert name == best.label
+    assert abs(float(chance) - best.probability) < 0.02
 
 
 def test_a_file_that_answers_otherwise_is_not_kept(
