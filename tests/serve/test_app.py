@@ -215,7 +215,7 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
         expect(answers).to_contain_text("not an image, or damaged")
         for name in ("red", "green", "blue"):
             expect(answers).to_contain_text(name)
-        page.screenshot(path=keep / "app_ask.png")
+        page.screenshot(path=keep / "app_ask.png", full_page=True)
         page.get_by_role("tab", name="Add a class").click()
         page.fill("#name textarea, #name input", "yellow")
         page.set_input_files("#photos input[type=file]", yellow[:8])
@@ -224,7 +224,7 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
         expect(page.locator("#said")).to_contain_text("Learned yellow")
         expect(page.locator("#head")).to_contain_text("It knows 4 classes")
         expect(page.locator("#changes")).to_contain_text("green")
-        page.screenshot(path=keep / "app_add.png")
+        page.screenshot(path=keep / "app_add.png", full_page=True)
         second = browser.new_page()  # another visitor asks for the new class
         second.set_default_timeout(90_000)
         second.goto(served)
@@ -234,7 +234,7 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
         expect(second.get_by_role("gridcell", name="yellow", exact=True)).to_be_visible()
         page.get_by_role("tab", name="History").click()
         expect(page.locator("#history")).to_contain_text("extend")
-        page.screenshot(path=keep / "app_history.png")
+        page.screenshot(path=keep / "app_history.png", full_page=True)
         page.get_by_role("tab", name="Add a class").click()
         page.click("#undo")
         expect(page.locator("#said")).to_contain_text("Undone")

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from cofima import methods, store
 from cofima.errors import CofimaError
-from cofima.serve import export
+from cofima.serve import export, plain_timm
 from cofima.serve.classifier import Classifier
 from cofima.serve.portable import Portable
 
@@ -82,10 +82,10 @@ def test_plain_timm_loads_the_weights_or_the_reason_is_said(
     model, path = learned(method), tmp_path / "a.safetensors"
     if method in NOT_PLAIN:
         with pytest.raises(CofimaError, match=NOT_PLAIN[method]):
-            export.to_timm(model, path, images(2))
+            plain_timm.to_timm(model, path, images(2))
         assert not list(tmp_path.iterdir())
         return
-    export.to_timm(model, path, images(2))
+    plain_timm.to_timm(model, path, images(2))
     net = timm.create_model("vit_test", num_classes=3, checkpoint_path=str(path)).eval()
     with torch.inference_mode():
         logits = net(model.view.test(images(4)))
@@ -99,7 +99,7 @@ def test_plain_timm_loads_the_weights_or_the_reason_is_said(
 def test_adapters_in_the_backbone_are_not_plain_either(learned: Any) -> None:
     model = learned("ranpac", petl="adapter")
     model.method.net.head = model.method.net.head.__class__.__mro__[1](16, [2, 1])  # a plain head
-    assert "blocks.0.adapter" in str(export.not_plain(model))
+    assert "blocks.0.adapter" in str(plain_timm.not_plain(model))
 
 
 @pytest.mark.parametrize("method", some("cofima"))

@@ -12,6 +12,7 @@ from cofima.commands.console import interruptible, progress, say
 from cofima.commands.predict import find
 from cofima.errors import CofimaError
 from cofima.serve import export as exports
+from cofima.serve import plain_timm
 from cofima.serve.decode import decoded
 
 MOST_IMAGES = 32
@@ -40,13 +41,13 @@ def export(
     wanted = {
         "onnx": (onnx, exports.to_onnx),
         "torchscript": (torchscript, exports.to_torchscript),
-        "timm": (timm, exports.to_timm),
+        "timm": (timm, plain_timm.to_timm),
     }
     if not any(path for path, _ in wanted.values()):
         raise CofimaError("say what to write: --onnx FILE, --torchscript FILE or --timm FILE")
     loaded = store.load(model, where="cpu", progress=progress())
     if timm is not None:
-        exports.refuse_not_plain(loaded, timm)  # before a slower export has been done for nothing
+        plain_timm.refuse_not_plain(loaded, timm)  # before a slower export has been done for nothing
     pixels, source = _read(images, loaded.view.stored) if images else exports.sample_images(loaded)
     with interruptible("files that were not finished are not there"):
         for path, write in wanted.values():
@@ -60,7 +61,7 @@ def export(
                 f"{done.difference:.1e} (the largest is {done.largest:.1f})"
             )
     if timm is not None:
-        settings = exports.timm_settings(loaded)
+        settings = plain_timm.timm_settings(loaded)
         arguments = "".join(f", {key}={value}" for key, value in settings["arguments"].items())
         say(f"  timm.create_model('{settings['architecture']}'{arguments}, checkpoint_path='{timm}')")
 

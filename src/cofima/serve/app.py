@@ -42,10 +42,14 @@ def build(studio: Studio) -> Any:
         head = gradio.Markdown(_head(studio), elem_id="head")
         with gradio.Tab("Ask"):
             asked = gradio.File(
-                label="Drop images here", file_count="multiple", file_types=["image"], elem_id="asked"
+                label="Drop images here",
+                file_count="multiple",
+                file_types=["image"],
+                height=220,
+                elem_id="asked",
             )
             ask = gradio.Button("Name the classes", variant="primary", elem_id="ask")
-            gallery = gradio.Gallery(label="Answers", columns=4, height=320, interactive=False)
+            gallery = gradio.Gallery(label="Answers", columns=4, height=260, interactive=False)
             answers = gradio.Dataframe(headers=ANSWERS, interactive=False, wrap=True, elem_id="answers")
         with gradio.Tab("Add a class"):
             name = gradio.Textbox(label="Name of the new class", max_lines=1, elem_id="name")
@@ -53,6 +57,7 @@ def build(studio: Studio) -> Any:
                 label="Drop a few photographs of it, ten or more if you can",
                 file_count="multiple",
                 file_types=["image"],
+                height=220,
                 elem_id="photos",
             )
             with gradio.Row():

@@ -2,15 +2,14 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-import timm
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from cofima.config import Config
+from cofima.serve.origin import Origin, data_name, measured, origin_of
 from cofima.store import Model
 
 SHOWN = 200  # classes in the table
@@ -50,43 +49,6 @@ def model_card(model: Model, name: str, licence: str | None = None) -> str:
     return "\n".join(["---", front.to_yaml().strip(), "---", "", *_lines(model, name, origin), ""])
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a backbone's weights come from: its name on the hub and its licence, as far as they are known."""
-
-    hub: str | None
-    licence: str | None
-
-
-def origin_of(model: Model) -> Origin:
-    """Look the backbone up in timm; weights from a file or from scratch have no origin that is known."""
-    options = model.config.model
-    if not options.pretrained or options.checkpoint is not None:
-        return Origin(None, None)
-    if model.config.backbone.startswith("vit_micro"):
-        return Origin(None, "apache-2.0")
-    known = timm.get_pretrained_cfg(model.backbone.name, allow_unregistered=True)
-    hub = getattr(known, "hf_hub_id", None)
-    return Origin(hub if hub and not hub.endswith("/") else None, getattr(known, "license", None))
-
-
-def measured(model: Model) -> tuple[float, int, str] | None:
-    """Return the last accuracy in percent, the images it rests on, and what they are; or None."""
-    kept = model.serving.get("accuracy")
-    if kept is not None and kept["images"]:
-        images = sum(kept["images"].values())
-        what = "held out when it last learned; they also decided when to stop"
-        if len(kept["images"]) < len(model.classes):
-            what += f", of {len(kept['images'])} of the {len(model.classes)} classes"
-        return 100 * sum(kept["right"].values()) / images, images, what
-    last = model.history[-1] if model.history else {}
-    if isinstance(last.get("accuracy"), list):  # of a run: the test images of each task
-        sizes = last["sizes"]
-        total = sum(a * n for a, n in zip(last["accuracy"], sizes, strict=True))
-        return total / sum(sizes), sum(sizes), "test images of all classes"
-    return None
-
-
 def _result(model: Model) -> list[EvalResult]:
     found = measured(model)
     if found is None:
@@ -96,7 +58,7 @@ def _result(model: Model) -> list[EvalResult]:
         EvalResult(
             task_type="image-classification",
             dataset_type="imagefolder",
-            dataset_name=_data_name(model),
+            dataset_name=data_name(model),
             metric_type="accuracy",
             metric_value=round(value / 100, 4),
             metric_name=f"accuracy on images {what}",
@@ -177,7 +139,7 @@ def _classes(model: Model) -> Iterator[str]:
 
 
 def _data(model: Model) -> Iterator[str]:
-    yield f"- name: {_cell(_data_name(model))}"
+    yield f"- name: {_cell(data_name(model))}"
     for key, value in model.data.items():
         if isinstance(value, str | int | float) and key not in ("name", "folder"):
             yield f"- {key.replace('_', ' ')}: {f'`{value}`' if key == 'fingerprint' else value}"
@@ -189,16 +151,10 @@ def _data(model: Model) -> Iterator[str]:
         yield "- it may hold statistics of features (a mean and a covariance of each class)"
 
 
-def _data_name(model: Model) -> str:
-    """Return the name of the images' folder; where it lies is nobody's business."""
-    said = str(model.data.get("name") or model.config.dataset)
-    return PurePath(said.removeprefix("folder:")).name or said
-
-
 def _repeat(model: Model) -> Iterator[str]:
     config = model.config
     kinds = [row.get("kind", "run") for row in model.history]
-    said = shlex.quote(_data_name(model))
+    said = shlex.quote(data_name(model))
     yield "```console"
     if kinds[:1] == ["learn"]:
         yield f"cofima learn {said} -o MODEL --backbone {config.backbone} --method {config.method}"

@@ -1,4 +1,4 @@
-"""A model as a file for other programs: ONNX, TorchScript, or plain timm weights.
+"""A model as a file for other programs: ONNX and TorchScript.
 
 Each file is written aside, compared with the model on images, and only then given its name.
 """
@@ -11,18 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import timm
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cofima.errors import CofimaError
 from cofima.files import sync
-from cofima.methods import Method
-from cofima.models.backbone import build_empty
-from cofima.models.head import Head
 from cofima.serve.extras import needed
 from cofima.serve.portable import INPUT, OUTPUTS, Portable, as_text, facts, settled
 from cofima.store import Model
@@ -71,7 +65,7 @@ def to_onnx(model: Model, path: Path, images: Tensor) -> Exported:
         session = runtime.InferenceSession(str(aside), providers=["CPUExecutionProvider"])
         return lambda pixels: torch.from_numpy(session.run([OUTPUTS[0]], {INPUT: pixels.numpy()})[0])
 
-    return _write(model, path, images, write, answer)
+    return write_compared(model, path, images, write, answer)
 
 
 def to_torchscript(model: Model, path: Path, images: Tensor) -> Exported:
@@ -91,67 +85,7 @@ def to_torchscript(model: Model, path: Path, images: Tensor) -> Exported:
             loaded = torch.jit.load(str(aside), map_location="cpu")  # type: ignore[no-untyped-call]
         return lambda pixels: loaded(pixels)[0]
 
-    return _write(model, path, images, write, answer)
-
-
-def to_timm(model: Model, path: Path, images: Tensor) -> Exported:
-    """Write weights that plain timm loads, as ``timm.create_model(..., checkpoint_path=path)``."""
-    refuse_not_plain(model, path)
-    told = as_text(facts(model)) | {"format": "pt", "cofima.timm": json.dumps(timm_settings(model))}
-
-    def write(aside: Path) -> None:
-        weights = {key: value.detach().cpu().contiguous() for key, value in model.weights().items()}
-        save_file(weights, aside, told)
-
-    def answer(aside: Path) -> Answer:
-        settings = timm_settings(model)
-        with torch.random.fork_rng(devices=[]):
-            net = timm.create_model(settings["architecture"], **settings["arguments"])
-        net.load_state_dict(load_file(aside))
-        net.eval()
-        return lambda pixels: net(model.view.test(pixels))
-
-    return _write(model, path, images, write, answer)
-
-
-def timm_settings(model: Model) -> dict[str, Any]:
-    """Return what timm must be asked for to take the weights, and how it prepares images."""
-    known = model.backbone
-    arguments: dict[str, Any] = {"num_classes": len(model.classes)}
-    if hasattr(build_empty(model.config.backbone, known.size), "patch_embed"):
-        arguments["img_size"] = known.size  # only a transformer settles it when it is built
-    data = {
-        "input_size": [3, known.size, known.size],
-        "crop_pct": known.crop_pct,
-        "interpolation": "bicubic",
-        "mean": list(known.mean),
-        "std": list(known.std),
-    }
-    return {"architecture": model.config.backbone, "arguments": arguments, "data": data}
-
-
-def refuse_not_plain(model: Model, path: Path) -> None:
-    """Refuse to write weights with which timm alone would predict something else."""
-    if reason := not_plain(model):
-        raise CofimaError(
-            f"{path}: plain timm cannot hold this model, as {reason}; export it with --onnx or --torchscript"
-        )
-
-
-def not_plain(model: Model) -> str | None:
-    """Return why a model is more than a backbone and a linear head, or None."""
-    method = model.method
-    if type(method).predict is not Method.predict:
-        return f"{method.label} predicts with parts of its own beside backbone and head (prompts)"
-    if type(method.head()) is not Head:
-        return f"the head of {method.label} stands behind a random projection"
-    plain = build_empty(model.config.backbone, model.backbone.size).state_dict()
-    added = [key for key in method.net.backbone.state_dict() if key not in plain]
-    if added:
-        return f"{method.label} has put parts into the backbone ({added[0]}, ...)"
-    if model.backbone.classifier == "cofima_head":
-        return f"{model.backbone.name} has more than one classifier in timm"
-    return None
+    return write_compared(model, path, images, write, answer)
 
 
 def sample_images(model: Model, count: int = 8) -> tuple[Tensor, str]:
@@ -166,7 +100,7 @@ def sample_images(model: Model, count: int = 8) -> tuple[Tensor, str]:
     return ((smooth + noise).clamp(0, 1) * 255).to(torch.uint8), "drawn by chance"
 
 
-def _write(
+def write_compared(
     model: Model, path: Path, images: Tensor, write: Callable[[Path], None], answer: Callable[[Path], Answer]
 ) -> Exported:
     """Write aside, compare with the model image by image and as a batch, then rename."""
