@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
+from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import check_estimator
 
 from cofima.sklearn import ImageClassifier
@@ -29,12 +30,29 @@ def pictures(classes: tuple[str, ...], count: int = 8, first: int = 0) -> tuple[
     return np.stack(images), np.array(labels)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 def test_scikit_learn_s_own_checks() -> None:
     found = check_estimator(ImageClassifier(**QUICK), on_fail=None, on_skip=None)
     failed = {one["check_name"]: repr(one["exception"]) for one in found if one["status"] == "failed"}
     assert not failed
     assert sum(one["status"] == "passed" for one in found) > 40
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        estimator_checks.check_classifier_data_not_an_array,
+        estimator_checks.check_estimators_nan_inf,
+        estimator_checks.check_estimators_partial_fit_n_features,
+        estimator_checks.check_no_attributes_set_in_init,
+        estimator_checks.check_supervised_y_2d,
+    ],
+    ids=lambda check: str(check.__name__),
+)
+@pytest.mark.filterwarnings("ignore")
+def test_some_of_them_every_day(check: Any) -> None:
+    check("ImageClassifier", ImageClassifier(**QUICK))
 
 
 def test_images_are_learned_and_new_classes_follow_without_the_old_images() -> None:
