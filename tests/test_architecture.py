@@ -26,6 +26,7 @@ LAYERS = [
     ("methods",),
     ("recipes", "config"),
     ("store",),
+    ("merging",),
     ("serve",),
     ("experiment",),
     ("report",),

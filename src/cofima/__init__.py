@@ -6,6 +6,7 @@ import os
 # is busy; asked before torch is loaded, they sleep instead.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from cofima.merging import fisher, merge
 from cofima.store import Model, load
 from cofima.weights import (
     auto_lambda,
@@ -25,8 +26,10 @@ __all__ = [
     "average",
     "average_all",
     "diagonal_fisher",
+    "fisher",
     "fisher_average",
     "fisher_average_all",
     "load",
+    "merge",
     "weight_distance",
 ]

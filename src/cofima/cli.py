@@ -14,7 +14,9 @@ from cofima import config as configs
 from cofima import demo as demonstration
 from cofima import describe, methods, report
 from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
+from cofima.commands.fisher import fisher
 from cofima.commands.grid import grid
+from cofima.commands.merge import WithLists, merge
 from cofima.data import datasets
 from cofima.errors import CofimaError
 from cofima.experiment.cells import plain_name
@@ -28,6 +30,8 @@ app = typer.Typer(
     epilog="Example: cofima demo",
 )
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
+app.command(epilog="Example: cofima fisher runs/parts photos -o parts.safetensors")(fisher)
+app.command(cls=WithLists, epilog="Example: cofima merge runs/a runs/b -o runs/both --lam 0.5")(merge)
 
 
 class Kind(StrEnum):

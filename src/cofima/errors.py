@@ -18,6 +18,11 @@ def problems(where: str, found: Sequence[str]) -> CofimaError:
     return CofimaError(f"{where} has {count}:\n" + "\n".join(f"  {line}" for line in found))
 
 
+def shortened(found: Sequence[str], most: int = 20) -> list[str]:
+    """Return the first problems, and how many more there are."""
+    return [*found[:most], *([f"... and {len(found) - most} more"] if len(found) > most else [])]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a hint such as ``; did you mean 'lam'?``, or the known names where none is close."""
     names = sorted(known)

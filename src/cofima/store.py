@@ -104,7 +104,7 @@ def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
         save_file(weights, aside / WEIGHTS, {"format": "pt"})
         save_file(state, aside / STATE, {"format": "pt"})
         (aside / HISTORY).write_text("".join(json.dumps(row) + "\n" for row in model.history), "utf-8")
-        (aside / CONFIG).write_text(json.dumps(_config(model, aside), indent=2) + "\n", "utf-8")
+        seal(aside, _said(model))
         for file in (*aside.iterdir(), aside):
             sync(file)
         if _ours(folder / name):
@@ -154,15 +154,21 @@ def finished(folder: Path) -> bool:
     return len(kept["tasks"]) >= int(kept["planned_tasks"])
 
 
-def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT) -> Model:
-    """Read a model back, checked file by file, ready to predict or to learn the next task."""
-    folder = Path(folder)
+def opened(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the generation in force and what its config.json says, checked file by file; load nothing."""
     generation = current(folder)
     if generation is None:
         raise CofimaError(f"{folder} is not a model folder: it has no file {CURRENT}")
     kept = _read_config(folder, generation)
-    weights, state = (_read(folder, generation, name, kept["files"]) for name in (WEIGHTS, STATE))
-    _verify(folder, generation, HISTORY, kept["files"])
+    for name in (WEIGHTS, STATE, HISTORY):
+        _verify(folder, generation, name, kept["files"])
+    return generation, kept
+
+
+def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT) -> Model:
+    """Read a model back, checked file by file, ready to predict or to learn the next task."""
+    generation, kept = opened(Path(folder))
+    weights, state = (load_file(generation / name) for name in (WEIGHTS, STATE))
     config = Config.model_validate(kept["config"] | {"device": where})
     facts = TypeAdapter(BackboneFacts).validate_python(kept["backbone"])
     view = TypeAdapter(View).validate_python(kept["preprocess"])
@@ -178,9 +184,18 @@ def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT
     return model
 
 
-def _config(model: Model, folder: Path) -> dict[str, Any]:
-    said = {
-        "format": FORMAT,
+def seal(generation: Path, said: dict[str, Any]) -> None:
+    """Write config.json: what is said of the model, format, versions, and the sha256 of the other files."""
+    said = {"format": FORMAT, **said}
+    said["versions"] = {name: version(name) for name in ("cofima", "torch", "timm", "numpy")}
+    said["versions"]["python"] = platform.python_version()
+    said["files"] = {name: _sha256(generation / name) for name in (WEIGHTS, STATE, HISTORY)}
+    text = json.dumps(said | {"sha256": _digest(said)}, indent=2)
+    (generation / CONFIG).write_text(text + "\n", "utf-8")
+
+
+def _said(model: Model) -> dict[str, Any]:
+    return {
         "label": model.method.label,
         "config": model.config.model_dump(mode="json"),
         "backbone": model.backbone.as_json(),
@@ -188,11 +203,7 @@ def _config(model: Model, folder: Path) -> dict[str, Any]:
         "data": model.data,
         "tasks": [list(task) for task in model.tasks],
         "planned_tasks": model.planned,
-        "versions": {name: version(name) for name in ("cofima", "torch", "timm", "numpy")}
-        | {"python": platform.python_version()},
-        "files": {name: _sha256(folder / name) for name in (WEIGHTS, STATE, HISTORY)},
     }
-    return said | {"sha256": _digest(said)}
 
 
 def _read_config(folder: Path, generation: Path) -> dict[str, Any]:
@@ -206,11 +217,6 @@ def _read_config(folder: Path, generation: Path) -> dict[str, Any]:
     if written != _digest(kept):
         raise _damaged(folder, generation.name, [f"{generation / CONFIG}: {CHANGED}"])
     return kept
-
-
-def _read(folder: Path, generation: Path, name: str, files: dict[str, str]) -> dict[str, Tensor]:
-    _verify(folder, generation, name, files)
-    return load_file(generation / name)
 
 
 def _verify(folder: Path, generation: Path, name: str, files: dict[str, str]) -> None:

@@ -97,22 +97,21 @@ def average_all(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]
 
     A key that only some models have is averaged over these; integer buffers come from the last one.
     """
-    weights = [1.0] * len(models) if weights is None else list(weights)
-    if len(weights) != len(models) or not models:
-        raise CofimaError(f"average_all needs one weight a model: {len(weights)} for {len(models)}")
-    if min(weights) < 0 or not 0 < sum(weights) < float("inf"):
-        raise CofimaError(f"weights must be finite, not negative and not all 0, got {weights}")
-    return _weighted(models, lambda k, key, part: torch.full_like(part, weights[k]))
+    counts = check_counts(len(models), weights)
+    return _weighted(models, lambda k, key, part: torch.ones_like(part), counts)
 
 
 @torch.no_grad()
 def fisher_average_all(
-    models: Sequence[Mapping[str, Tensor]], fishers: Sequence[Mapping[str, Tensor]]
+    models: Sequence[Mapping[str, Tensor]],
+    fishers: Sequence[Mapping[str, Tensor]],
+    weights: Sequence[float] | None = None,
 ) -> Weights:
-    r"""Return :math:`\sum_k F_k \theta_k / \sum_k F_k`, element by element (Eq. 6).
+    r"""Return :math:`\sum_k w_k F_k \theta_k / \sum_k w_k F_k`, element by element (Eq. 6, with weights).
 
-    Where all Fishers are 0, and for buffers, which have none: the plain average.
+    Where all Fishers are 0, and for buffers, which have none: :func:`average_all`.
     """
+    counts = check_counts(len(models), weights)
     if len(models) != len(fishers) or not models:
         raise CofimaError(f"fisher_average_all needs one Fisher a model: {len(models)} and {len(fishers)}")
     for key, value in {k: v for model in models for k, v in model.items() if v.is_floating_point()}.items():
@@ -124,7 +123,17 @@ def fisher_average_all(
         check_fisher(key, fishers[k][key])
         return fishers[k][key].to(part)
 
-    return _weighted(models, weight)
+    return _weighted(models, weight, counts)
+
+
+def check_counts(models: int, weights: Sequence[float] | None) -> list[float]:
+    """Return one weight a model, equal ones where none are given; refuse what cannot be averaged by."""
+    counts = [1.0] * models if weights is None else list(weights)
+    if len(counts) != models or not models:
+        raise CofimaError(f"an average needs one weight a model: {len(counts)} for {models}")
+    if not min(counts) >= 0 or not 0 < sum(counts) < float("inf"):
+        raise CofimaError(f"weights must be finite, not negative and not all 0, got {counts}")
+    return counts
 
 
 def check_share(lam: float) -> None:
@@ -160,7 +169,9 @@ def _interpolate(
 
 
 def _weighted(
-    models: Sequence[Mapping[str, Tensor]], weight: Callable[[int, str, Tensor], Tensor]
+    models: Sequence[Mapping[str, Tensor]],
+    weight: Callable[[int, str, Tensor], Tensor],
+    counts: Sequence[float],
 ) -> Weights:
     """Average in float64, with weights that a common scale does not change."""
     merged: Weights = {}
@@ -175,7 +186,10 @@ def _weighted(
             continue
         stack = torch.stack([models[k][key].double() for k in holders])
         shares = torch.stack([weight(k, key, part) for k, part in zip(holders, stack, strict=True)])
-        shares = torch.where(shares.amax(0) > 0, shares / shares.amax(0), 1.0)
+        by = stack.new_tensor([counts[k] for k in holders]).view(-1, *[1] * value.ndim)
+        plain = by if by.sum() > 0 else torch.ones_like(by)  # only models that count nothing have it
+        shares = shares * plain
+        shares = torch.where(shares.amax(0) > 0, shares / shares.amax(0), plain)
         merged[key] = ((shares * stack).sum(0) / shares.sum(0)).to(value.dtype)
     return merged
 
