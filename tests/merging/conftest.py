@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cofima.data.stream import from_groups
 from cofima.data.synthetic import blobs
+from cofima.models import backbone
 
 Tensors = dict[str, Tensor]
 
@@ -63,19 +64,30 @@ Learn = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def learn(tiny, pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Learn:
+def learn(tiny, tmp_path_factory: pytest.TempPathFactory) -> Learn:
     """Return a function that learns classes of the blobs into a folder; each run is made once."""
     made: dict[str, Path] = {}
     place = tmp_path_factory.mktemp("folders")
 
-    def run(method: str, groups: Sequence[Sequence[int]], network: str = "vit_test", **options: object) -> Path:
+    def run(
+        method: str, groups: Sequence[Sequence[int]], network: str = "vit_test", **options: object
+    ) -> Path:
         key = f"{method} {groups} {network} {options}"
         if key not in made:
-            start = {"checkpoint": pretrained} if network == "vit_test" else {"pretrained": False}
-            config = tiny.config(method, network, model=start, train={"epochs": 2}, options=options)
-            stream = from_groups(blobs(8, per_class=8, side=16), groups)
+            config = tiny.config(method, network, train={"epochs": 1}, options=options)
+            stream = from_groups(blobs(8, per_class=4, side=16), groups)
             made[key] = place / str(len(made))
             tiny.run(made[key], config, stream)
         return made[key]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def start(tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with the weights that every run of ``learn`` starts from."""
+    config = tiny.config("seq_ft")
+    net, _ = backbone.create(config.backbone, config.model, config.seed)
+    path = tmp_path_factory.mktemp("start") / "start.safetensors"
+    save_file(net.state_dict(), path)
+    return path

@@ -28,7 +28,7 @@ def test_every_type_is_read_back_by_the_library(dtype: torch.dtype, tmp_path: Pa
 
 def test_mixed_types_empty_tensors_and_names_that_are_not_ascii(tmp_path: Path, same_bits) -> None:
     values = {
-        "ü/\"quoted\"\n": torch.randn(3),
+        'ü/"quoted"\n': torch.randn(3),
         "byte": torch.tensor([1], dtype=torch.uint8),
         "big": torch.randn(2, 2, dtype=torch.float64),
         "none": torch.zeros(0, 4),
@@ -51,7 +51,11 @@ def test_no_tensors_at_all(tmp_path: Path) -> None:
 
 def test_the_bytes_are_those_that_the_library_writes(tmp_path: Path) -> None:
     """Same order, same offsets: only the library's own text of the header may differ in its order."""
-    values = {"b": torch.randn(4), "a": torch.randn(2, dtype=torch.float64), "c": torch.ones(3, dtype=torch.int8)}
+    values = {
+        "b": torch.randn(4),
+        "a": torch.randn(2, dtype=torch.float64),
+        "c": torch.ones(3, dtype=torch.int8),
+    }
     written(tmp_path / "ours.safetensors", values, {"format": "pt"})
     save_file(values, tmp_path / "theirs.safetensors", {"format": "pt"})
     ours, theirs = ((tmp_path / f"{n}.safetensors").read_bytes() for n in ("ours", "theirs"))

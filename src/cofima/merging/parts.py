@@ -12,7 +12,8 @@ from cofima.progress import Progress
 from cofima.weights.arithmetic import magnitudes, task_arithmetic, threshold, ties
 from cofima.weights.average import average, average_all, fisher_average, fisher_average_all
 
-SPAN = 2**19  # elements worked on at a time: what is held beside the mapped files
+SPAN = 2**17  # elements worked on at a time: what is held beside the mapped files
+IN_PLACE = 8  # times as many where the result is computed where it stays
 MEGABYTE = 1_000_000
 
 
@@ -64,10 +65,10 @@ class Part:
         )
 
 
-def spans(part: Part) -> Iterator[Part]:
+def spans(part: Part, size: int) -> Iterator[Part]:
     """Cut a part into what is worked on at a time."""
-    for start in range(0, part.out.numel(), SPAN):
-        yield part.cut(slice(start, start + SPAN))
+    for start in range(0, part.out.numel(), size):
+        yield part.cut(slice(start, start + size))
 
 
 @torch.no_grad()
@@ -75,10 +76,12 @@ def merge_parts(parts: Sequence[Part], recipe: Recipe, progress: Progress) -> No
     """Fill every part's ``out``; the bar counts megabytes of the result."""
     kept = _thresholds(parts, recipe, progress) if recipe.method is TIES else []
     size = sum(part.out.nbytes for part in parts)
+    in_place = recipe.lam is not None and recipe.method not in (TASK_ARITHMETIC, TIES)
+    length = SPAN * IN_PLACE if in_place else SPAN
 
     def work() -> Iterator[int]:
         for part in parts:
-            for span in spans(part):
+            for span in spans(part, length):
                 _merge(span, recipe, kept)
                 yield span.out.nbytes
             if part.rows is not None and part.target is not None:
@@ -133,7 +136,7 @@ def _thresholds(parts: Sequence[Part], recipe: Recipe, progress: Progress) -> li
         count = sum(-(-part.out.numel() // SPAN) for part in mine)
 
         def vectors() -> Iterator[Tensor]:
-            every = (span for part in mine for span in spans(part))
+            every = (span for part in mine for span in spans(part, SPAN))
             for span in progress.track(every, count, f"trimming model {model + 1}"):
                 assert span.base is not None
                 yield magnitudes(span.base, span.values[list(span.holders).index(model)])

@@ -52,7 +52,8 @@ def ties(
         total.add_(torch.where(agrees, model.double(), 0.0), alpha=weight)
     start = base.double()
     # the mean of task vectors is the mean of the models less the base: one model alone stays as it is
-    return torch.where(count > 0, (1 - lam) * start + lam * (total / count), start)
+    moved = (start * (1 - lam)).add_(total / count, alpha=lam)
+    return torch.where(count > 0, moved, start)
 
 
 def magnitudes(base: Tensor, model: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def average_all(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]
     A key that only some models have is averaged over these; integer buffers come from the last one.
     """
     counts = check_counts(len(models), weights)
-    return _weighted(models, lambda k, key, part: torch.ones_like(part), counts)
+    return _weighted(models, None, counts)
 
 
 @torch.no_grad()
@@ -119,9 +119,9 @@ def fisher_average_all(
 
     def weight(k: int, key: str, part: Tensor) -> Tensor:
         if key not in fishers[k]:
-            return torch.ones_like(part)
+            return torch.ones_like(part, dtype=torch.float64)
         check_fisher(key, fishers[k][key])
-        return fishers[k][key].to(part)
+        return fishers[k][key].to(part.device, torch.float64)
 
     return _weighted(models, weight, counts)
 
@@ -170,7 +170,7 @@ def _interpolate(
 
 def _weighted(
     models: Sequence[Mapping[str, Tensor]],
-    weight: Callable[[int, str, Tensor], Tensor],
+    weight: Callable[[int, str, Tensor], Tensor] | None,
     counts: Sequence[float],
 ) -> Weights:
     """Average in float64, with weights that a common scale does not change."""
@@ -184,14 +184,28 @@ def _weighted(
         if not value.is_floating_point():
             merged[key] = value.clone()
             continue
-        stack = torch.stack([models[k][key].double() for k in holders])
-        shares = torch.stack([weight(k, key, part) for k, part in zip(holders, stack, strict=True)])
-        by = stack.new_tensor([counts[k] for k in holders]).view(-1, *[1] * value.ndim)
-        plain = by if by.sum() > 0 else torch.ones_like(by)  # only models that count nothing have it
-        shares = shares * plain
-        shares = torch.where(shares.amax(0) > 0, shares / shares.amax(0), plain)
-        merged[key] = ((shares * stack).sum(0) / shares.sum(0)).to(value.dtype)
+        parts, plain = [models[k][key] for k in holders], [counts[k] for k in holders]
+        plain = plain if sum(plain) > 0 else [1.0] * len(plain)  # only models that count nothing have it
+        shares = [share / max(plain) for share in plain]
+        by = None if weight is None else [weight(k, key, v) for k, v in zip(holders, parts, strict=True)]
+        merged[key] = _mean(parts, shares, by).to(value.dtype)
     return merged
+
+
+def _mean(values: Sequence[Tensor], shares: Sequence[float], by: Sequence[Tensor] | None) -> Tensor:
+    """Average by one number a value, or times one number for each of its elements."""
+    total = torch.zeros_like(values[0], dtype=torch.float64)
+    if by is None:
+        for value, share in zip(values, shares, strict=True):
+            total.add_(value, alpha=share)
+        return total.div_(sum(shares))
+    largest = torch.stack([b * share for b, share in zip(by, shares, strict=True)]).amax(0)
+    weight = torch.zeros_like(total)
+    for value, share, b in zip(values, shares, by, strict=True):
+        mine = torch.where(largest > 0, b * share / largest, share)
+        total.addcmul_(mine, value.double())
+        weight.add_(mine)
+    return total.div_(weight)
 
 
 def _check_fit(key: str, value: Tensor, fishers: Sequence[Mapping[str, Tensor]]) -> None:
