@@ -81,9 +81,10 @@ def main() -> str:
     lines = [
         "## Merging two files",
         "",
-        f"Two files of {MB:.0f} MB in {TENSORS} tensors (and two of Fisher information), one thread, files in the",
-        "page cache: CPU time over that of copying all the files which are read. `cofima.merge` also flushes its",
-        "result to the disk and holds less than a megabyte of its own; the others hold whole models.",
+        f"Two files of {MB:.0f} MB in {TENSORS} tensors (and two of Fisher information), one thread, files in",
+        "the page cache: CPU time over that of copying every file that is read. `cofima.merge` also flushes",
+        "its result to the disk, and needs less than a megabyte of memory of its own",
+        "(`tests/merging/test_merge_memory.py`); the other ways hold whole models.",
         "",
         "| way | median | smallest |",
         "|---|---|---|",

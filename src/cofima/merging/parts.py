@@ -10,7 +10,8 @@ from torch import Tensor
 from cofima.merging.recipe import FISHER, TASK_ARITHMETIC, TIES, Recipe
 from cofima.progress import Progress
 from cofima.weights.arithmetic import magnitudes, task_arithmetic, threshold, ties
-from cofima.weights.average import average, average_all, fisher_average, fisher_average_all
+from cofima.weights.average import average, fisher_average
+from cofima.weights.average_all import average_all, fisher_average_all
 
 SPAN = 2**17  # elements worked on at a time: what is held beside the mapped files
 IN_PLACE = 8  # times as many where the result is computed where it stays
