@@ -27,6 +27,7 @@ LAYERS = [
     ("methods",),
     ("recipes", "config"),
     ("store",),
+    ("merging",),
     ("experiment",),
     ("report",),
     ("serve",),

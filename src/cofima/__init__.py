@@ -6,6 +6,7 @@ import os
 # is busy; asked before torch is loaded, they sleep instead.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from cofima.merging import fisher, merge
 from cofima.serve.check import ForgettingError
 from cofima.serve.classifier import Classifier, learn, load
 from cofima.serve.predict import Prediction
@@ -31,9 +32,11 @@ __all__ = [
     "average",
     "average_all",
     "diagonal_fisher",
+    "fisher",
     "fisher_average",
     "fisher_average_all",
     "learn",
     "load",
+    "merge",
     "weight_distance",
 ]

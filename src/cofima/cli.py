@@ -20,10 +20,12 @@ from cofima.commands.console import be_quiet, errors, interruptible, out, print_
 from cofima.commands.evaluate import evaluate
 from cofima.commands.export import export
 from cofima.commands.extend import extend
+from cofima.commands.fisher import fisher
 from cofima.commands.forget import forget
 from cofima.commands.grid import grid
 from cofima.commands.history import history
 from cofima.commands.learn import learn
+from cofima.commands.merge import WithLists, merge
 from cofima.commands.predict import predict
 from cofima.commands.push import push
 from cofima.commands.rename import rename
@@ -53,6 +55,8 @@ app.command(epilog="Example: cofima push parts my-name/parts --private")(push)
 app.command("app", epilog="Example: cofima app parts")(serve_app)
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
 app.add_typer(data.app, name="data")
+app.command(epilog="Example: cofima fisher runs/parts photos -o parts.safetensors")(fisher)
+app.command(cls=WithLists, epilog="Example: cofima merge runs/a runs/b -o runs/both --lam 0.5")(merge)
 
 
 class Kind(StrEnum):

@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,12 @@ class Model:
         """Names of all classes learned, in the order of the logits."""
         return [name for task in self.tasks for name in task]
 
+    def see_photographs(self) -> None:
+        """Take images of any size from now on, also where it learned from images that are stored small."""
+        if self.view.shape is not None:
+            self.view = replace(self.view, shape=None)
+            self.method.context = replace(self.method.context, view=self.view)
+
     @torch.inference_mode()
     def logits(self, pixels: Tensor) -> Tensor:
         """Return logits for uint8 images [B, 3, stored, stored] as :func:`cofima.data.images.fit` makes."""
@@ -118,7 +124,7 @@ def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
             kept = {"pixels": model.images.pixels[model.images.rows], "labels": model.images.labels}
             save_file(kept, aside / IMAGES)
         (aside / HISTORY).write_text("".join(json.dumps(row) + "\n" for row in model.history), "utf-8")
-        (aside / CONFIG).write_text(json.dumps(_config(model, aside), indent=2) + "\n", "utf-8")
+        seal(aside, _said(model))
         for file in (*aside.iterdir(), aside):
             sync(file)
         if _ours(folder / name):
@@ -182,16 +188,22 @@ def finished(folder: Path) -> bool:
     return len(kept["tasks"]) >= int(kept["planned_tasks"])
 
 
-def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT) -> Model:
-    """Read a model back, checked file by file, ready to predict or to learn the next task."""
-    folder = Path(folder)
+def opened(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the generation in force and what its config.json says, checked file by file; load nothing."""
     generation = current(folder)
     if generation is None:
         raise not_a_model(folder)
     kept = _read_config(folder, generation)
-    weights, state = (_read(folder, generation, name, kept["files"]) for name in (WEIGHTS, STATE))
-    _verify(folder, generation, HISTORY, kept["files"])
-    images = _read(folder, generation, IMAGES, kept["files"]) if IMAGES in kept["files"] else None
+    for name in kept["files"]:
+        _verify(folder, generation, name, kept["files"])
+    return generation, kept
+
+
+def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT) -> Model:
+    """Read a model back, checked file by file, ready to predict or to learn the next task."""
+    generation, kept = opened(Path(folder))
+    weights, state = (load_file(generation / name) for name in (WEIGHTS, STATE))
+    images = load_file(generation / IMAGES) if IMAGES in kept["files"] else None
     config = Config.model_validate(kept["config"] | {"device": where})
     facts = TypeAdapter(BackboneFacts).validate_python(kept["backbone"])
     view = TypeAdapter(View).validate_python(kept["preprocess"])
@@ -291,9 +303,19 @@ def _fill(model: Model, weights: dict[str, Tensor], state: dict[str, Tensor]) ->
     return model
 
 
-def _config(model: Model, folder: Path) -> dict[str, Any]:
-    said = {
-        "format": FORMAT,
+def seal(generation: Path, said: dict[str, Any]) -> None:
+    """Write config.json: what is said of the model, format, versions, and the sha256 of the other files."""
+    said = {"format": FORMAT, **said}
+    said["versions"] = {name: version(name) for name in ("cofima", "torch", "timm", "numpy")}
+    said["versions"]["python"] = platform.python_version()
+    there = [name for name in (WEIGHTS, STATE, HISTORY, IMAGES) if (generation / name).is_file()]
+    said["files"] = {name: _sha256(generation / name) for name in there}
+    text = json.dumps(said | {"sha256": _digest(said)}, indent=2)
+    (generation / CONFIG).write_text(text + "\n", "utf-8")
+
+
+def _said(model: Model) -> dict[str, Any]:
+    return {
         "label": model.method.label,
         "config": model.config.model_dump(mode="json"),
         "backbone": model.backbone.as_json(),
@@ -302,15 +324,7 @@ def _config(model: Model, folder: Path) -> dict[str, Any]:
         "tasks": [list(task) for task in model.tasks],
         "serving": model.serving,
         "planned_tasks": model.planned,
-        "versions": {name: version(name) for name in ("cofima", "torch", "timm", "numpy")}
-        | {"python": platform.python_version()},
-        "files": {
-            name: _sha256(folder / name)
-            for name in (WEIGHTS, STATE, HISTORY, IMAGES)
-            if (folder / name).is_file()
-        },
     }
-    return said | {"sha256": _digest(said)}
 
 
 def _read_config(folder: Path, generation: Path) -> dict[str, Any]:
@@ -324,11 +338,6 @@ def _read_config(folder: Path, generation: Path) -> dict[str, Any]:
     if written != _digest(kept):
         raise _damaged(folder, generation.name, [f"{generation / CONFIG}: {CHANGED}"])
     return kept
-
-
-def _read(folder: Path, generation: Path, name: str, files: dict[str, str]) -> dict[str, Tensor]:
-    _verify(folder, generation, name, files)
-    return load_file(generation / name)
 
 
 def _verify(folder: Path, generation: Path, name: str, files: dict[str, str]) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cofima.parts import gaussians as module
-from cofima.parts.gaussians import RIDGE, ClassGaussians, Sampler, mean_scale
+from cofima.parts.gaussians import RIDGE, ClassGaussians, Sampler, mean_scale, pooled
 
 CPU = torch.device("cpu")
 
@@ -184,3 +184,20 @@ def test_the_state_is_packed_and_comes_back_bit_for_bit() -> None:
 
 def test_nothing_remembered_comes_back_as_nothing() -> None:
     assert len(ClassGaussians.restore(ClassGaussians().state())) == 0
+
+
+def test_pooled_is_the_gaussian_of_all_images_together() -> None:
+    sets = [features(count, 6, seed) for seed, count in enumerate((20, 35, 9))]
+    apart, together = remembered(*sets), remembered(torch.cat(sets))
+    mean, factor = pooled(apart.means, [apart.factor(k) for k in range(3)], apart.counts)
+    torch.testing.assert_close(mean.float(), together.means[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close((factor @ factor.T).float(), together.covariance(0), rtol=1e-4, atol=1e-4)
+    assert torch.equal(factor, factor.tril())
+
+
+def test_pooled_from_one_image_each_has_a_factor() -> None:
+    apart = remembered(features(1, 6), features(1, 6, seed=1))
+    mean, factor = pooled(apart.means, [apart.factor(0), apart.factor(1)], [1, 1])
+    torch.testing.assert_close(mean.float(), (apart.means[0] + apart.means[1]) / 2)
+    assert factor.isfinite().all()
+    assert (factor.diagonal() > 0).all()

@@ -552,3 +552,20 @@ def test_the_same_functions_stand_at_top_level() -> None:
     assert cofima.average is average
     assert cofima.fisher_average is fisher_average
     assert cofima.auto_lambda is auto_lambda
+
+
+def test_weights_count_beside_fisher_and_alone_where_it_is_zero() -> None:
+    models = [
+        {"x": torch.tensor([1.0, 1.0]), "buffer": torch.tensor([4.0])},
+        {"x": torch.tensor([3.0, 3.0]), "buffer": torch.tensor([8.0])},
+    ]
+    fishers = [{"x": torch.tensor([1.0, 0.0])}, {"x": torch.tensor([3.0, 0.0])}]
+    found = fisher_average_all(models, fishers, [3, 1])
+    torch.testing.assert_close(found["x"], torch.tensor([(3 * 1 + 3 * 3) / 6, 1.5]))
+    torch.testing.assert_close(found["buffer"], torch.tensor([5.0]))
+    same = fisher_average_all(models, fishers, [1, 1])
+    torch.testing.assert_close(same, fisher_average_all(models, fishers))
+    with pytest.raises(CofimaError, match="one weight a model: 1 for 2"):
+        fisher_average_all(models, fishers, [1])
+    with pytest.raises(CofimaError, match="not negative"):
+        fisher_average_all(models, fishers, [1, float("nan")])

@@ -28,11 +28,8 @@ class ClassGaussians:
     def add(self, features: Tensor) -> None:
         """Remember the next class by the features of its images [images, width]."""
         features = features.double().cpu()
-        mean = features.mean(0)
-        factor = self._factor(features)
-        rows, columns = torch.tril_indices(len(mean), len(mean))
-        self.means.append(mean.float())
-        self.packed.append(factor[rows, columns].float())
+        self.packed.append(pack(self._factor(features)))
+        self.means.append(features.mean(0).float())
         self.counts.append(len(features))
 
     def pool(self, label: int, features: Tensor) -> None:
@@ -64,11 +61,7 @@ class ClassGaussians:
 
     def factor(self, label: int) -> Tensor:
         """Return the lower triangular factor of a class's covariance."""
-        width = len(self.means[label])
-        factor = torch.zeros(width, width)
-        rows, columns = torch.tril_indices(width, width)
-        factor[rows, columns] = self.packed[label]
-        return factor
+        return unpack(self.packed[label], len(self.means[label]))
 
     def covariance(self, label: int) -> Tensor:
         """Return a class's covariance."""
@@ -112,6 +105,38 @@ class ClassGaussians:
             covariance = torch.eye(width, dtype=torch.float64) * (sum(spread) / max(len(spread), 1))
         factor = _cholesky(covariance + ridge)
         return factor if factor is not None else torch.diag((covariance + ridge).diagonal().sqrt())
+
+
+def pack(factor: Tensor) -> Tensor:
+    """Return the lower triangle row by row, in single precision."""
+    rows, columns = torch.tril_indices(len(factor), len(factor))
+    return factor[rows, columns].float()
+
+
+def unpack(packed: Tensor, width: int) -> Tensor:
+    """Return what :meth:`pack` was given."""
+    factor = torch.zeros(width, width)
+    rows, columns = torch.tril_indices(width, width)
+    factor[rows, columns] = packed
+    return factor
+
+
+def pooled(means: list[Tensor], factors: list[Tensor], counts: list[int]) -> tuple[Tensor, Tensor]:
+    """Return mean and factor of the union of images that were remembered apart, in double precision.
+
+    Exactly what :meth:`ClassGaussians.add` finds on all features at once, where nothing was shrunk.
+    """
+    weights = torch.tensor(counts, dtype=torch.float64)
+    stack = torch.stack([mean.double() for mean in means])
+    mean = (weights[:, None] * stack).sum(0) / weights.sum()
+    ridge = RIDGE * torch.eye(len(mean), dtype=torch.float64)
+    apart = stack - mean
+    scatter = (weights[:, None] * apart).T @ apart
+    for factor, count in zip(factors, counts, strict=True):
+        scatter += (count - 1) * (factor.double() @ factor.double().T - ridge)
+    covariance = scatter / (weights.sum() - 1) + ridge
+    found = _cholesky(covariance)
+    return mean, found if found is not None else torch.diag(covariance.diagonal().clamp(RIDGE).sqrt())
 
 
 def _cholesky(covariance: Tensor) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,9 +218,7 @@ def learn(
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:
     """Return the classifier of a model folder, of whatever made it: ``learn``, ``extend`` or a run."""
     model = store.load(folder, where=device, progress=progress)
-    if model.view.shape is not None:  # it learned from images that are stored small: photographs are not
-        model.view = replace(model.view, shape=None)
-        model.method.context = replace(model.method.context, view=model.view)
+    model.see_photographs()
     return Classifier(model, folder)
 
 

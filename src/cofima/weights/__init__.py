@@ -1,6 +1,7 @@
 """Pure functions on weights: averages, distances, Fisher information."""
 
-from cofima.weights.average import average, average_all, fisher_average, fisher_average_all
+from cofima.weights.average import average, fisher_average
+from cofima.weights.average_all import average_all, fisher_average_all
 from cofima.weights.distance import auto_lambda, weight_distance
 from cofima.weights.fisher import diagonal_fisher
 from cofima.weights.pieces import Weights, snapshot

@@ -1,4 +1,4 @@
-r"""Averages of weights: the plain one (Eq. 2, 3) and the one weighted by Fisher information (Eq. 6, 7).
+r"""Averages of two models: the plain one (Eq. 3) and the one weighted by Fisher information (Eq. 7).
 
 Marouf et al., "Weighted Ensemble Models Are Strong Continual Learners", ECCV 2024,
 https://arxiv.org/abs/2312.08977.
@@ -66,7 +66,7 @@ def fisher_average(
     """
     check_share(lam)
     for key in shared_keys(old, new):
-        _check_fit(key, new[key], (fisher_old, fisher_new))
+        check_fit(key, new[key], (fisher_old, fisher_new))
     scratch = Scratch()
 
     def mix(a: Tensor, b: Tensor, to: Tensor, key: str, at: slice) -> Tensor:
@@ -89,42 +89,6 @@ def new_share(f_old: Tensor, f_new: Tensor, lam: float, out: Tensor | None = Non
     """
     ratio = torch.div(f_old, f_new, out=out)
     return ratio.mul_((1 - lam) / lam).add_(1).reciprocal_().nan_to_num_(nan=lam)
-
-
-@torch.no_grad()
-def average_all(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> Weights:
-    r"""Return :math:`\sum_k w_k \theta_k / \sum_k w_k` (Eq. 2); equal weights where none are given.
-
-    A key that only some models have is averaged over these; integer buffers come from the last one.
-    """
-    weights = [1.0] * len(models) if weights is None else list(weights)
-    if len(weights) != len(models) or not models:
-        raise CofimaError(f"average_all needs one weight a model: {len(weights)} for {len(models)}")
-    if min(weights) < 0 or not 0 < sum(weights) < float("inf"):
-        raise CofimaError(f"weights must be finite, not negative and not all 0, got {weights}")
-    return _weighted(models, lambda k, key, part: torch.full_like(part, weights[k]))
-
-
-@torch.no_grad()
-def fisher_average_all(
-    models: Sequence[Mapping[str, Tensor]], fishers: Sequence[Mapping[str, Tensor]]
-) -> Weights:
-    r"""Return :math:`\sum_k F_k \theta_k / \sum_k F_k`, element by element (Eq. 6).
-
-    Where all Fishers are 0, and for buffers, which have none: the plain average.
-    """
-    if len(models) != len(fishers) or not models:
-        raise CofimaError(f"fisher_average_all needs one Fisher a model: {len(models)} and {len(fishers)}")
-    for key, value in {k: v for model in models for k, v in model.items() if v.is_floating_point()}.items():
-        _check_fit(key, value, [f for model, f in zip(models, fishers, strict=True) if key in model])
-
-    def weight(k: int, key: str, part: Tensor) -> Tensor:
-        if key not in fishers[k]:
-            return torch.ones_like(part)
-        check_fisher(key, fishers[k][key])
-        return fishers[k][key].to(part)
-
-    return _weighted(models, weight)
 
 
 def check_share(lam: float) -> None:
@@ -159,28 +123,7 @@ def _interpolate(
     return merged
 
 
-def _weighted(
-    models: Sequence[Mapping[str, Tensor]], weight: Callable[[int, str, Tensor], Tensor]
-) -> Weights:
-    """Average in float64, with weights that a common scale does not change."""
-    merged: Weights = {}
-    for last in models:
-        merged.update(last)
-    for key, value in merged.items():
-        holders = [k for k, model in enumerate(models) if key in model]
-        for k in holders:
-            shared_keys({key: models[k][key]}, {key: value})
-        if not value.is_floating_point():
-            merged[key] = value.clone()
-            continue
-        stack = torch.stack([models[k][key].double() for k in holders])
-        shares = torch.stack([weight(k, key, part) for k, part in zip(holders, stack, strict=True)])
-        shares = torch.where(shares.amax(0) > 0, shares / shares.amax(0), 1.0)
-        merged[key] = ((shares * stack).sum(0) / shares.sum(0)).to(value.dtype)
-    return merged
-
-
-def _check_fit(key: str, value: Tensor, fishers: Sequence[Mapping[str, Tensor]]) -> None:
+def check_fit(key: str, value: Tensor, fishers: Sequence[Mapping[str, Tensor]]) -> None:
     """Refuse a weight that has no Fisher of its shape on all sides, unless it has none at all (buffers)."""
     shapes = [tuple(f[key].shape) if key in f else None for f in fishers]
     if len(set(shapes)) > 1 or shapes[0] not in (None, tuple(value.shape)):
