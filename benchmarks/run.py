@@ -16,7 +16,9 @@ import alignment
 import averaging
 import cofima
 import epoch
+import features
 import fisher
+import pipeline
 
 
 def processor() -> str:
@@ -41,7 +43,7 @@ def main() -> None:
         "",
     ]
     sections = []
-    for part in (fisher, averaging, alignment, epoch):
+    for part in (fisher, averaging, alignment, epoch, features, pipeline):
         print(f"{part.__name__} ...", flush=True)
         sections.append(part.main())
         print(sections[-1], flush=True)

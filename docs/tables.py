@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from cofima import describe, methods
 from cofima.config import Config
+from cofima.models.aliases import ALIASES
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -17,6 +18,7 @@ PLACE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def tables() -> dict[str, str]:
     """Return every table by its name."""
     found = {name: _method(name) for name in methods.names()}
+    found["backbones"] = _backbones()
     return found | {"configuration": _table("key", "values", list(_config(Config)))}
 
 
@@ -35,6 +37,14 @@ def _method(name: str) -> str:
         meaning = option.meaning
         rows.append((f"options.{option.name}", _code(default), ", ".join(map(_code, values)), meaning))
     return _table("option", "values", rows) if rows else "It has no options of its own.\n"
+
+
+def _backbones() -> str:
+    lines = ["| name | timm name | parameters | pre-trained on | remark |", "|---|---|---|---|---|"]
+    for name, alias in ALIASES.items():
+        facts = f"{alias.parameters:,} | {alias.pretraining}"
+        lines.append(f"| `{name}` | `{alias.timm}` | {facts} | {alias.note} |")
+    return "\n".join(lines) + "\n"
 
 
 def _config(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:

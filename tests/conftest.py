@@ -4,8 +4,10 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ["COFIMA_CACHE"] = "off"  # never the user's own
 
 import pytest
 import timm
@@ -198,6 +200,14 @@ def _same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 def same_bits() -> Callable[[dict[str, Tensor], dict[str, Tensor]], None]:
     """Return the assertion that two sets of weights are equal bit for bit."""
     return _same_bits
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give each test an empty cache of its own, and return where it is."""
+    folder = tmp_path_factory.getbasetemp() / "caches" / uuid4().hex
+    monkeypatch.setenv("COFIMA_CACHE", str(folder))
+    return folder
 
 
 class StoppedError(Exception):

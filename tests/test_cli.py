@@ -15,6 +15,7 @@ import pytest
 
 from cofima import __version__, methods
 from cofima.cli import main
+from cofima.models.aliases import ALIASES
 
 QUICK = (
     "dataset=blobs",
@@ -74,7 +75,7 @@ def test_version(tmp_path: Path) -> None:
     assert cofima("--version", cwd=tmp_path).stdout == f"cofima {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "report", "list", "show"])
+@pytest.mark.parametrize("command", ["demo", "run", "report", "list", "show", "data"])
 def test_every_help_ends_with_an_example(command: str, tmp_path: Path) -> None:
     shown = cofima(command, "--help", cwd=tmp_path)
     assert shown.returncode == 0
@@ -134,6 +135,15 @@ def test_list_and_show_know_every_method(tmp_path: Path) -> None:
         assert word in shown
 
 
+def test_list_knows_every_alias_and_what_works_offline(tmp_path: Path) -> None:
+    listed = cofima("list", "backbones", cwd=tmp_path).stdout
+    for name, alias in ALIASES.items():
+        assert name in listed
+        assert alias.timm in listed
+    assert listed.splitlines()[1].split()[:2] == ["vit_micro", "vit_micro.tiny_imagenet"]
+    assert "embedded" in listed
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -145,6 +155,12 @@ def test_list_and_show_know_every_method(tmp_path: Path) -> None:
         (("run", "demo.yaml", "device=cuda:99"), "device = cuda:99"),
         (("run", "demo.yaml", "train.precision=bf16", "device=cpu"), "needs a GPU"),
         (("run", "demo.yaml", "dataset=folder:nowhere"), "nowhere"),
+        (
+            ("run", "demo.yaml", "backbone=vit_b16_mocov3"),
+            "vit-b-300ep.pth.tar and give model.checkpoint=FILE",
+        ),
+        (("run", "demo.yaml", "model.checkpoint=absent.npz"), "checkpoint absent.npz: no such file"),
+        (("run", "demo.yaml", "backbone=resnet18", "model.final_norm=fresh"), "model.final_norm = fresh"),
         (("report", "nowhere"), "nowhere"),
     ],
 )

@@ -204,6 +204,21 @@ def test_a_task_is_learnt_from_its_own_training_images_alone(name: str, tiny, sa
 
 
 @every_method
+def test_no_image_of_another_task_is_read(name: str, tiny, spied_images) -> None:
+    """A method that keeps no images reads those of the task at hand, and no others."""
+    stream = tiny.stream((2, 1, 2), per_class=6)
+    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    read: list[int] = []
+    for task in model.method.stream(stream):
+        read.clear()
+        train = spied_images(task.train, lambda index=task.index: read.append(index))
+        test = spied_images(task.test, lambda: read.append(-1))
+        model.method.learn(replace(task, train=train, test=test))
+        assert set(read) == {task.index} or model.method.keeps_images
+        assert -1 not in read
+
+
+@every_method
 def test_images_are_kept_only_by_methods_that_say_so_and_within_their_size(
     name: str, tiny, tmp_path: Path
 ) -> None:

@@ -125,7 +125,7 @@ def test_plain_timm_loads_the_weights(network: str, method: str, tiny, tmp_path:
     plain.load_state_dict(weights, strict=True)
     images = pixels().float().sub(127.5).div(127.5)
     with torch.inference_mode():
-        torch.testing.assert_close(plain.eval()(images), model.logits(pixels()), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(plain.eval()(images), model.logits(pixels()), rtol=1e-4, atol=1e-5)
     mean_logits = model.logits(pixels())
     assert mean_logits.shape == (7, 6)
 

@@ -13,6 +13,7 @@ import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
 from cofima import describe, methods, report
+from cofima.commands import backbones, data
 from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
 from cofima.commands.evaluate import evaluate
 from cofima.commands.extend import extend
@@ -23,7 +24,6 @@ from cofima.commands.learn import learn
 from cofima.commands.predict import predict
 from cofima.commands.rename import rename
 from cofima.commands.undo import undo
-from cofima.data import datasets
 from cofima.errors import CofimaError
 from cofima.experiment.cells import plain_name
 from cofima.experiment.launch import launch
@@ -44,6 +44,7 @@ app.command(epilog="Example: cofima undo parts")(undo)
 app.command(epilog="Example: cofima rename parts screw 'wood screw'")(rename)
 app.command(epilog="Example: cofima forget parts washer")(forget)
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
+app.add_typer(data.app, name="data")
 
 
 class Kind(StrEnum):
@@ -146,13 +147,9 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
             method = methods.find(name)
             table.add_row(name, f"{method.label}: {describe.summary(method)}")
     elif kind is Kind.datasets:
-        for name in datasets.names():
-            table.add_row(name, datasets.describe(name))
+        table = data.table()
     else:
-        table.add_row("vit_micro", "embedded: ViT, 64 px, 1.6 M parameters, Tiny-ImageNet; for demonstration")
-        table.add_row("any timm name", "weights from the hub, or model.checkpoint=FILE; e.g.")
-        for name in ("vit_base_patch16_224.augreg_in21k", "vit_tiny_patch16_224.augreg_in21k", "resnet18"):
-            table.add_row(f"  {name}", "")
+        table = backbones.table()
     out.print(table, highlight=False)
 
 

@@ -9,11 +9,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from cofima import methods
-from cofima.data import datasets
+from cofima.data import datasets, presets
 from cofima.data.datasets import DataOptions
 from cofima.errors import CofimaError, did_you_mean, problems
 from cofima.models import backbone
 from cofima.models.backbone import ModelOptions
+from cofima.recipes.layers import PARTS, Check, flattened, override
 from cofima.training.sgd import Train
 
 
@@ -29,7 +30,7 @@ class StreamOptions(BaseModel):
     groups: tuple[tuple[int | str, ...], ...] | None = None
     """Classes of each task, by name or number, instead of ``first`` and ``increment``."""
     order_seed: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
-    """Shuffles the classes as published orders do; ``seed`` where not given, -1 leaves them in order."""
+    """Shuffles the classes as published orders do; -1 leaves them in order, as vtab does; else ``seed``."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -87,9 +88,13 @@ def read_values(path: str | Path) -> dict[str, Any]:
 
 
 def resolve(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> Config:
-    """Lay a recipe's values for the chosen backbone and method, then the overrides, over its others."""
-    values = _for_backbone(merged(values, {}), overrides)
-    return check(override(_for_method(values, overrides, where), overrides), where)
+    """Lay a recipe's blocks for what is chosen over the rest, the overrides over all, and check the result.
+
+    From the weakest to the strongest: the defaults, the recipe, its ``per_dataset``, ``per_backbone`` and
+    ``per_method``, and the overrides.
+    """
+    defaults = {part: Config.model_fields[part].default for part in PARTS}
+    return check(override(flattened(values, overrides, defaults, _checks(), where), overrides), where)
 
 
 def check(values: Mapping[str, Any], where: str = "the configuration") -> Config:
@@ -109,40 +114,11 @@ def check(values: Mapping[str, Any], where: str = "the configuration") -> Config
     return config.model_copy(update={"options": resolved})
 
 
-def override(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Apply ``key=value`` items, with dotted keys and YAML values, to nested values."""
-    wrong = [f"'{item}': expected key=value" for item in overrides if "=" not in item]
-    if wrong:
-        raise problems("the command line", wrong)
-    for item in overrides:
-        key, _, text = item.partition("=")
-        *parents, last = key.strip().split(".")
-        place = values
-        for parent in parents:
-            if not isinstance(place.get(parent), dict):
-                place[parent] = {}
-            place = place[parent]
-        try:
-            place[last] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise CofimaError(f"{item}: the value is not YAML ({error})") from error
-    return values
-
-
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return a line for each value that differs between two resolved configurations."""
     a, b = _flat(old), _flat(new)
     keys = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
     return [f"{key}: {a.get(key, 'not set')} before, {b.get(key, 'not set')} now" for key in keys]
-
-
-def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values with those of ``more`` laid over them."""
-    result = {key: merged(value, {}) if isinstance(value, Mapping) else value for key, value in base.items()}
-    for key, value in more.items():
-        inner = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if inner else value
-    return result
 
 
 def recipes() -> list[str]:
@@ -159,26 +135,19 @@ def _find(path: Path) -> Path:
     raise CofimaError(f"no configuration file {path}{did_you_mean(path.name, recipes())}")
 
 
-def _for_backbone(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Lay what a recipe says under ``per_backbone`` for the chosen backbone over the rest of it."""
-    per_backbone = values.pop("per_backbone", None) or {}
-    chosen = override(merged(values, {}), overrides).get("backbone", Config.model_fields["backbone"].default)
-    name = str(chosen).partition(".")[0]
-    return merged(values, per_backbone.get(chosen) or per_backbone.get(name) or {})
+def _checks() -> dict[str, Check]:
+    """Return what knows whether a block of a recipe has a right name."""
+    known = {*datasets.names(), *presets.PAPER}
 
+    def dataset(name: str) -> str | None:
+        if name in known or ":" in name:  # a path need not be there before it is chosen
+            return None
+        return f"unknown dataset{did_you_mean(name, known)}"
 
-def _for_method(values: dict[str, Any], overrides: Sequence[str], where: str) -> dict[str, Any]:
-    """Lay what a recipe says under ``per_method`` for the chosen method over the rest of it."""
-    per_method = values.pop("per_method", None) or {}
-    wrong = [
-        f"per_method.{name}: unknown method{did_you_mean(str(name), methods.names())}"
-        for name in per_method
-        if name not in methods.names()
-    ]
-    if wrong:
-        raise problems(where, wrong)
-    chosen = override(merged(values, {}), overrides).get("method", Config.model_fields["method"].default)
-    return merged(values, per_method.get(chosen) or {})
+    def method(name: str) -> str | None:
+        return None if name in methods.names() else f"unknown method{did_you_mean(name, methods.names())}"
+
+    return {"dataset": dataset, "backbone": backbone.check, "method": method}
 
 
 def _names(config: Config) -> list[str | None]:

@@ -18,6 +18,13 @@ def problems(where: str, found: Sequence[str]) -> CofimaError:
     return CofimaError(f"{where} has {count}:\n" + "\n".join(f"  {line}" for line in found))
 
 
+def first_problems(where: str, found: Sequence[str], shown: int = 20) -> CofimaError:
+    """Build one error that lists the first problems found at ``where``, and counts the rest."""
+    lines = str(problems(where, found)).split("\n")
+    more = [f"  ... and {len(found) - shown} more"] if len(found) > shown else []
+    return CofimaError("\n".join(lines[: 1 + shown] + more))
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a hint such as ``; did you mean 'lam'?``, or the known names where none is close."""
     names = sorted(known)

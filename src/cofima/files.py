@@ -28,3 +28,19 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def cache_folder() -> Path | None:
+    """Return where to keep what can be computed again: in $COFIMA_CACHE, or with the user's other caches.
+
+    None is nowhere: COFIMA_CACHE=off.
+    """
+    given = os.environ.get("COFIMA_CACHE")
+    if given == "off":
+        return None
+    if given:
+        return Path(given).expanduser()
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cofima"
+    except RuntimeError:  # a user without a home
+        return None

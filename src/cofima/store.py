@@ -271,7 +271,8 @@ def _empty(
     progress: Progress,
 ) -> Model:
     """Build a network and a method that know these tasks, for weights that come next."""
-    net = Net(build_empty(config.backbone, facts.size), facts.features, [len(task) for task in tasks])
+    empty = build_empty(facts.name, facts.size, facts.final_norm)
+    net = Net(empty, facts.features, [len(task) for task in tasks])
     model = attach(config, facts, view, net, planned, progress)
     model.tasks = tasks
     return model

@@ -11,7 +11,7 @@ from PIL import Image
 from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
-from cofima.data import Dataset
+from cofima.data import Dataset, sources
 from cofima.data.datasets import DataOptions, check, describe, load, names
 from cofima.data.synthetic import blobs
 from cofima.errors import CofimaError
@@ -82,7 +82,8 @@ def test_blobs_take_any_size() -> None:
 
 
 def test_every_name_has_a_description() -> None:
-    assert names() == ["blobs", "digits", "folder:PATH"]
+    own = ["blobs", "digits", "folder:PATH", "hf:NAME", "torchvision:CLASS"]
+    assert names() == sorted([*own, *sources.names()])
     assert all(describe(name) for name in names())
     assert describe("folder:some/where") == describe("folder:PATH")
     with pytest.raises(CofimaError, match="did you mean 'digits'"):
@@ -95,6 +96,10 @@ def test_names_are_checked_before_any_work(tmp_path: Path) -> None:
     assert check("digit") == "unknown dataset 'digit'; did you mean 'digits'?"
     assert "needs a path" in str(check("folder"))
     assert "needs a path" in str(check("folder:"))
+    assert check("hf") == "dataset 'hf' needs a path or a name: 'hf:NAME'"
+    assert "needs a name" in str(check("hf: "))
+    assert check("cub200") is None  # whether it is here is another question
+    assert check("cub_200") == "unknown dataset 'cub_200'; did you mean 'cub200'?"
     assert check(f"folder:{tmp_path}") is None
     (tmp_path / "flowers").mkdir()
     (tmp_path / "list.txt").touch()

@@ -290,7 +290,7 @@ def test_a_closed_folder_is_one_of_the_problems(tmp_path: Path, monkeypatch: pyt
 def test_each_file_is_decoded_once_and_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Path] = []
     monkeypatch.setattr(
-        "cofima.data.folder.decode", lambda path, content: seen.append(path) or decode(path, content)
+        "cofima.data.reading.decode", lambda path, content: seen.append(path) or decode(path, content)
     )
 
     class Listener(Progress):

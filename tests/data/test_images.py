@@ -39,6 +39,25 @@ def test_exif_rotation_is_applied(tmp_path: Path) -> None:
     assert np.array_equal(upright, np.rot90(np.asarray(image), -1))
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_exif_orientation_shows_the_same_picture(tmp_path: Path, orientation: int) -> None:
+    shown = np.asarray(photo(20, 12))
+    kept = {  # what a camera stores, so that the tag brings it back
+        1: shown,
+        2: shown[:, ::-1],
+        3: shown[::-1, ::-1],
+        4: shown[::-1],
+        5: shown.swapaxes(0, 1),
+        6: np.rot90(shown, 1),
+        7: np.rot90(shown, 2).swapaxes(0, 1),
+        8: np.rot90(shown, -1),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    upright = saved(Image.fromarray(np.ascontiguousarray(kept)), tmp_path / "a.png", exif=exif)
+    assert np.array_equal(upright, shown)
+
+
 def test_broken_exif_does_not_lose_the_picture(tmp_path: Path) -> None:
     image = photo(8, 8)
     assert np.array_equal(saved(image, tmp_path / "a.png", exif=b"Exif\x00\x00MM\x00*\xff\xff"), image)
@@ -78,6 +97,19 @@ def test_sixteen_bits_keep_their_brightness(tmp_path: Path, suffix: str) -> None
     got = saved(Image.fromarray(values), tmp_path / f"a.{suffix}")
     assert np.array_equal(np.asarray(got)[0, :, 0], [0, 1, 128, 255])
     assert got.mode == "RGB"
+
+
+def test_sixteen_bits_of_the_other_byte_order(tmp_path: Path) -> None:
+    values = np.array([[0, 257, 32896, 65535]], dtype=">u2")
+    header = b"P5 4 1 65535\n"  # PGM is big-endian
+    (tmp_path / "a.pgm").write_bytes(header + values.tobytes())
+    assert np.asarray(decode(tmp_path / "a.pgm"))[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_ycbcr_becomes_rgb(tmp_path: Path) -> None:
+    got = saved(Image.new("RGB", (4, 4), (200, 30, 40)).convert("YCbCr"), tmp_path / "a.tif")
+    assert got.mode == "RGB"
+    assert np.abs(np.asarray(got).astype(int)[0, 0] - [200, 30, 40]).max() <= 2
 
 
 def test_float_tiff_in_unit_range(tmp_path: Path) -> None:

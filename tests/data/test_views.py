@@ -77,7 +77,7 @@ def test_flip_mirrors_about_half_of_the_images_and_nothing_else() -> None:
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 def test_each_crop_is_torchvisions_resized_crop(interpolation: str) -> None:
     images = torch.stack([fit(photo(90 + 10 * i, 80), 48) for i in range(5)])
-    boxes = crop_boxes(5, 48, 0.3, generator())
+    boxes = crop_boxes(torch.tensor([48, 48]).expand(5, 2), 0.3, generator())
     got = crop_and_resize(images, boxes, 32, interpolation)
     for image, box, crop in zip(images, boxes.tolist(), got, strict=True):
         pil = tv.ToPILImage()(image)
@@ -91,7 +91,7 @@ def test_boxes_are_distributed_as_torchvisions(least: float) -> None:
     blank = torch.zeros(3, 50, 50)
     draw = tv.RandomResizedCrop.get_params
     theirs = torch.tensor([draw(blank, [least, 1.0], [3 / 4, 4 / 3]) for _ in range(4000)]).double()
-    ours = crop_boxes(4000, 50, least, generator()).double()
+    ours = crop_boxes(torch.tensor([50, 50]).expand(4000, 2), least, generator()).double()
     assert (ours[:, :2] >= 0).all()
     assert (ours[:, :2] + ours[:, 2:] <= 50).all()
     spread = theirs.std(0) * (2 / 4000) ** 0.5
@@ -100,7 +100,7 @@ def test_boxes_are_distributed_as_torchvisions(least: float) -> None:
 
 
 def test_boxes_keep_the_least_area() -> None:
-    boxes = crop_boxes(2000, 64, 0.5, generator()).double()
+    boxes = crop_boxes(torch.tensor([64, 64]).expand(2000, 2), 0.5, generator()).double()
     area = boxes[:, 2] * boxes[:, 3] / 64**2
     assert area.min() > 0.5 - 0.02  # sides are whole pixels
     assert area.max() > 0.95

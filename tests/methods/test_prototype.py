@@ -86,7 +86,7 @@ def test_each_image_is_looked_at_once(tiny, spied_images) -> None:
     calls: list = []
     for task in stream:
         method.learn(replace(task, train=spied_images(task.train, lambda: calls.append(1))))
-    assert len(calls) == 2 * 2  # two tasks of 24 images, in batches of 16
+    assert len(calls) == 2  # two tasks of 24 images, which pass as one batch each
 
 
 @both

@@ -12,6 +12,7 @@ from cofima.errors import CofimaError
 from cofima.experiment import launch as launching
 from cofima.experiment.launch import launch
 from cofima.parts.projection import best_ridge
+from cofima.training.features import AT_ONCE
 from cofima.weights import snapshot
 
 PETLS = ("adapter", "ssf", "vpt")
@@ -110,14 +111,16 @@ def test_a_single_image_takes_the_ridge_of_before(tiny) -> None:
 
 
 @pytest.mark.parametrize("petl", ["none", "adapter"])
-def test_each_image_s_features_are_computed_once(petl: str, tiny, spied_images) -> None:
-    model, stream = made(tiny, sizes=(2, 2), petl=petl, adapt={"epochs": 0})
+def test_each_image_s_features_are_computed_once(petl: str, tiny) -> None:
+    model, stream = made(tiny, sizes=(2, 2), per_class=16, petl=petl, adapt={"epochs": 0})
     seen: list = []
     features = model.method.net.features
     model.method.net.features = lambda images: seen.append(len(images)) or features(images)
     for task in stream:
         model.method.learn(task)
-    assert sum(seen) == sum(len(task.train) for task in stream)
+        model.method.score(stream[: task.index + 1])
+    trained, tested = 64, 32 + 32  # two batches, and two of 16 test images that are filled up
+    assert sum(seen) == AT_ONCE + trained + tested  # the one picture first
 
 
 def test_the_projection_is_drawn_from_the_seed_and_not_kept(tiny, tmp_path: Path) -> None:

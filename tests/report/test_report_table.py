@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from cofima.report import formats, metrics, runs
+from cofima.report.details import details
 from cofima.report.table import build
 
 METHODS = ("seq_ft", "slca", "coma", "cofima", "joint")
@@ -113,6 +114,30 @@ def test_runs_of_another_protocol_stand_apart_and_the_difference_is_named(make_r
     assert "Not comparable with table 1" in second.note
     assert "Not comparable" not in first.note
     assert first.title.startswith("Table 1: ")
+
+
+def split_of(name: str, digest: str) -> dict[str, object]:
+    data = {
+        "name": "digits",
+        "fingerprint": "fedcba9876543210" * 4,
+        "split_id": name,
+        "split_hash": digest * 64,
+    }
+    return {"data": data}
+
+
+def test_runs_on_other_splits_of_the_same_images_are_never_mixed(make_run):
+    one = runs.read(make_run("a", method="coma", **split_of("cub200:official", "a")))
+    two = runs.read(make_run("b", method="coma", seed=2, **split_of("cub200:pilot", "b")))
+    same = runs.read(make_run("c", method="slca", **split_of("cub200:official", "a")))
+    before = runs.read(make_run("d", method="joint"))  # of a version that did not hash splits
+    first, second = build([one, two, same, before])
+    assert [len(table.rows) for table in (first, second)] == [3, 2]
+    assert "split: aaaaaaaa… / bbbbbbbb…" in second.note
+    assert "split cub200:official aaaaaaaaaaaa" in first.note
+    head, *rows = csv.reader(io.StringIO(formats.csv_text([first, second])))
+    splits = {(row[head.index("split_id")], row[head.index("split_hash")][:1]) for row in rows}
+    assert {("cub200:official", "a"), ("cub200:pilot", "b")} <= splits
 
 
 def test_another_class_order_for_the_same_seed_stands_apart(make_run):
@@ -226,3 +251,43 @@ def test_where_a_run_was_made_does_not_split_a_row(make_run):
         file.write_text(json.dumps(content))
     (table,) = build([runs.read(folder) for folder in folders])
     assert [row[:2] for row in table.rows] == [["CoFiMA", "2"]]
+
+
+IDENTITY = {
+    "alias": "vit_b16_in21k",
+    "tag": "augreg_in21k",
+    "pretraining": "ImageNet-21k",
+    "overlap": "all <classes>",
+    "layout": "as published",
+    "final_norm": "reset",
+}
+
+
+def test_the_note_says_what_the_backbone_has_seen(make_run):
+    kept = {"name": "vit_base_patch16_224.augreg_in21k", "sha256": "0" * 64} | IDENTITY
+    run = runs.read(make_run("a", backbone=kept))
+    (table,) = build([run])
+    said = "Backbone: vit_b16_in21k, final norm reset, pre-trained on: ImageNet-21k; shared with digits: all"
+    assert said in table.note
+    assert "pre-trained on: ImageNet-21k" in formats.markdown([table])
+    assert "pre-trained on: ImageNet-21k" in formats.latex([table])
+    (line,) = csv.DictReader(io.StringIO(formats.csv_text([table])))
+    assert {key: line[f"backbone_{key}"] for key in IDENTITY if key != "tag"} == {
+        key: value for key, value in IDENTITY.items() if key != "tag"
+    }
+    shown = details(run)
+    assert "<dt>overlap</dt><dd>all &lt;classes&gt;</dd>" in shown
+    assert "<dt>sha256</dt><dd>" + "0" * 64 in shown
+
+
+def test_a_run_from_before_this_was_recorded_says_nothing_of_it(make_run):
+    run = runs.read(make_run("a"))
+    assert "pre-trained on" not in build([run])[0].note
+    assert run.origin == ""
+
+
+def test_another_final_norm_stands_apart(make_run):
+    kept = {"name": "vit_micro", "sha256": "0123456789abcdef" * 4}
+    one = runs.read(make_run("a", method="coma", backbone=kept))
+    two = runs.read(make_run("b", method="slca", backbone=kept | {"final_norm": "reset"}))
+    assert "final_norm: pretrained / reset" in build([one, two])[1].note

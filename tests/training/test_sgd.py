@@ -22,6 +22,11 @@ def local_loss(net: Net, first: int) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda images, labels: cross_entropy(net(images)[:, first:], labels - first)
 
 
+def normalised(pixels: Tensor) -> Tensor:
+    """Return images in the layout of the view: convolutions add up in another order in another one."""
+    return pixels.to(torch.float32, memory_format=torch.channels_last).sub(127.5).div(127.5)
+
+
 @pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
 def test_the_loop_is_a_bare_pytorch_loop(network: str, tiny, same_bits) -> None:
     how = {"epochs": 5, "batch": 8, "milestones": (2, 4), "gamma": 0.5, "weight_decay": 0.01}
@@ -47,7 +52,7 @@ def test_the_loop_is_a_bare_pytorch_loop(network: str, tiny, same_bits) -> None:
         order = torch.randperm(21, generator=context.seeds.generator("loader", 1, epoch))
         for at in (order[:8], order[8:16], order[16:]):
             pixels, labels = task.train.batch(at)
-            images = pixels.float().sub(127.5).div(127.5)
+            images = normalised(pixels)
             loss = cross_entropy(bare(images)[:, 2:], labels - 2)
             optimizer.zero_grad()
             loss.backward()
@@ -71,7 +76,7 @@ def test_another_optimizer_takes_the_steps_and_a_frozen_backbone_computes_as_at_
             torch.randperm(8, generator=context.seeds.generator("loader", 0, epoch))
         )
         optimizer.zero_grad()
-        cross_entropy(bare(pixels.float().sub(127.5).div(127.5)), labels).backward()
+        cross_entropy(bare(normalised(pixels)), labels).backward()
         optimizer.step()
     same_bits(net.state_dict(), bare.state_dict())
 

@@ -1,11 +1,7 @@
 """A user's own folder of images: checked as a whole, decoded once, split if it is not yet."""
 
-import os
 import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +10,29 @@ from torch import Tensor
 
 from cofima.data.deal import part, shuffled
 from cofima.data.files import ImageFile, Listing, list_images, plain
-from cofima.data.images import BadImageError, ImageSet, decode, fit
+from cofima.data.forms import Form
+from cofima.data.images import ImageSet
+from cofima.data.kept import keep
 from cofima.data.options import DataOptions
+from cofima.data.own_folder import key_of, split_id
+from cofima.data.source import Picture
+from cofima.data.splits import split_facts
 from cofima.data.stream import Dataset
-from cofima.errors import CofimaError, CofimaWarning, problems
+from cofima.errors import CofimaWarning, first_problems
 from cofima.progress import SILENT, Progress
 
 _SHOWN = 20
 
 
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """The decoded files: pixels, and for each a hash of its content and what is wrong, if anything."""
-
-    pixels: Tensor
-    hashes: list[bytes]
-    faults: list[str]
-
-
-def load_folder(root: Path, side: int, options: DataOptions, progress: Progress = SILENT) -> Dataset:
-    """Read every image below ``root`` at ``side`` pixels, or list all that is wrong with the folder.
+def load_folder(root: Path, form: Form, options: DataOptions, progress: Progress = SILENT) -> Dataset:
+    """Read every image below ``root`` in a form, or list all that is wrong with the folder.
 
     The folder holds ``train/`` and ``test/`` (or ``val/``) with one folder per class each, or one
     folder per class, of which a share of each class is set aside as test images.
     """
     listing = list_images(root)
-    read = _read(listing.files, side, progress)
+    pictures = [Picture(f"{file.part}/{file.key}", 0, file.path.read_bytes) for file in listing.files]
+    read = keep(pictures, form, despite_faults=options.skip_bad, progress=progress)
     usable = [place for place, fault in enumerate(read.faults) if not (fault and options.skip_bad)]
     left_out = _unusable_classes(listing, [listing.files[place] for place in usable])
     _refuse(root, listing, read.faults, left_out, options.skip_bad)
@@ -55,32 +48,11 @@ def load_folder(root: Path, side: int, options: DataOptions, progress: Progress 
     facts = {"train": len(train), "test": len(test), **_facts(root, listing, options)}
     facts["skipped"] = _skipped(listing, read.faults, left_out)
     facts["train_test_overlap"] = _overlap(read.hashes, train, test)
-    facts["fingerprint"] = images.fingerprint()
+    named = ([(key_of(listing.files[row]), label) for row, label in half.named()] for half in (train, test))
+    facts |= split_facts(split_id(root, "all" in listing.parts, options), *named)
+    facts["fingerprint"] = read.fingerprint(images)
     _warn(root, facts)
     return Dataset(f"folder:{root}", tuple(names), train, test, flip=True, crop=0.5, facts=facts)
-
-
-def _read(files: list[ImageFile], side: int, progress: Progress) -> _Read:
-    """Decode every file once, straight to where it stays."""
-    pixels = torch.empty(len(files), 3, side, side, dtype=torch.uint8)
-
-    def read(place: int) -> tuple[bytes, str]:
-        path = files[place].path
-        try:
-            content = path.read_bytes()
-            pixels[place] = fit(decode(path, content), side)
-        except BadImageError as error:
-            return b"", error.reason
-        except OSError as error:
-            return b"", (error.strerror or str(error)).lower()
-        return sha256(content).digest(), ""
-
-    pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
-    try:
-        results = list(progress.track(pool.map(read, range(len(files))), len(files), "reading images"))
-    finally:
-        pool.shutdown(cancel_futures=True)  # on Ctrl-C, do not read the rest first
-    return _Read(pixels, [found for found, _ in results], [fault for _, fault in results])
 
 
 def _unusable_classes(listing: Listing, usable: list[ImageFile]) -> dict[str, str]:
@@ -109,9 +81,7 @@ def _refuse(root: Path, listing: Listing, faults: list[str], left_out: dict[str,
     elif len(left_out) == len(listing.classes):
         found += left_out.values()
     if found:
-        lines = str(problems(str(root), found)).split("\n")
-        more = [f"  ... and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-        raise CofimaError("\n".join(lines[: 1 + _SHOWN] + more))
+        raise first_problems(str(root), found)
 
 
 def _tested(files: list[ImageFile], options: DataOptions) -> Tensor:
@@ -128,7 +98,7 @@ def _tested(files: list[ImageFile], options: DataOptions) -> Tensor:
     return tested
 
 
-def _overlap(hashes: list[bytes], train: ImageSet, test: ImageSet) -> int:
+def _overlap(hashes: list[str], train: ImageSet, test: ImageSet) -> int:
     """Count the test images that are copies of a training image."""
     learnt = {hashes[row] for row in train.rows.tolist()}
     return sum(hashes[row] in learnt for row in test.rows.tolist())

@@ -52,6 +52,10 @@ class ImageSet:
         """Return the images at these positions (or where the mask is true); no pixel is copied."""
         return ImageSet(self.pixels, self.rows[index_or_mask], self.labels[index_or_mask])
 
+    def named(self) -> list[tuple[int, int]]:
+        """Return where each image is stored, and its label."""
+        return list(zip(self.rows.tolist(), self.labels.tolist(), strict=True))
+
     def counts(self) -> dict[int, int]:
         """Return the number of images of each label that occurs."""
         return dict(sorted(Counter(self.labels.tolist()).items()))

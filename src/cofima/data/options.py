@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cofima.data.presets import Preset
+
 
 class DataOptions(BaseModel):
     """How a dataset is read and split."""
@@ -19,9 +21,15 @@ class DataOptions(BaseModel):
     """Leave out unreadable images and one-sided classes instead of refusing the folder."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """At most so many training images of each class."""
+    preset: Preset | None = None
+    """Whose transforms; if not given, ``slca`` for the datasets of the paper, and ``timm`` for all others."""
     flip: bool | None = None
-    """Mirror training images; as the dataset says, if not given."""
+    """Mirror training images; as the dataset and the preset say, if not given."""
     crop: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Least share of the area that a random training crop keeps; as the dataset says, if not given."""
+    """Least share of the area that a random training crop keeps; as the preset says, if not given."""
     root: Path | None = None
     """Where relative folders are looked for; by default in $COFIMA_DATA, then in the working directory."""
+    layout: str | None = None
+    """Which copy to take where a dataset is found in several layouts; the first one, if not given."""
+    split_file: Path | None = None
+    """Says what is trained and tested on: a manifest, two lists, or the names of the test images."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cofima.data.images import ImageSet
+from cofima.data.splits import by_row, split_facts
 from cofima.data.stream import Dataset
 from cofima.seeds import Seeds
 
@@ -31,6 +32,7 @@ def blobs(classes: int = 6, per_class: int = 20, side: int = 16, seed: int = 0) 
     names = tuple(f"blob {label}" for label in range(classes))
     train, test = everything.select(training), everything.select(~training)
     facts["fingerprint"] = everything.fingerprint()
+    facts |= split_facts(f"blobs:seed{seed}", by_row(train), by_row(test))
     return Dataset("blobs", names, train, test, flip=False, crop=1.0, facts=facts)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cofima.data.crops import crop_and_resize, crop_boxes
+from cofima.data.crops import brightened, crop_and_resize, crop_boxes, random_windows, resize, scaled_boxes
+from cofima.data.forms import Form
 
 INTERPOLATIONS = ("bicubic", "bilinear")
 Colour = tuple[float, float, float]
@@ -19,11 +20,19 @@ def stored_side(size: int, crop_pct: float) -> int:
 
 @dataclass(frozen=True)
 class View:
-    """Turn uint8 [B, 3, stored, stored] into normalised float32 [B, 3, size, size].
+    """Turn uint8 images, as they are stored, into normalised float32 [B, 3, size, size].
 
     Attributes:
+        stored: The shorter side of an image when it is resized for a test, before the centre is cut out.
         flip: Mirror half of the training images.
         crop: Least share of the area that a random training crop keeps; 1.0 is no random crop.
+        interpolation: How random crops are resized; for tests it is always bicubic.
+        preset: Whose transforms these are: ``timm``, ``slca`` or ``pilot``.
+        whole: The side of the square that a whole image is squeezed into for training, or 0.
+        window: Cut training images of ``size`` pixels out of that square, instead of crops of any size.
+        brightness: Training images become brighter or darker by at most this share.
+        shape: Height and width of images that are stored small, as they are; none is the square of
+            ``stored`` pixels, or rows of a :class:`~cofima.data.forms.Form` with ``whole``.
     """
 
     size: int
@@ -33,51 +42,85 @@ class View:
     flip: bool = False
     crop: float = 1.0
     interpolation: str = "bicubic"
+    preset: str = "timm"
+    whole: int = 0
+    window: bool = False
+    brightness: float = 0.0
+    shape: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.stored < self.size:
             raise ValueError(f"images stored at {self.stored} px cannot fill a view of {self.size} px")
+        if self.window and self.whole < self.size:
+            raise ValueError(f"whole = {self.whole}: too small to cut windows of {self.size} px from")
         if not 0 < self.crop <= 1:
             raise ValueError(f"crop = {self.crop}: must be above 0 and at most 1")
+        if not 0 <= self.brightness <= 1:
+            raise ValueError(f"brightness = {self.brightness}: must lie between 0 and 1")
         if self.interpolation not in INTERPOLATIONS:
             raise ValueError(
                 f"interpolation = '{self.interpolation}': must be one of {', '.join(INTERPOLATIONS)}"
             )
 
+    @property
+    def form(self) -> Form:
+        """Return how images must be stored to be seen through this view."""
+        return Form(self.stored, self.size, self.whole)
+
     def test(self, pixels: Tensor) -> Tensor:
-        """Crop the centre and normalise, on the device of ``pixels``."""
-        self._check(pixels)
+        """Resize, crop the centre and normalise, on the device of ``pixels``.
+
+        Squares of ``stored`` pixels are accepted whatever the form of the training images.
+        """
         return self._normalised(self._centre(pixels))
 
     def train(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Crop and mirror each image by chance, then normalise.
+        """Crop, mirror and brighten each image by chance, then normalise.
 
         All chance comes from the CPU ``generator``: the same on every device.
         """
-        self._check(pixels)
-        if self.crop < 1:
-            boxes = crop_boxes(len(pixels), self.stored, self.crop, generator)
-            images = crop_and_resize(pixels, boxes, self.size, self.interpolation)
-        else:
-            images = self._centre(pixels)
+        images = self._cropped(pixels, generator)
         if self.flip:
             mirrored = (torch.rand(len(pixels), generator=generator) < 0.5).to(pixels.device)
             images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+        if self.brightness:
+            factor = 1 + self.brightness * (2 * torch.rand(len(pixels), generator=generator) - 1)
+            images = brightened(images, factor)
         return self._normalised(images)
 
+    def _cropped(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        self._check(pixels)
+        if self.window:
+            squares = self.form.trained(pixels)[0] if pixels.ndim == 2 else pixels
+            return random_windows(resize(squares, self.whole, self.whole), self.size, generator)
+        if self.crop == 1:
+            return self._centre(pixels)
+        if pixels.ndim == 2:
+            pixels, shapes = self.form.trained(pixels)
+            boxes = scaled_boxes(crop_boxes(shapes, self.crop, generator), shapes, self.whole)
+        else:
+            shapes = torch.tensor(pixels.shape[2:]).expand(len(pixels), 2)
+            boxes = crop_boxes(shapes, self.crop, generator)
+        return crop_and_resize(pixels, boxes, self.size, self.interpolation)
+
     def _centre(self, pixels: Tensor) -> Tensor:
-        start = round((self.stored - self.size) / 2)
-        end = start + self.size
-        return pixels[:, :, start:end, start:end]
+        self._check(pixels, tested=True)
+        if pixels.ndim == 2:
+            return self.form.tested(pixels)
+        shorter = min(pixels.shape[2:])
+        height, width = (max(self.stored, int(self.stored * side / shorter)) for side in pixels.shape[2:])
+        top, left = round((height - self.size) / 2), round((width - self.size) / 2)
+        return resize(pixels, height, width)[:, :, top : top + self.size, left : left + self.size]
 
     def _normalised(self, images: Tensor) -> Tensor:
         mean, std = (torch.tensor(c, device=images.device).view(3, 1, 1) for c in (self.mean, self.std))
         images = images.to(torch.float32, memory_format=torch.channels_last)  # convolutions are faster so
         return images.sub_(255 * mean).div_(255 * std)
 
-    def _check(self, pixels: Tensor) -> None:
-        if pixels.dtype != torch.uint8 or pixels.shape[1:] != (3, self.stored, self.stored):
-            shape = tuple(pixels.shape)
-            raise ValueError(
-                f"expected uint8 [B, 3, {self.stored}, {self.stored}], got {pixels.dtype} {shape}"
-            )
+    def _check(self, pixels: Tensor, tested: bool = False) -> None:
+        square = (3, self.stored, self.stored)
+        shape = self.form.shape if self.shape is None else (3, *self.shape)
+        known = {shape, square, Form(self.stored, self.size, self.whole, True).shape} if tested else {shape}
+        if pixels.dtype != torch.uint8 or tuple(pixels.shape[1:]) not in known:
+            shapes = " or ".join(str(["B", *one]).replace("'", "") for one in sorted(known, key=len))
+            raise ValueError(f"expected uint8 {shapes}, got {pixels.dtype} {tuple(pixels.shape)}")

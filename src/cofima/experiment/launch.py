@@ -1,23 +1,32 @@
 """From a configuration to a finished run; the same call continues one that was cut off."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cofima import store
 from cofima.config import Config, difference
-from cofima.data import datasets
+from cofima.data import datasets, presets
+from cofima.data.presets import Wants
 from cofima.data.stream import Stream, from_groups, split
-from cofima.data.views import INTERPOLATIONS, View
+from cofima.data.views import View
 from cofima.errors import CofimaError, problems
 from cofima.experiment.run import run
 from cofima.methods import build
-from cofima.models import backbone
+from cofima.models import backbone, overlap
 from cofima.models.backbone import BackboneFacts
 from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.store import Model, attach
 from cofima.training import device
 
-FREE = ("device", "keep_checkpoints", "data.root")  # may differ when a run is continued
+FREE = (
+    "device",
+    "keep_checkpoints",
+    "data.root",
+    "data.layout",
+    "data.split_file",
+)  # may differ when a run is continued
 
 
 def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
@@ -42,10 +51,16 @@ def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
 
 def _learn(config: Config, model: Model | None, folder: Path, progress: Progress) -> Model:
     store.refuse_place(folder)
+    absent = datasets.missing(config.dataset, config.data)  # before a backbone is fetched
+    if absent:
+        raise CofimaError(absent)
     module, facts = (
         (None, model.backbone) if model else backbone.create(config.backbone, config.model, config.seed)
     )
     if module is not None:
+        facts = replace(facts, overlap=overlap.known(facts.pretraining, config.dataset))
+        if config.model.checkpoint is not None:
+            progress.say(f"backbone {config.backbone}: {config.model.checkpoint} read as {facts.layout}")
         build(config.method, config.options).check(module)  # before images are read
     stream = load_stream(config, facts, progress)
     if model is None:
@@ -53,22 +68,21 @@ def _learn(config: Config, model: Model | None, folder: Path, progress: Progress
         view = make_view(facts, stream, config)
         model = attach(config, facts, view, Net(module, facts.features), len(stream), progress)
         model.data = {"name": config.dataset} | stream.facts
-    elif model.data.get("fingerprint") != stream.facts.get("fingerprint"):
-        raise CofimaError(
-            f"the images of {config.dataset} are not those that {folder} has learned from "
-            f"(fingerprint {stream.facts.get('fingerprint')}, before {model.data.get('fingerprint')})"
-        )
+    else:
+        _refuse_other_images(model.data, stream.facts, config.dataset, folder)
     return run(model, stream, folder, progress)
 
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
     """Load the images and deal them into tasks, as the method takes them."""
-    dataset = datasets.load(config.dataset, facts.stored, options=config.data, progress=progress)
+    form = _view(facts, config).form
+    dataset = datasets.load(config.dataset, form, options=config.data, progress=progress)
     how = config.stream
     if how.groups is not None:
         stream = from_groups(dataset, how.groups)
     else:
-        seed = config.seed if how.order_seed is None else how.order_seed
+        fixed = dataset.facts.get("class_order") == "given"
+        seed = (-1 if fixed else config.seed) if how.order_seed is None else how.order_seed
         stream = split(dataset, how.first, how.increment, None if seed < 0 else seed)
     if config.held_out:
         stream = stream.held_out(config.held_out, config.data.split_seed)
@@ -81,16 +95,29 @@ def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILEN
 
 
 def make_view(facts: BackboneFacts, stream: Stream, config: Config) -> View:
-    """Prepare images as the backbone expects, and vary training images as the dataset allows."""
-    return View(
-        size=facts.size,
-        stored=facts.stored,
-        mean=facts.mean,
-        std=facts.std,
-        flip=stream.flip if config.data.flip is None else config.data.flip,
-        crop=stream.crop if config.data.crop is None else config.data.crop,
-        interpolation=facts.interpolation if facts.interpolation in INTERPOLATIONS else "bicubic",
-    )
+    """Prepare images as the preset says, and vary training images as the dataset allows."""
+    view = _view(facts, config, stream.flip, stream.crop)
+    stored = tuple(stream[0].train.pixels.shape[1:])
+    if stored == view.form.shape:
+        return view
+    _, height, width = stored
+    return replace(view, shape=(height, width))
+
+
+def _view(facts: BackboneFacts, config: Config, flip: bool = False, crop: float = 1.0) -> View:
+    wants = Wants(facts.size, facts.crop_pct, facts.mean, facts.std, facts.interpolation, flip, crop)
+    preset = presets.choose(config.data.preset, config.dataset)
+    view = presets.view(preset, config.dataset, wants)
+    return presets.overridden(view, config.data.flip, config.data.crop)
+
+
+def _refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
+    for key in ("fingerprint", "split_hash"):
+        if key in before and before[key] != now.get(key):
+            raise CofimaError(
+                f"the images of {dataset} are not those that {folder} has learned from "
+                f"({key} {now.get(key)}, before {before[key]})"
+            )
 
 
 def _refuse_change(before: Config, now: Config, folder: Path) -> None:

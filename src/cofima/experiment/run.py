@@ -14,7 +14,7 @@ from cofima.data.stream import Stream, Task
 from cofima.models import backbone
 from cofima.progress import Progress
 from cofima.store import Model
-from cofima.training.evaluate import Score, evaluate
+from cofima.training.evaluate import Score
 from cofima.weights.distance import weight_distance
 
 
@@ -25,7 +25,7 @@ def run(model: Model, stream: Stream, folder: Path, progress: Progress) -> Model
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
             method.learn(task)
             with method.timed("evaluate"):
-                score = evaluate(method.predict, stream[: task.index + 1], method.context)
+                score = method.score(stream[: task.index + 1])
         model.tasks.append(task.names)
         model.history.append(_row(model, task, score, folder))
         store.save(model, folder, progress)
@@ -81,7 +81,8 @@ def _from_before(model: Model, folder: Path) -> float | None:
 
 def _from_start(model: Model) -> float | None:
     """Return how far the backbone is from its pre-trained weights, which are read again, not kept."""
-    start, facts = backbone.create(model.config.backbone, model.config.model, model.config.seed)
+    how = model.config.model.model_copy(update={"size": model.backbone.size})
+    start, facts = backbone.create(model.backbone.name, how, model.config.seed)
     if facts.sha256 != model.backbone.sha256:
         return None
     return weight_distance(_parameters(start), _parameters(model.method.net.backbone))

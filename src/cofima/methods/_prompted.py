@@ -1,5 +1,6 @@
 """What methods with prompts share: a frozen vision transformer, prompts found by key, Adam."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -8,9 +9,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim import Optimizer
 
+from cofima.data.images import ImageSet
+from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.parts.prompts import Pool, adam
-from cofima.training.sgd import moving
+from cofima.training.evaluate import Score, evaluate
+from cofima.training.sgd import moving, plain_batches
 
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0)]
@@ -50,9 +54,21 @@ class Prompted(Method):
         pull = similarity.gather(1, chosen).sum(1).mean()
         return self.local_loss(self.logits(images, chosen), labels) - self.gamma * pull
 
-    def predict(self, images: Tensor) -> Tensor:
+    def predict(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
         """Let each image find its prompts alone, whatever stands beside it in the batch."""
-        return self.logits(images, self.nearest(self.similarity(images)))
+        similarity = self.similarity(images) if queries is None else self.pool.similarity(queries)
+        return self.logits(images, self.nearest(similarity))
+
+    def score(self, seen: Sequence[Task]) -> Score:
+        """Score with queries that are computed once for all tasks: they come from the backbone alone."""
+        return evaluate(self.predict, seen, self.context, self.with_queries)
+
+    def with_queries(self, images: ImageSet, label: str) -> Iterator[tuple[Tensor, ...]]:
+        """Yield images as they are seen at test time, their queries, and their labels."""
+        queries, start = self.fixed(images, label), 0
+        for some, labels in plain_batches(images, self.context, label):
+            yield some, queries[start : start + len(some)].to(some.device), labels
+            start += len(some)
 
     def similarity(self, images: Tensor) -> Tensor:
         """Return the cosine of each image's query, its feature without prompts, and each key."""

@@ -1,7 +1,7 @@
 """What every method is: options as fields, and a few small hooks around the training of a task."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
@@ -18,6 +18,8 @@ from cofima.errors import CofimaError
 from cofima.models.head import Head
 from cofima.models.net import Net
 from cofima.models.vit import unsuited
+from cofima.training.evaluate import Score, evaluate
+from cofima.training.features import FixedFeatures
 from cofima.training.sgd import Context, frozen, plain_batches, sgd
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -38,6 +40,8 @@ class Method:
     equation: ClassVar[str] = ""
     frozen_old_heads: ClassVar[bool] = True
     frozen_backbone: ClassVar[bool] = False
+    fixed_features: ClassVar[bool] = False
+    """Whether the backbone never moves again once features were asked for, so that each is computed once."""
     needs_vit: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = False
     extends: ClassVar[bool] = True
@@ -56,6 +60,7 @@ class Method:
             net.backbone.requires_grad_(False)
         self.net = net
         self.context = context
+        self.fixed = FixedFeatures(net, context)
         self.facts: dict[str, Any] = {}
         self.task: Task
 
@@ -76,6 +81,7 @@ class Method:
             torch.manual_seed(self.context.seeds.number("torch", task.index))
             self.begin(task)
             self.train(task)
+            self.fixed.doubt()
             self.end(task)
         self.facts["seconds"]["cpu"] = time.process_time() - busy
 
@@ -168,6 +174,12 @@ class Method:
         logits: Tensor = self.head()(self.net.features(images))
         return logits
 
+    def score(self, seen: Sequence[Task]) -> Score:
+        """Score what is predicted for the test images of the tasks seen."""
+        if self.fixed_features:
+            return evaluate(self.head(), seen, self.context, self.fixed.batches)
+        return evaluate(self.predict, seen, self.context)
+
     def state(self) -> dict[str, Tensor]:
         """Return what the next task needs beside the backbone and the head that predicts."""
         return {}
@@ -178,6 +190,8 @@ class Method:
     @torch.inference_mode()
     def features(self, images: Images) -> Tensor:
         """Return the features of images, in order, on the CPU."""
+        if self.fixed_features:
+            return self.fixed(images)
         self.net.eval()
         pairs = plain_batches(images, self.context, "features")
         return torch.cat([self.net.features(x).float().cpu() for x, _ in pairs])

@@ -59,6 +59,7 @@ class CoFiMA(CoMA):
         elif task.index == 0 or self.variant == "authors":
             self.fisher_old = fisher
         else:
+            fisher = self.fisher_old = {}  # both have served: two models less while the next is measured
             self.fisher_old = self.measured_fisher(task)  # of the merged weights: F*_t
 
     def end(self, task: Task) -> None:

@@ -42,6 +42,7 @@ class RanPAC(Method):
     ridge: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     adapt: Adapt = field(default_factory=Adapt)
 
+    fixed_features: ClassVar[bool] = True
     label: ClassVar[str] = "RanPAC"
     paper: ClassVar[str] = "McDonnell et al., NeurIPS 2023, https://arxiv.org/abs/2307.02251"
     equation: ClassVar[str] = "W = (Σ h hᵀ + ρ I)⁻¹ Σ h yᵀ,  h = ReLU(Pᵀ f(x));  argmax hᵀ W"

@@ -20,6 +20,7 @@ def details(run: Run) -> str:
     """Return one run as a box that opens."""
     title = f"{run.label}, seed {run.seed}: {run.state}{'' if run.finished else ' so far'}"
     parts = [f'<p class="soft">Folder <code>{escape(str(run.folder))}</code></p>', _tasks(run), _notes(run)]
+    parts += [_backbone(run)]
     parts += ["<h3>Config</h3>", block(_yaml(run))]
     parts += ["<h3>Repeat</h3>", "<p>Save the config above as <code>config.yaml</code>, then run:</p>"]
     parts += [block("cofima run config.yaml --out runs/again")]
@@ -67,6 +68,14 @@ def _task(run: Run, t: int) -> str:
     numbers = "".join(f"<td>{escape(cell)}</td>" for cell in [*cells, _number(run.seconds[t], 1)])
     classes = escape(", ".join(step.classes))
     return f'<tr><th scope="row">{step.task}</th><td class="text">{classes}</td>{numbers}</tr>'
+
+
+def _backbone(run: Run) -> str:
+    """List what identifies the backbone; pixels and colours stand in the config of the preparation."""
+    kept = run.setup.backbone
+    shown = ("name", "alias", "tag", "sha256", "pretraining", "overlap", "layout", "final_norm")
+    items = "".join(f"<dt>{key}</dt><dd>{escape(str(kept[key]))}</dd>" for key in shown if kept.get(key))
+    return f"<h3>Backbone</h3><dl>{items}</dl>" if items else ""
 
 
 def _notes(run: Run) -> str:

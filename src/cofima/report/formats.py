@@ -16,6 +16,14 @@ _LATEX = {
     "–": "--",
     "…": r"\ldots{}",
 } | {char: f"\\{char}" for char in "&%$#_{}"}
+# what else of the backbone's identity stands in a line for programs
+BACKBONE = [
+    "backbone_alias",
+    "backbone_pretraining",
+    "backbone_overlap",
+    "backbone_layout",
+    "backbone_final_norm",
+]
 
 
 def markdown(tables: Sequence[Table]) -> str:
@@ -28,15 +36,16 @@ def csv_text(tables: Sequence[Table]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     facts = ["table", "title", "label", "method", "n", "seeds", "tasks_done", "tasks_planned", "dataset"]
-    facts += ["dataset_fingerprint", "backbone", "backbone_sha256"]
+    facts += ["dataset_fingerprint", "split_id", "split_hash", "backbone", "backbone_sha256", *BACKBONE]
     writer.writerow(facts + [f"{column.key}_{part}" for column in COLUMNS for part in ("mean", "std")])
     for number, table in enumerate(tables, start=1):
         for row, values in zip(table.groups, table.values, strict=True):
             run = row.runs[0]
             seeds = " ".join(str(each.seed) for each in row.runs)
             learnt = [len(run.history), run.planned]
-            source = [run.dataset, run.setup.data.get("fingerprint")]
+            source = [run.dataset, *map(run.setup.data.get, ("fingerprint", "split_id", "split_hash"))]
             source += [run.backbone, run.setup.backbone.get("sha256")]
+            source += [run.setup.backbone.get(key.removeprefix("backbone_"), "") for key in BACKBONE]
             numbers = [part for value in values for part in ((value.mean, value.std) if value else ("", ""))]
             start = [number, table.title, row.label, run.method, len(row.runs), seeds]
             writer.writerow([*start, *learnt, *source, *numbers])

@@ -9,7 +9,7 @@ from typing import Any
 from cofima.report.runs import Run
 
 # Settings that say where and on what machine a run was made, not what it computed.
-PLACE = ("data.root", "model.checkpoint", "device", "keep_checkpoints")
+PLACE = ("data.root", "data.layout", "data.split_file", "model.checkpoint", "device", "keep_checkpoints")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ def differences(a: Run, b: Run) -> list[str]:
     """Name what forbids comparing two runs; nothing where they follow one protocol."""
     one, two = _protocol(a), _protocol(b)
     keys = [k for k in one | two if not ((a.joint or b.joint) and k.startswith(("tasks", "stream")))]
+    if "split" not in one.keys() & two.keys():  # runs of before splits had a hash
+        keys = [key for key in keys if key != "split"]
     found = [f"{k}: {_short(one.get(k))} / {_short(two.get(k))}" for k in keys if one.get(k) != two.get(k)]
     return found or list(_layout(a, b))
 
@@ -97,12 +99,15 @@ def _protocol(run: Run) -> dict[str, str]:
     facts = {
         "dataset": run.setup.data.get("fingerprint") or run.dataset,
         "backbone": run.setup.backbone.get("sha256") or run.backbone,
+        "final_norm": run.setup.backbone.get("final_norm", "pretrained"),
         "tasks": run.planned,
         "data": run.config.get("data") or {},
         "preprocess": run.setup.preprocess,
         "stream": run.config.get("stream") or {},
         "held_out": run.config.get("held_out", 0.0),
     }
+    split = run.setup.data.get("split_hash")
+    facts |= {"split": split} if split else {}
     return {key: value for key, value in flat(facts).items() if key not in PLACE}
 
 

@@ -1,11 +1,14 @@
 """The two files of a generation that a report reads, and what can be wrong with them."""
 
 import json
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from cofima.config import Config
+from cofima.data.views import View
 from cofima.errors import CofimaError
 
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
@@ -49,6 +52,18 @@ class Setup(BaseModel):
     tasks: list[list[str]] = []
     planned_tasks: Annotated[int, Field(gt=0)]
     versions: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _as_before(self) -> Self:
+        """Say the defaults of settings that are younger than the run, so that it compares with later ones."""
+        for key, default in Config().model_dump(mode="json").items():
+            if isinstance(default, dict) and isinstance(self.config.get(key), dict):
+                self.config[key] = default | self.config[key]
+        if self.preprocess:
+            self.preprocess = {
+                f.name: f.default for f in fields(View) if f.default is not MISSING
+            } | self.preprocess
+        return self
 
 
 def read_text(file: Path) -> str:

@@ -49,6 +49,17 @@ class Run:
         return str(self.setup.backbone.get("name") or self.config.get("backbone", "unknown backbone"))
 
     @property
+    def origin(self) -> str:
+        """Say what the backbone has seen before, and what of it is known to be in the dataset."""
+        kept = self.setup.backbone
+        if not kept.get("pretraining"):  # written before this was recorded
+            return ""
+        alias = f"{kept['alias']}, " if kept.get("alias") else ""
+        norm = "final norm reset, " if kept.get("final_norm") == "reset" else ""
+        shared = f"shared with {self.dataset}: {kept.get('overlap') or 'not known'}"
+        return f"Backbone: {alias}{norm}pre-trained on: {kept['pretraining']}; {shared}."
+
+    @property
     def joint(self) -> bool:
         """Tell whether all classes were learnt at once: such a run has no accuracy over time."""
         return self.method == "joint"

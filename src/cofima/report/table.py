@@ -164,11 +164,13 @@ def _notes(groups: list[Row], number: int, sets: list[list[Run]]) -> list[str]:
     fewest, most = (pick(len(row.runs) for row in groups) for pick in (min, max))
     parts = [
         f"Backbone {run.backbone} (sha256 {_hash(run.setup.backbone.get('sha256'))}),",
-        f"dataset {run.dataset} (fingerprint {_hash(run.setup.data.get('fingerprint'))}),",
+        f"dataset {run.dataset} (fingerprint {_hash(run.setup.data.get('fingerprint'))}{_split(run)}),",
         f"{sum(run.sizes)} {_tested(run)}{'' if run.finished else ' so far'}, accuracies in %;",
         f"n = {fewest if fewest == most else f'{fewest} to {most}'} seed{'s' if most > 1 else ''}"
         + (", mean ± standard deviation (n − 1)." if most > 1 else "."),
     ]
+    if run.origin:
+        parts.append(run.origin)
     repeats = sum(row.repeats for row in groups)
     if repeats:
         parts.append(f"{repeats} more with a config and seed already in the table: not counted again.")
@@ -184,6 +186,11 @@ def _apart(first: list[Run], other: list[Run]) -> list[str]:
 def _tested(run: Run) -> str:
     # Numbers by which settings were chosen must never be read as test results.
     return "training images held out, not the test images" if run.config.get("held_out") else "test images"
+
+
+def _split(run: Run) -> str:
+    name, digest = (run.setup.data.get(key) for key in ("split_id", "split_hash"))
+    return f", split {name} {_hash(digest)}" if name and digest else ""
 
 
 def _hash(value: object) -> str:

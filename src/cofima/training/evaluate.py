@@ -1,11 +1,12 @@
 """What a classifier knows: its logits on every test image, computed once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from cofima.data.images import ImageSet
 from cofima.data.stream import Task
 from cofima.training.sgd import Context, plain_batches
 
@@ -21,13 +22,22 @@ class Score:
     sizes: list[int]
 
 
+Batches = Callable[[ImageSet, str], Iterable[tuple[Tensor, ...]]]
+
+
 @torch.inference_mode()
-def evaluate(predict: Callable[[Tensor], Tensor], seen: Sequence[Task], context: Context) -> Score:
-    """Score ``predict`` on the test images of the tasks seen, over all their classes."""
+def evaluate(
+    predict: Callable[..., Tensor], seen: Sequence[Task], context: Context, batches: Batches | None = None
+) -> Score:
+    """Score ``predict`` on the test images of the tasks seen, over all their classes.
+
+    It is given images, or what ``batches`` yields before the labels in place of them.
+    """
     score = Score([], [], [], [])
+    take = batches or (lambda images, label: plain_batches(images, context, label))
     for task in seen:
         label = f"test {task.index + 1}/{len(seen)}"
-        pairs = [(predict(x).float(), y) for x, y in plain_batches(task.test, context, label)]
+        pairs = [(predict(*inputs).float(), y) for *inputs, y in take(task.test, label)]
         logits, labels = (torch.cat(part) for part in zip(*pairs, strict=True))
         own = logits[:, task.classes.start : task.classes.stop].argmax(1) + task.classes.start
         score.accuracy.append(_percent(logits.argmax(1) == labels))

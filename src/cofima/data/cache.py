@@ -1,0 +1,199 @@
+"""Pixels on disk, mapped into memory: decoded once, whatever reads them next.
+
+A cache is a folder with ``pixels.u8``, the images one after the other, and ``index.json``, which is
+written last: without it, the folder is one that was cut off, and its journal says how far it came.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cofima.data.forms import Form
+from cofima.data.reading import Found, fill, readers
+from cofima.data.source import Picture
+from cofima.errors import CofimaError
+from cofima.files import write_text
+from cofima.progress import Progress
+
+FORMAT = 1
+PIXELS, INDEX, JOURNAL = "pixels.u8", "index.json", "journal.jsonl"
+_PIECE = 64_000_000  # bytes that are decoded, flushed and noted at once: what a kill costs at most
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where the pixels of some pictures are kept, and in which form."""
+
+    place: Path
+    form: Form
+    count: int
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the pixels."""
+        return self.count * self.form.bytes
+
+    def map(self) -> Tensor:
+        """Return the pixels as a tensor that is read from disk where it is touched."""
+        # copy on write: PyTorch has no tensors that cannot be written, and the file stays as it is
+        shape = (self.count, *self.form.shape)
+        return torch.from_numpy(np.memmap(self.place / PIXELS, np.uint8, mode="c", shape=shape))
+
+
+def folder() -> Path:
+    """Return where caches are: below $COFIMA_CACHE, or ~/.cache/cofima."""
+    return Path(os.environ.get("COFIMA_CACHE") or "~/.cache/cofima").expanduser() / "pixels"
+
+
+def cache_for(form: Form, names: Sequence[str], stamps: Sequence[str]) -> Cache:
+    """Return the cache of pictures with these names and stamps; nothing is read or written."""
+    said = json.dumps([FORMAT, asdict(form), list(names), list(stamps)])
+    return Cache(folder() / sha256(said.encode()).hexdigest()[:32], form, len(names))
+
+
+def open_or_build(cache: Cache, pictures: Sequence[Picture], progress: Progress) -> list[Found]:
+    """Return what is known of each picture; read those that are not in the cache yet."""
+    found = _verified(cache, progress)
+    if found is None:
+        _refuse_no_room(cache)
+        cache.place.mkdir(parents=True, exist_ok=True)
+        with _locked(cache.place.with_suffix(".lock"), progress):
+            found = _verified(cache, progress)  # another process may have built it while this one waited
+            if found is None:
+                found = _build(cache, pictures, progress)
+    return found
+
+
+def remove(cache: Cache) -> None:
+    """Delete a cache."""
+    (cache.place / INDEX).unlink(missing_ok=True)
+    shutil.rmtree(cache.place, ignore_errors=True)
+
+
+def _build(cache: Cache, pictures: Sequence[Picture], progress: Progress) -> list[Found]:
+    try:
+        with (cache.place / PIXELS).open("ab") as file:
+            file.truncate(cache.bytes)
+            if hasattr(os, "posix_fallocate"):  # a full disk is told here, and not by a signal later
+                os.posix_fallocate(file.fileno(), 0, cache.bytes)
+        found = _resumed(cache, progress)
+        pixels = np.memmap(cache.place / PIXELS, np.uint8, mode="r+", shape=(cache.count, *cache.form.shape))
+        label = f"reading images into {cache.place}"
+        rest = progress.track(_read(cache, pixels, pictures, found), cache.count - len(found), label)
+        found += rest
+        said = {"format": FORMAT, "form": asdict(cache.form), "found": found}
+        write_text(cache.place / INDEX, json.dumps(said | {"sha256": _digest(said)}))
+        (cache.place / JOURNAL).unlink(missing_ok=True)
+    except OSError as error:
+        raise CofimaError(
+            f"{cache.place} could not be written ({error.strerror}); what is in it is kept, and the same "
+            "command continues. Set COFIMA_CACHE to keep images elsewhere."
+        ) from error
+    return found
+
+
+def _read(
+    cache: Cache, pixels: "np.memmap[Any, Any]", pictures: Sequence[Picture], done: Sequence[Found]
+) -> Iterator[Found]:
+    """Read the pictures after those that are done, piece by piece; note each piece once it is on disk."""
+    target, step = torch.from_numpy(pixels), max(1, _PIECE // cache.form.bytes)
+    pool = readers()
+    try:
+        with (cache.place / JOURNAL).open("a", encoding="utf-8") as journal:
+            for start in range(len(done), cache.count, step):
+                stop, found = min(start + step, cache.count), []
+                for one in fill(target, pictures, range(start, stop), cache.form, pool):
+                    found.append(one)
+                    yield one
+                pixels.flush()
+                journal.write(json.dumps({"found": found, "crc": zlib.crc32(pixels[start:stop].data)}) + "\n")
+                journal.flush()
+                os.fsync(journal.fileno())
+    finally:
+        pool.shutdown(cancel_futures=True)  # on Ctrl-C, do not read the rest first
+
+
+def _resumed(cache: Cache, progress: Progress) -> list[Found]:
+    """Return what the journal of a build that was cut off vouches for, and drop the rest of it."""
+    found: list[Found] = []
+    good: list[str] = []
+    path = cache.place / JOURNAL
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
+    pixels = cache.map().numpy()
+    for line in lines:
+        try:
+            noted = json.loads(line)
+            piece = [(str(hashed), str(fault)) for hashed, fault in noted["found"]]
+            if zlib.crc32(pixels[len(found) : len(found) + len(piece)].data) != noted["crc"]:
+                break
+        except (ValueError, KeyError, TypeError):
+            break  # the line that was being written
+        found, good = found + piece, [*good, line]
+    write_text(path, "".join(line + "\n" for line in good))
+    if found:
+        progress.say(f"{len(found):,} of {cache.count:,} images were read before")
+    return found
+
+
+def _verified(cache: Cache, progress: Progress) -> list[Found] | None:
+    """Return what the index says, or None where there is no cache; a damaged one is removed."""
+    if not (cache.place / INDEX).is_file():
+        return None
+    try:
+        said = json.loads((cache.place / INDEX).read_text("utf-8"))
+        if said.pop("sha256") != _digest(said):
+            raise ValueError("its index is not what was written")
+        found = [(str(hashed), str(fault)) for hashed, fault in said["found"]]
+        size = (cache.place / PIXELS).stat().st_size
+        if size != cache.bytes or len(found) != cache.count:
+            raise ValueError(f"{size:,} bytes of pixels, and {cache.bytes:,} were written")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        progress.say(f"{cache.place} is damaged ({error}) and is built again")
+        remove(cache)
+        return None
+    return found
+
+
+def _refuse_no_room(cache: Cache) -> None:
+    there = next(path for path in (cache.place, *cache.place.absolute().parents) if path.is_dir())
+    if not os.access(there, os.W_OK):
+        raise CofimaError(
+            f"images cannot be kept in {cache.place}: {there} may not be written to; set COFIMA_CACHE to a "
+            "folder that may"
+        )
+    written = (cache.place / PIXELS).stat().st_blocks * 512 if (cache.place / PIXELS).is_file() else 0
+    free, needed = shutil.disk_usage(there).free, cache.bytes - written
+    if needed > free:
+        raise CofimaError(
+            f"{cache.place} needs {needed / 1e9:,.1f} GB for {cache.count:,} images, and "
+            f"{free / 1e9:,.1f} GB are free there: set COFIMA_CACHE to a folder with more "
+            f"room, or delete caches that are not needed any more from {cache.place.parent}"
+        )
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    """Let one process at a time build a cache; a process that dies lets the next one in."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.say(f"waiting for another process that reads the same images into {path.parent}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _digest(said: dict[str, Any]) -> str:
+    return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,91 @@
+"""How an image is kept: resized once, as uint8, so that no step of training decodes a file again."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from cofima.data.images import fit
+
+_HEADER = 8  # bytes before the pixels of a row: height and width of the original, 32 bits each
+_LONGEST = 16  # times as long as wide, and an image is resized only where it is seen
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is kept of each image.
+
+    With ``whole = 0`` it is the square centre of ``side`` pixels, uint8 [3, side, side], for tests and
+    training crops alike. Otherwise it is a row of bytes with two pictures: the centre of ``size``
+    pixels exactly as tests see it, and the whole image squeezed into a square of ``whole`` pixels, of
+    which training crops are cut. Channels come last within a row, as Pillow has them.
+
+    Attributes:
+        side: The shorter side of an image when it is resized for a test.
+        only_tested: Leave the second picture out, for images that are never trained on.
+    """
+
+    side: int
+    size: int = 0
+    whole: int = 0
+    only_tested: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of one image as it is kept."""
+        if not self.whole:
+            return (3, self.side, self.side)
+        return (_HEADER + 3 * self.size**2 + (0 if self.only_tested else 3 * self.whole**2),)
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of one image as it is kept."""
+        return math.prod(self.shape)
+
+    def keep(self, image: Image.Image) -> Tensor:
+        """Return what is kept of an image."""
+        if not self.whole:
+            return fit(image, self.side)
+        header = np.array([image.height, image.width], "<u4").view(np.uint8)
+        parts: list[NDArray[np.uint8]] = [header, np.asarray(resized_centre(image, self.side, self.size))]
+        if not self.only_tested:
+            square = image.resize((self.whole, self.whole), Image.Resampling.BICUBIC)
+            parts.append(np.asarray(square))
+        return torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
+
+    def tested(self, rows: Tensor) -> Tensor:
+        """Return what tests see of images kept as rows: uint8 [B, 3, size, size]."""
+        return _picture(rows, _HEADER, self.size)
+
+    def trained(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the squeezed images, uint8 [B, 3, whole, whole], and their true shapes [B, 2]."""
+        shapes = rows[:, :_HEADER].cpu().numpy().view("<u4").astype(np.int64)
+        return _picture(rows, _HEADER + 3 * self.size**2, self.whole), torch.from_numpy(shapes)
+
+
+def resized_centre(image: Image.Image, side: int, size: int) -> Image.Image:
+    """Resize the shorter side to ``side`` (bicubic), then cut the centre out: as torchvision does, exactly.
+
+    Of a very long image, only the part that is seen is resized; its values may then differ by rounding.
+    """
+    if max(image.size) > _LONGEST * min(image.size):
+        square = fit(image, side).permute(1, 2, 0).contiguous().numpy()
+        return _centre(Image.fromarray(square), size)
+    sizes = [
+        side if length == min(image.size) else int(side * length / min(image.size)) for length in image.size
+    ]
+    return _centre(image.resize((sizes[0], sizes[1]), Image.Resampling.BICUBIC), size)
+
+
+def _centre(image: Image.Image, size: int) -> Image.Image:
+    left, top = (round((length - size) / 2) for length in image.size)
+    return image.crop((left, top, left + size, top + size))
+
+
+def _picture(rows: Tensor, start: int, side: int) -> Tensor:
+    flat = rows[:, start : start + 3 * side**2]
+    return flat.reshape(len(rows), side, side, 3).permute(0, 3, 1, 2)

@@ -1,0 +1,121 @@
+"""Any dataset class of torchvision by its name: ``torchvision:Flowers102``."""
+
+import inspect
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cofima.data.options import DataOptions
+from cofima.data.source import Picture, Source
+from cofima.data.sources._checks import refuse
+from cofima.data.sources._folders import deal_by_seed
+from cofima.data.sources.base import roots
+from cofima.data.splits import with_split
+from cofima.errors import CofimaError, did_you_mean
+from cofima.progress import SILENT, Progress
+
+PREFIX = "torchvision:"
+_LABELS = ("targets", "_labels", "labels", "_targets", "y")
+_NEEDS_NOTHING = ("root", "train", "split", "transform", "target_transform", "download", "self")
+
+
+def check(name: str) -> str | None:
+    """Return what is wrong with the name, or None."""
+    known = _classes()
+    kind = name.removeprefix(PREFIX)
+    return None if kind in known else f"unknown dataset '{name}'{did_you_mean(kind, known)}"
+
+
+def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source:
+    """List the images of a torchvision dataset that has been downloaded."""
+    problem = check(name)
+    if problem:
+        raise CofimaError(problem)
+    kind = _classes()[name.removeprefix(PREFIX)]
+    said: list[str] = []
+    for root in roots(options.root):
+        try:
+            train, test, variant = _make(kind, root)
+        except (RuntimeError, OSError, ValueError) as error:
+            said.append(f"    {root}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            continue
+        return _source(name, variant, (train, test), root, options, progress)
+    get = f"torchvision.datasets.{kind.__name__}(ROOT, download=True)"
+    raise CofimaError(
+        "\n".join([f"dataset {name} was not found in", *said, f"  If it can be had by {get}, do so."])
+    )
+
+
+def _classes() -> dict[str, Any]:
+    """Return the datasets that need no argument but where they are and which part is wanted."""
+    from torchvision import datasets
+
+    found = {
+        name: getattr(datasets, name) for name in datasets.__all__ if inspect.isclass(getattr(datasets, name))
+    }
+    return {name: kind for name, kind in found.items() if _usable(kind)}
+
+
+def _usable(kind: Any) -> bool:
+    arguments = inspect.signature(kind.__init__).parameters
+    needed = {key for key, one in arguments.items() if one.default is one.empty and one.kind not in (2, 4)}
+    return "root" in arguments and needed <= set(_NEEDS_NOTHING)
+
+
+def _make(kind: Any, root: Path) -> tuple[Any, Any, str]:
+    """Make the training and the test part as the signature says; a dataset with neither is one part."""
+    arguments = inspect.signature(kind.__init__).parameters
+    if "train" in arguments:
+        return kind(str(root), train=True), kind(str(root), train=False), "official"
+    if "split" not in arguments:
+        return kind(str(root)), None, "all"
+    train = kind(str(root), split="train")
+    for split in ("test", "val", "valid"):
+        try:
+            return train, kind(str(root), split=split), f"train+{split}"
+        except ValueError:  # this split is not among those of the class
+            continue
+    raise RuntimeError("it has a split 'train', but no test, val or valid")
+
+
+def _source(
+    name: str, variant: str, parts: tuple[Any, Any], root: Path, options: DataOptions, progress: Progress
+) -> Source:
+    labels = [_labels(part, progress) if part is not None else [] for part in parts]
+    names = getattr(parts[0], "classes", None) or ()
+    names = tuple(str(one) if isinstance(one, str) else " ".join(map(str, one)) for one in names)
+    most = max(map(max, filter(None, labels)), default=-1)
+    if len(names) <= most:
+        names = tuple(map(str, range(most + 1)))
+    train, test = (list(_pictures(w, p, v)) for w, p, v in zip(("train", "test"), parts, labels, strict=True))
+    facts = {"split": "given", "split_seed": None, "folder": str(root.resolve())}
+    source = Source(name, variant, names, train, test, flip=True, crop=0.5, facts=facts)
+    source = deal_by_seed(source, options) if parts[1] is None else source
+    refuse(source, root)
+    return with_split(source)
+
+
+def _labels(part: Any, progress: Progress) -> list[int]:
+    """Return the labels, without decoding the images where the dataset keeps labels apart."""
+    kept = next((getattr(part, key) for key in _LABELS if hasattr(part, key)), None)
+    if kept is None or len(kept) != len(part):
+        kept = [part[place][1] for place in progress.track(range(len(part)), len(part), "reading labels")]
+    try:
+        return [int(label) for label in kept]
+    except (TypeError, ValueError) as error:
+        raise CofimaError(
+            f"torchvision:{type(part).__name__} has no single class for each image, but {kept[0]!r}"
+        ) from error
+
+
+def _pictures(which: str, part: Any, labels: list[int]) -> Iterator[Picture]:
+    for place, label in enumerate(labels):
+        yield Picture(f"{which}/{place:06}", label, partial(_pixels, part, place))
+
+
+def _pixels(part: Any, place: int) -> NDArray[np.uint8]:
+    return np.asarray(part[place][0].convert("RGB"))

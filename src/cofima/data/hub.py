@@ -1,0 +1,90 @@
+"""Datasets of the Hugging Face hub, or local folders that its library understands: ``hf:NAME``."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cofima.data.options import DataOptions
+from cofima.data.source import Picture, Source
+from cofima.data.sources._checks import refuse
+from cofima.data.sources._folders import deal_by_seed
+from cofima.data.sources.base import roots
+from cofima.data.splits import with_split
+from cofima.errors import CofimaError
+
+PREFIX = "hf:"
+_TESTS = ("test", "validation", "valid", "val")
+_LABELS = ("label", "fine_label", "labels")
+
+
+def installed() -> str | None:
+    """Return what to do where the library is not there."""
+    from importlib.util import find_spec
+
+    return None if find_spec("datasets") else "hf:NAME needs the library datasets: pip install 'cofima[hf]'"
+
+
+def find(name: str, options: DataOptions) -> Source:
+    """List the images of a dataset by its name on the hub, ``NAME`` or ``NAME@CONFIGURATION``.
+
+    A folder of this name below ``data.root``, $COFIMA_DATA or here goes first.
+    """
+    problem = installed()
+    if problem:
+        raise CofimaError(problem)
+    path, _, configuration = name.removeprefix(PREFIX).partition("@")
+    local = next((place / path for place in roots(options.root) if (place / path).is_dir()), None)
+    loaded = _load(str(local or path), configuration or None)
+    if "train" not in loaded:
+        raise CofimaError(f"{name}: there is no split 'train', only {', '.join(map(str, loaded))}")
+    image, label = _columns(name, loaded["train"].features)
+    test = next((split for split in _TESTS if split in loaded), None)
+    parts = [_pictures(split, loaded[split], image, label) if split else [] for split in ("train", test)]
+    names = tuple(loaded["train"].features[label].names)
+    variant = f"train+{test}" if test else "all"
+    facts = {"split": "given", "split_seed": None, "column": label}
+    source = Source(name, variant, names, parts[0], parts[1], flip=True, crop=0.5, facts=facts)
+    source = source if test else deal_by_seed(source, options)
+    refuse(source, Path(path))
+    return with_split(source)
+
+
+def _load(path: str, configuration: str | None) -> Any:
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(path, configuration)
+    except Exception as error:  # the library raises what its many parts raise
+        raise CofimaError(f"hf:{path} could not be loaded: {error}") from error
+
+
+def _columns(name: str, features: Any) -> tuple[str, str]:
+    """Return the column of the images and that of the classes."""
+    from datasets import ClassLabel, Image
+
+    images = [key for key, feature in features.items() if isinstance(feature, Image)]
+    labels = [key for key, feature in features.items() if isinstance(feature, ClassLabel)]
+    if len(labels) > 1:
+        labels = [key for key in _LABELS if key in labels][:1] or labels
+    if len(images) != 1 or len(labels) != 1:
+        raise CofimaError(
+            f"{name}: one column of images and one of class labels are needed, found {images or 'no'} images "
+            f"and {labels or 'no'} class labels among the columns {', '.join(features)}"
+        )
+    return images[0], labels[0]
+
+
+def _pictures(split: str, rows: Any, image: str, label: str) -> list[Picture]:
+    from datasets import Image
+
+    encoded = rows.cast_column(image, Image(decode=False))
+    return [
+        Picture(f"{split}/{place:06}", int(value), partial(_read, encoded, place, image))
+        for place, value in enumerate(rows[label])
+    ]
+
+
+def _read(rows: Any, place: int, image: str) -> bytes:
+    found = rows[place][image]
+    content = found["bytes"]
+    return Path(found["path"]).read_bytes() if content is None else bytes(content)

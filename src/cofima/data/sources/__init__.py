@@ -1,0 +1,102 @@
+"""The folder is the registry: ``sources/cub200.py`` is the dataset ``cub200``.
+
+Each file has ``ABOUT``, what is expected, and ``look``, which yields the copies below a folder.
+"""
+
+import pkgutil
+import warnings
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from cofima.data.options import DataOptions
+from cofima.data.source import Source
+from cofima.data.sources._checks import count_problem, refuse
+from cofima.data.sources._split_file import redeal
+from cofima.data.sources.base import About, Copy, roots
+from cofima.data.splits import with_split
+from cofima.errors import CofimaError, CofimaWarning, did_you_mean
+from cofima.progress import SILENT, Progress
+
+__all__ = ["About", "about", "copies", "find", "missing", "names"]
+
+
+def names() -> list[str]:
+    """Return the names of the datasets that have a file here."""
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in found if name != "base" and not name.startswith("_"))
+
+
+def about(name: str) -> About:
+    """Return what is expected of a dataset."""
+    known: About = _module(name).ABOUT
+    return known
+
+
+def copies(name: str, root: Path | None) -> list[Copy]:
+    """Return every copy of a dataset that is found, the preferred one first; nothing is opened."""
+    module, seen, found = _module(name), set(), []
+    for place in roots(root):
+        for copy in module.look(place):
+            key = (copy.layout, copy.path.resolve())
+            if key not in seen:
+                seen.add(key)
+                found.append(copy)
+    return found
+
+
+def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source:
+    """List the images of a dataset, split as the options say, and check what can be checked unread.
+
+    Of several copies the first is taken, which is said; ``data.layout`` and ``data.root`` choose.
+    """
+    known, there = about(name), copies(name, options.root)
+    copy = _chosen(name, there, options)
+    if len(there) > 1 and options.layout is None:
+        others = "; ".join(f"{other.layout} in {other.path}" for other in there if other is not copy)
+        choose = "choose with data.layout or data.root"
+        progress.say(f"{name}: taking {copy.layout} in {copy.path}, not {others} ({choose})")
+    source = copy.open(options)
+    if options.split_file is not None:
+        source = redeal(source, options.split_file)
+    refuse(source, copy.path)
+    problem = count_problem(source, known)
+    if problem:
+        warnings.warn(f"{copy.path}: {problem}", CofimaWarning, stacklevel=2)
+    source.facts.update(layout=copy.layout, folder=str(copy.path.resolve()))
+    return with_split(source)
+
+
+def missing(name: str, options: DataOptions) -> str | None:
+    """Return what is expected, where it was looked for and where to get it, if nothing was found."""
+    known, there = about(name), copies(name, options.root)
+    if options.layout is not None and options.layout not in known.layouts:
+        hint = did_you_mean(options.layout, known.layouts)
+        return f"data.layout = {options.layout}: {name} has no such layout{hint}"
+    if any(options.layout in (None, copy.layout) for copy in there):
+        return None
+    expected = [f"{layout}: {text}" for layout, text in known.layouts.items()]
+    wanted = [line for line in expected if options.layout is None or line.startswith(f"{options.layout}:")]
+    also = [f"{copy.layout} in {copy.path}" for copy in there]
+    lines = [
+        f"dataset {name} ({known.title}) was not found; one of these is expected",
+        *(f"    {line}" for line in wanted),
+        "  in one of",
+        *(f"    {place}{'' if place.is_dir() else ' (no such folder)'}" for place in roots(options.root)),
+        *([f"  There is only {'; '.join(also)}."] if also else []),
+        f"  Get it from {known.url}, and give its place with data.root or COFIMA_DATA.",
+    ]
+    return "\n".join(lines)
+
+
+def _chosen(name: str, there: list[Copy], options: DataOptions) -> Copy:
+    problem = missing(name, options)
+    if problem:
+        raise CofimaError(problem)
+    return next(copy for copy in there if options.layout in (None, copy.layout))
+
+
+def _module(name: str) -> ModuleType:
+    if name not in names():
+        raise CofimaError(f"unknown dataset '{name}'{did_you_mean(name, names())}")
+    return import_module(f"{__name__}.{name}")

@@ -1,0 +1,119 @@
+"""Stanford Cars: photographs of 196 models of cars."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cofima.data.options import DataOptions
+from cofima.data.source import Picture, Source
+from cofima.data.sources._folders import TRAIN_AND_TEST, is_split, split_folders
+from cofima.data.sources.base import About, Copy, named
+from cofima.errors import CofimaError, first_problems, problems
+
+ABOUT = About(
+    title="Stanford Cars",
+    classes=196,
+    variants={"official": (8_144, 8_041)},
+    layouts={
+        "devkit": "stanford_cars/ with devkit/cars_train_annos.mat, cars_test_annos_withlabels.mat, "
+        "cars_train/ and cars_test/",
+        "annos": "cars196/ (or cars/) with cars_annos.mat and car_ims/",
+        "folders": f"cars196/ with {TRAIN_AND_TEST}",
+    },
+    url="https://github.com/pytorch/vision/issues/7545 (the authors' own page is gone)",
+    flip=True,
+    crop=0.5,
+    faults={
+        (8_041, 8_144): (
+            "swapped",
+            "training and test images are swapped (8,041 + 8,144; official is 8,144 + 8,041), as by a public "
+            "script that takes the flag 'test' for 'train'",
+        )
+    },
+)
+FOLDERS = ("cars196", "cars_196", "cars", "stanford_cars", "car196")
+TRAIN, TEST, WHOLE = "cars_train_annos.mat", "cars_test_annos_withlabels.mat", "cars_annos.mat"
+
+
+def look(root: Path) -> Iterator[Copy]:
+    """Yield the copies below a folder."""
+    folders = list(named(root, FOLDERS))
+    for folder in folders:
+        if _either(folder, TRAIN) and _either(folder, TEST):
+            yield Copy("devkit", folder, partial(_open_devkit, folder))
+    for folder in folders:
+        if _either(folder, WHOLE):
+            yield Copy("annos", folder, partial(_open_annos, folder))
+    for folder in folders:
+        if is_split(folder):
+            yield Copy("folders", folder, partial(_open_folders, folder))
+
+
+def _open_folders(folder: Path, options: DataOptions) -> Source:
+    return split_folders("cars196", ABOUT, folder)
+
+
+def _open_devkit(folder: Path, options: DataOptions) -> Source:
+    train, test = (_read(_either(folder, name), ("fname", "class")) for name in (TRAIN, TEST))
+    rows = [(f"cars_train/{name}", int(car), False) for name, car in train]
+    rows += [(f"cars_test/{name}", int(car), True) for name, car in test]
+    return _source(folder, rows, _titles(_either(folder, "cars_meta.mat")))
+
+
+def _open_annos(folder: Path, options: DataOptions) -> Source:
+    file = _either(folder, WHOLE)
+    rows = [
+        (path, int(car), bool(test)) for path, car, test in _read(file, ("relative_im_path", "class", "test"))
+    ]
+    return _source(folder, rows, _titles(file) or _titles(_either(folder, "cars_meta.mat")))
+
+
+def _source(folder: Path, rows: list[tuple[str, int, bool]], titles: list[str]) -> Source:
+    """Make a source of paths, class ids (which count from 1) and whether they are test images."""
+    most = max((car for _, car, _ in rows), default=0)
+    titles = titles or [f"car {number:03}" for number in range(1, most + 1)]
+    found = [f"{path}: no such file" for path, _, _ in rows if not (folder / path).is_file()]
+    found += [
+        f"{path}: class {car} is not within 1 to {len(titles)}"
+        for path, car, _ in rows
+        if not 0 < car <= len(titles)
+    ]
+    if found:
+        raise first_problems(f"cars196 in {folder}", found)
+    parts: tuple[list[Picture], list[Picture]] = [], []
+    for path, car, tested in rows:
+        parts[tested].append(Picture(path, car - 1, (folder / path).read_bytes))
+    return ABOUT.make("cars196", parts, titles)
+
+
+def _either(folder: Path, name: str) -> Path | None:
+    """Return the file in a folder or in its devkit."""
+    return next((path for path in (folder / "devkit" / name, folder / name) if path.is_file()), None)
+
+
+def _titles(file: Path | None) -> list[str]:
+    values = _matlab(file).get("class_names") if file else None
+    return [] if values is None else [str(title).strip() for title in np.atleast_1d(values)]
+
+
+def _read(file: Path | None, fields: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    assert file is not None
+    table: NDArray[Any] = np.atleast_1d(_matlab(file).get("annotations", np.empty(0)))
+    lacking = [field for field in fields if field not in (table.dtype.names or ())]
+    if lacking:
+        raise problems(str(file), [f"annotations: no field '{field}'" for field in lacking])
+    return list(zip(*(table[field].tolist() for field in fields), strict=True))
+
+
+def _matlab(file: Path) -> dict[str, Any]:
+    from scipy.io import loadmat  # only this dataset needs it
+
+    try:
+        values: dict[str, Any] = loadmat(str(file), squeeze_me=True)
+    except Exception as error:  # what a damaged file raises is not limited
+        raise CofimaError(f"{file} is damaged, or not a MATLAB file of version 5 ({error})") from error
+    return values

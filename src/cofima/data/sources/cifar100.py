@@ -1,0 +1,122 @@
+"""CIFAR-100: 32 x 32 photographs of 100 kinds of things, as its authors pack it for Python."""
+
+import tarfile
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from hashlib import md5
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cofima.data.options import DataOptions
+from cofima.data.source import Picture, Source
+from cofima.data.sources.base import About, Copy, files, named
+from cofima.data.unpickle import plain_dict
+from cofima.errors import CofimaError, problems
+
+ABOUT = About(
+    title="CIFAR-100",
+    classes=100,
+    variants={"official": (50_000, 10_000)},
+    layouts={
+        "python": "cifar-100-python/ with the files train, test and meta",
+        "archive": "cifar-100-python.tar.gz",
+    },
+    url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+    flip=True,
+    crop=0.08,
+)
+FOLDERS = ("cifar-100-python", "cifar100", "cifar-100")
+MD5 = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "meta": "7973b15100ade9c7d40fb424638fde48",
+}
+
+
+def look(root: Path) -> Iterator[Copy]:
+    """Yield the copies below a folder."""
+    for folder in named(root, FOLDERS):
+        if all((folder / name).is_file() for name in MD5):
+            yield Copy("python", folder, partial(_open, folder))
+    for archive in files(root, FOLDERS, ("cifar-100-python.tar.gz",)):
+        yield Copy("archive", archive, partial(_open, archive))
+
+
+def _open(path: Path, options: DataOptions) -> Source:
+    contents = _unpacked(path) if path.is_file() else _contents(path)
+    found: list[str] = []
+    values = {name: _values(name, content, found) for name, content in contents.items()}
+    if found:
+        raise problems(f"cifar100 in {path}", found)
+    intact = all(md5(contents[name], usedforsecurity=False).hexdigest() == MD5[name] for name in MD5)
+    names = values["meta"]["fine_label_names"]
+    parts = _pictures("train", values["train"]), _pictures("test", values["test"])
+    return ABOUT.make("cifar100", parts, names, "official" if intact else "other")
+
+
+def _pictures(part: str, values: dict[str, Any]) -> list[Picture]:
+    images = values["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return [
+        Picture(f"{part}/{place:05}", label, partial(_pixels, images, place))
+        for place, label in enumerate(values["fine_labels"])
+    ]
+
+
+def _pixels(images: NDArray[np.uint8], place: int) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(images[place])
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    try:
+        return {name: (folder / name).read_bytes() for name in MD5}
+    except OSError as error:
+        raise CofimaError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _unpacked(archive: Path) -> dict[str, bytes]:
+    """Read the three files out of the archive, in memory."""
+    wanted = {f"cifar-100-python/{name}": name for name in MD5}
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                file = tar.extractfile(member) if member.name in wanted else None
+                if file is not None:
+                    found[wanted[member.name]] = file.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise CofimaError(f"{archive} is damaged or not complete ({error}); get it again") from error
+    lacking = [f"{name}: the file is missing" for name in MD5 if name not in found]
+    if lacking:
+        raise problems(f"cifar100 in {archive}", lacking)
+    return found
+
+
+def _values(name: str, content: bytes, found: list[str]) -> dict[str, Any]:
+    """Return what one of the files holds; append what is wrong with it to ``found``."""
+    try:
+        values = plain_dict(content)
+        wrong = _wrong_meta(values) if name == "meta" else _wrong_part(values)
+    except (ValueError, KeyError, TypeError) as error:
+        values, wrong = {}, f"not a file of CIFAR-100 ({error})"
+    found.extend([f"{name}: {wrong}"] if wrong else [])
+    return values
+
+
+def _wrong_meta(values: dict[str, Any]) -> str:
+    names = values["fine_label_names"]
+    good = (
+        isinstance(names, list) and len(set(names)) == len(names) and all(isinstance(n, str) for n in names)
+    )
+    return "" if good else "fine_label_names is not a list of different names"
+
+
+def _wrong_part(values: dict[str, Any]) -> str:
+    data, labels = values["data"], values["fine_labels"]
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (len(labels), 3072):
+        shape = getattr(data, "shape", type(data).__name__)
+        return f"expected {len(labels)} x 3072 bytes of pixels, found {shape}"
+    return "" if all(isinstance(n, int) and 0 <= n < 100 for n in labels) else "a label is not within 0 to 99"

@@ -1,0 +1,80 @@
+"""CUB-200-2011: photographs of 200 species of birds."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from cofima.data.options import DataOptions
+from cofima.data.source import Picture, Source
+from cofima.data.sources._folders import TRAIN_AND_TEST, is_split, split_folders
+from cofima.data.sources.base import About, Copy, named
+from cofima.errors import CofimaError, first_problems
+
+ABOUT = About(
+    title="CUB-200-2011",
+    classes=200,
+    variants={"official": (5_994, 5_794), "pilot": (9_430, 2_358)},
+    layouts={
+        "raw": "CUB_200_2011/ with images.txt, train_test_split.txt, image_class_labels.txt and images/",
+        "folders": f"cub/ (or cub_200/, CUB_200_2011/) with {TRAIN_AND_TEST}",
+    },
+    url="https://www.vision.caltech.edu/datasets/cub_200_2011/",
+    flip=True,
+    crop=0.5,
+)
+FOLDERS = ("cub", "cub200", "cub_200", "CUB_200_2011")
+LISTS = ("images.txt", "train_test_split.txt", "image_class_labels.txt")
+
+
+def look(root: Path) -> Iterator[Copy]:
+    """Yield the copies below a folder."""
+    folders = list(named(root, FOLDERS))
+    for folder in folders:
+        if all((folder / name).is_file() for name in LISTS):
+            yield Copy("raw", folder, partial(_open_raw, folder))
+    for folder in folders:
+        if is_split(folder):
+            yield Copy("folders", folder, partial(_open_folders, folder))
+
+
+def _open_folders(folder: Path, options: DataOptions) -> Source:
+    return split_folders("cub200", ABOUT, folder)
+
+
+def _open_raw(folder: Path, options: DataOptions) -> Source:
+    found: list[str] = []
+    paths, training, classes = (_table(folder / name, found) for name in LISTS)
+    for name, table in zip(LISTS[1:], (training, classes), strict=True):
+        odd = sorted(paths.keys() ^ table.keys())
+        found += (
+            [f"{name}: {len(odd)} images are not in it, or not in images.txt (first: {odd[0]})"]
+            if odd
+            else []
+        )
+    found += [f"train_test_split.txt: '{v}' is not 0 or 1" for v in sorted({*training.values()} - {"0", "1"})]
+    found += [f"{name}: no such file" for name in paths.values() if not (folder / "images" / name).is_file()]
+    if found:
+        raise first_problems(f"cub200 in {folder}", found)
+    # class ids count from 1, in the order of the folders' names
+    ids = sorted({*classes.values()}, key=int)
+    number = {one: label for label, one in enumerate(ids)}
+    titles = dict.fromkeys(ids, "") | {classes[key]: path.split("/")[0] for key, path in paths.items()}
+    parts: tuple[list[Picture], list[Picture]] = [], []
+    for key, path in paths.items():
+        picture = Picture(path, number[classes[key]], (folder / "images" / path).read_bytes)
+        parts[0 if training[key] == "1" else 1].append(picture)
+    return ABOUT.make("cub200", parts, [titles[one] for one in ids])
+
+
+def _table(file: Path, found: list[str]) -> dict[str, str]:
+    """Read lines of a key and a value."""
+    try:
+        rows = [line.split(maxsplit=1) for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise CofimaError(f"{file}: {(error.strerror or str(error)).lower()}") from error
+    except UnicodeDecodeError:
+        rows = [[""]]
+    if any(len(row) != 2 for row in rows):
+        found.append(f"{file.name}: expected a number and a value in each line")
+        return {}
+    return {key: value.strip() for key, value in rows}

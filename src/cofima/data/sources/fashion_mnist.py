@@ -1,0 +1,102 @@
+"""Fashion-MNIST: 28 x 28 grey pictures of ten kinds of clothes, in the idx files of MNIST."""
+
+import gzip
+import struct
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cofima.data.options import DataOptions
+from cofima.data.source import Picture, Source
+from cofima.data.sources.base import About, Copy, named
+from cofima.errors import problems
+
+ABOUT = About(
+    title="Fashion-MNIST",
+    classes=10,
+    variants={"official": (60_000, 10_000)},
+    layouts={
+        "idx": "FashionMNIST/raw/ (or fashion-mnist/) with train-images-idx3-ubyte, train-labels-idx1-ubyte, "
+        "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, each as it is or as .gz",
+    },
+    url="https://github.com/zalandoresearch/fashion-mnist, or Debian's package dataset-fashion-mnist",
+    flip=True,
+    crop=0.5,
+)
+FOLDERS = ("fashion-mnist", "fashion")
+NAMES = (
+    "T-shirt/top",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
+STEMS = {"train": "train", "test": "t10k"}
+
+
+def look(root: Path) -> Iterator[Copy]:
+    """Yield the copies below a folder."""
+    for folder in named(root, FOLDERS):
+        for place in (folder, folder / "raw"):
+            if all(_file(place, stem, kind) for stem in STEMS.values() for kind in ("images", "labels")):
+                yield Copy("idx", place, partial(_open, place))
+
+
+def _open(folder: Path, options: DataOptions) -> Source:
+    found: list[str] = []
+    parts = tuple(_part(folder, part, stem, found) for part, stem in STEMS.items())
+    if found:
+        raise problems(f"fashion_mnist in {folder}", found)
+    return ABOUT.make("fashion_mnist", (parts[0], parts[1]), NAMES)
+
+
+def _part(folder: Path, part: str, stem: str, found: list[str]) -> list[Picture]:
+    images, labels = (_array(_file(folder, stem, kind), kind, found) for kind in ("images", "labels"))
+    if images is None or labels is None:
+        return []
+    if len(images) != len(labels):
+        found.append(f"{stem}: {len(images)} images, but {len(labels)} labels")
+    if len(labels) and labels.max() >= len(NAMES):
+        found.append(f"{stem}: label {labels.max()}; they run from 0 to {len(NAMES) - 1}")
+    return [
+        Picture(f"{part}/{place:05}", label, partial(_pixels, images, place))
+        for place, label in enumerate(labels.tolist())
+    ]
+
+
+def _pixels(images: NDArray[np.uint8], place: int) -> NDArray[np.uint8]:
+    return np.repeat(images[place, :, :, None], 3, axis=2)
+
+
+def _file(folder: Path, stem: str, kind: str) -> Path | None:
+    name = f"{stem}-{kind}-idx{3 if kind == 'images' else 1}-ubyte"
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _array(file: Path | None, kind: str, found: list[str]) -> NDArray[np.uint8] | None:
+    """Read an idx file: two zero bytes, 8 for bytes, the number of axes, their lengths, the values."""
+    assert file is not None
+    axes = 3 if kind == "images" else 1
+    try:
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        start, *shape = struct.unpack_from(f">{1 + axes}I", content)
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        found.append(f"{file.name}: damaged or not complete ({error})")
+        return None
+    values = np.frombuffer(content, np.uint8, offset=4 * (1 + axes))
+    if start != 0x800 + axes:
+        found.append(f"{file.name}: starts with {start:#x}, not {0x800 + axes:#x}: not an idx file of {kind}")
+    elif values.size != np.prod(shape):
+        found.append(f"{file.name}: {values.size:,} bytes after the header, expected {np.prod(shape):,}")
+    else:
+        return values.reshape(shape)
+    return None

@@ -1,0 +1,109 @@
+"""ImageNet-R: renditions (art, cartoons, toys, ...) of 200 classes of ImageNet, without an official split."""
+
+import tarfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from cofima.data.files import SUFFIXES, list_images
+from cofima.data.options import DataOptions
+from cofima.data.source import Picture, Source
+from cofima.data.sources._folders import TRAIN_AND_TEST, deal_by_seed, is_split, split_folders
+from cofima.data.sources._split_file import deal, two_lists
+from cofima.data.sources.base import About, Copy, files, named
+from cofima.errors import CofimaError, problems
+
+ABOUT = About(
+    title="ImageNet-R",
+    classes=200,
+    variants={"folders": (24_000, 6_000)},
+    layouts={
+        "folders": f"imagenet-r/ with {TRAIN_AND_TEST}",
+        "lists": "imagenet-r/WNID/*.jpg or imagenet-r.tar, beside imagenet-r_train.yaml and _test.yaml",
+        "unsplit": "imagenet-r/WNID/*.jpg; data.test_share of each class is tested on, by data.split_seed",
+        "tar": "imagenet-r.tar, not compressed, not unpacked; split as an unsplit folder",
+    },
+    url="https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",
+    flip=True,
+    crop=0.08,
+)
+FOLDERS = ("imagenet-r", "imagenetr")
+
+
+def look(root: Path) -> Iterator[Copy]:
+    """Yield the copies below a folder."""
+    folders = list(named(root, FOLDERS))
+    for folder in folders:
+        if is_split(folder):
+            yield Copy("folders", folder, partial(_open_folders, folder))
+    unsplit = [folder for folder in folders if _has_wnids(folder)]
+    tars = list(files(root, FOLDERS, ("imagenet-r.tar", "imagenet_r.tar")))
+    for path in [*unsplit, *tars]:
+        for place in (path, path.parent):
+            if place.is_dir() and any(place.glob("*_train.yaml")):
+                yield Copy("lists", path, partial(_open_lists, path, place))
+    for path in [*unsplit, *tars]:
+        yield Copy("tar" if path.is_file() else "unsplit", path, partial(_open_unsplit, path))
+
+
+def _open_folders(folder: Path, options: DataOptions) -> Source:
+    return split_folders("imagenet_r", ABOUT, folder)
+
+
+def _open_lists(path: Path, lists: Path, options: DataOptions) -> Source:
+    return deal(_everything(path), "lists", *two_lists(lists), str(lists))
+
+
+def _open_unsplit(path: Path, options: DataOptions) -> Source:
+    return deal_by_seed(_everything(path), options)
+
+
+def _everything(path: Path) -> Source:
+    """List all images as training images; they are dealt out afterwards."""
+    paths = _in_tar(path) if path.is_file() else _in_folder(path)
+    names = sorted({name.split("/")[0] for name in paths})
+    number = {name: label for label, name in enumerate(names)}
+    pictures = [Picture(name, number[name.split("/")[0]], read) for name, read in paths.items()]
+    return ABOUT.make("imagenet_r", (pictures, []), names, "all")
+
+
+def _in_folder(folder: Path) -> dict[str, partial[bytes]]:
+    found = list_images(folder)
+    wrong = [*found.wrong, *found.duplicates()]
+    if wrong:
+        raise problems(f"imagenet_r in {folder}", wrong)
+    return {file.key: partial(file.path.read_bytes) for file in found.files}
+
+
+def _in_tar(archive: Path) -> dict[str, partial[bytes]]:
+    """Find where in the archive each image lies, so that it can be read without unpacking anything."""
+    size = archive.stat().st_size
+    found: dict[str, partial[bytes]] = {}
+    try:
+        with tarfile.open(archive, "r:") as tar:
+            for member in tar:
+                path = Path(member.name)
+                if not member.isreg() or path.suffix.lower() not in SUFFIXES or path.name.startswith("."):
+                    continue
+                if member.offset_data + member.size > size:
+                    raise tarfile.ReadError("the archive ends within an image")
+                key = "/".join(path.parts[-2:])
+                found[key] = partial(_read_part, archive, member.offset_data, member.size)
+    except tarfile.TarError as error:
+        raise CofimaError(
+            f"{archive} cannot be read ({error}): get it again if it is cut, unpack it if it is compressed"
+        ) from error
+    if not found:
+        raise CofimaError(f"{archive} has no images in folders")
+    return found
+
+
+def _read_part(archive: Path, start: int, size: int) -> bytes:
+    with archive.open("rb") as file:  # one handle for each image: many threads may read at once
+        file.seek(start)
+        return file.read(size)
+
+
+def _has_wnids(folder: Path) -> bool:
+    names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+    return any(name[:1] == "n" and name[1:].isdecimal() for name in names)

@@ -1,0 +1,70 @@
+"""The one pickle that is read: plain values and arrays of bytes, nothing that could run code."""
+
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class _Kind:
+    """Stand for numpy's ``dtype``; numpy's own would believe whatever a file says of it."""
+
+    def __init__(self, code: str = "", *more: object) -> None:
+        self.code = code
+
+    def __setstate__(self, state: object) -> None:
+        """Ignore byte order and flags: a byte has none."""
+
+
+class _Array:
+    """Stand for numpy's ``ndarray``, and hold one of bytes."""
+
+    values: NDArray[np.uint8]
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], _Kind, bool, bytes | str]) -> None:
+        _, shape, kind, by_column, raw = state
+        if not isinstance(kind, _Kind) or kind.code != "u1":
+            raise pickle.UnpicklingError("an array that is not of bytes")
+        content = raw.encode("latin1") if isinstance(raw, str) else raw
+        self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_column else "C")
+
+
+def _empty(*_: object) -> _Array:
+    return _Array()
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes as {encoding}, not latin1")
+    return text.encode("latin1")
+
+
+_ALLOWED = {
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Kind,
+    ("numpy.core.multiarray", "_reconstruct"): _empty,  # its names in old and new numpy
+    ("numpy._core.multiarray", "_reconstruct"): _empty,
+    ("_codecs", "encode"): _encode,  # how Python 3 writes bytes for Python 2
+}
+
+
+class _Plain(pickle.Unpickler):
+    """Refuse every name but those of an array."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which plain data do not need")
+        return _ALLOWED[module, name]
+
+
+def plain_dict(content: bytes) -> dict[str, Any]:
+    """Return the dictionary that a pickle holds; a ValueError says why it is not plain data."""
+    try:
+        found = _Plain(io.BytesIO(content), encoding="latin1").load()
+        if not isinstance(found, dict):
+            raise pickle.UnpicklingError(f"expected keys and values, found {type(found).__name__}")
+        return {key: value.values if isinstance(value, _Array) else value for key, value in found.items()}
+    except Exception as error:  # damaged bytes may raise anything
+        raise ValueError(str(error) or type(error).__name__) from error

@@ -1,0 +1,183 @@
+"""Short names for published backbones, each pinned to one set of weights, and what is known of those."""
+
+from dataclasses import dataclass
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Alias:
+    """One set of published weights: a timm name with its tag, and where the weights come from.
+
+    ``size``, ``mean``, ``std`` and ``crop_pct`` are given where timm's own do not fit these weights.
+    """
+
+    timm: str
+    pretraining: str
+    parameters: int
+    features: int
+    supervised: bool = True
+    size: int | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+    crop_pct: float | None = None
+    file: str = ""
+    note: str = ""
+
+    @property
+    def hub(self) -> bool:
+        """Tell whether timm can fetch the weights itself."""
+        return "." in self.timm
+
+
+_AUGREG = "https://storage.googleapis.com/vit_models/augreg/"
+_META = "https://dl.fbaipublicfiles.com/"
+
+ALIASES: dict[str, Alias] = {
+    "vit_b16_in21k": Alias(
+        timm="vit_base_patch16_224.augreg_in21k",
+        pretraining="ImageNet-21k",
+        parameters=85_798_656,
+        features=768,
+        file=f"{_AUGREG}B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz",
+        note="the supervised backbone of the CoFiMA paper",
+    ),
+    "vit_b16_in21k_orig": Alias(
+        timm="vit_base_patch16_224.orig_in21k",
+        pretraining="ImageNet-21k",
+        parameters=85_798_656,
+        features=768,
+        file="https://storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz",
+        note="the backbone of the L2P and DualPrompt papers",
+    ),
+    "vit_b16_in1k_ft": Alias(
+        timm="vit_base_patch16_224.augreg_in21k_ft_in1k",
+        pretraining="ImageNet-21k, then ImageNet-1k",
+        parameters=85_798_656,
+        features=768,
+        file=f"{_AUGREG}B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
+        "--imagenet2012-steps_20k-lr_0.01-res_224.npz",
+        note="what timm 0.6 called vit_base_patch16_224, and PILOT trains with",
+    ),
+    "vit_b16_mocov3": Alias(
+        timm="vit_base_patch16_224",
+        pretraining="ImageNet-1k without labels (MoCo v3)",
+        parameters=85_798_656,
+        features=768,
+        supervised=False,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        crop_pct=0.875,
+        file=f"{_META}moco-v3/vit-b-300ep/vit-b-300ep.pth.tar",
+        note="not on the hub: give model.checkpoint=FILE; its positions are sines and cosines, trained here",
+    ),
+    "vit_b16_mae": Alias(
+        timm="vit_base_patch16_224.mae",
+        pretraining="ImageNet-1k without labels (MAE)",
+        parameters=85_798_656,
+        features=768,
+        supervised=False,
+        file=f"{_META}mae/pretrain/mae_pretrain_vit_base.pth",
+        note="its features need more fine-tuning than those of the others",
+    ),
+    "vit_b14_dinov2": Alias(
+        timm="vit_base_patch14_dinov2.lvd142m",
+        pretraining="LVD-142M without labels (DINOv2)",
+        parameters=85_724_928,
+        features=768,
+        supervised=False,
+        size=224,
+        file=f"{_META}dinov2/dinov2_vitb14/dinov2_vitb14_pretrain.pth",
+        note="patches of 14 pixels: there is no DINOv2 with 16; its 37 x 37 positions become 16 x 16",
+    ),
+    "vit_b16_dino": Alias(
+        timm="vit_base_patch16_224.dino",
+        pretraining="ImageNet-1k without labels (DINO)",
+        parameters=85_798_656,
+        features=768,
+        supervised=False,
+        file=f"{_META}dino/dino_vitbase16_pretrain/dino_vitbase16_pretrain.pth",
+        note="the first DINO: what the code released with the CoFiMA paper loads where the paper says DINOv2",
+    ),
+    "vit_ti16": Alias(
+        timm="vit_tiny_patch16_224.augreg_in21k",
+        pretraining="ImageNet-21k",
+        parameters=5_524_416,
+        features=192,
+        file=f"{_AUGREG}Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz",
+        note="the smallest of the paper's transformers",
+    ),
+    "vit_l16": Alias(
+        timm="vit_large_patch16_224.augreg_in21k",
+        pretraining="ImageNet-21k",
+        parameters=303_301_632,
+        features=1024,
+        file=f"{_AUGREG}L_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1.npz",
+        note="pre-trained with dropout 0.1; there is none here",
+    ),
+    "vit_b16_sam": Alias(
+        timm="vit_base_patch16_224.sam_in1k",
+        pretraining="ImageNet-1k",
+        parameters=85_798_656,
+        features=768,
+        file="https://storage.googleapis.com/vit_models/sam/ViT-B_16.npz",
+        note="trained with sharpness-aware minimisation",
+    ),
+    "resnet18": Alias(
+        timm="resnet18.tv_in1k",
+        pretraining="ImageNet-1k",
+        parameters=11_176_512,
+        features=512,
+        file="https://download.pytorch.org/models/resnet18-f37072fd.pth",
+        note="torchvision's weights; merging estimates its batch statistics anew",
+    ),
+}
+
+# parts of tags of weights that were trained on other images as well
+_OTHERS = (
+    "laion",
+    "openai",
+    "datacomp",
+    "swsl",
+    "ssl",
+    "ig1b",
+    "yfcc",
+    "webli",
+    "dfn",
+    "metaclip",
+    "jft",
+    "cc12m",
+)
+# what the parts of timm's tags say about the images that weights were trained on, most telling first
+_TAGS = {
+    "tiny_imagenet": "Tiny-ImageNet",
+    "lvd142m": "LVD-142M without labels (DINOv2)",
+    "mae": "ImageNet-1k without labels (MAE)",
+    "dino": "ImageNet-1k without labels (DINO)",
+    "in21k_ft_in1k": "ImageNet-21k, then ImageNet-1k",
+    "in22k_ft_in1k": "ImageNet-22k, then ImageNet-1k",
+    "in12k_ft_in1k": "ImageNet-12k, then ImageNet-1k",
+    "in21k": "ImageNet-21k",
+    "in22k": "ImageNet-22k",
+    "in12k": "ImageNet-12k",
+    "in1k": "ImageNet-1k",
+}
+
+
+def resolve(name: str) -> str:
+    """Return the timm name that a name stands for; any other name stands for itself."""
+    return ALIASES[name].timm if name in ALIASES else name
+
+
+def pretraining(name: str, tag: str) -> str:
+    """Return the images that published weights were trained on, as far as their name tells."""
+    if name in ALIASES:
+        return ALIASES[name].pretraining
+    exact = next((alias for alias in ALIASES.values() if alias.hub and alias.timm == name), None)
+    if exact is not None:
+        return exact.pretraining
+    words = f"_{tag}_"
+    other = any(f"_{word}" in words for word in _OTHERS)
+    found = next((text for part, text in _TAGS.items() if f"_{part}_" in words), None)
+    return found if found is not None and not other else f"not known (tag {tag})" if tag else "not known"

@@ -1,0 +1,117 @@
+"""The layouts in which published checkpoints keep their weights, each turned into timm's names.
+
+A layout is recognised by its keys. What a conversion leaves out or changes is told, never done silently.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection
+
+import torch
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+Weights = dict[str, Tensor]
+_WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before each name
+
+
+def to_timm(weights: Weights, module: nn.Module) -> tuple[Weights, str]:
+    """Return weights under the names of a backbone without classifier, and what was done to them."""
+    keys = _unwrapped(weights)
+    layout, convert = next((name, convert) for name, seen, convert in LAYOUTS if seen(keys))
+    kept = _without_classifier(convert(keys), module)
+    left = Counter(_owner(key) for key in keys.keys() - _origins(keys, kept))
+    done = [f"left out {', '.join(f'{name} ({n})' for name, n in sorted(left.items()))}"] if left else []
+    done += _positions(kept, module) + _batch_counts(kept, module)
+    return kept, "; ".join([layout, *done])
+
+
+def moco_v3(weights: Weights) -> Weights:
+    """Take MoCo v3's encoder; its momentum twin and predictor serve the pre-training alone."""
+    return _below(weights, "base_encoder.")
+
+
+def dino(weights: Weights) -> Weights:
+    """Take the backbone out of a whole DINO checkpoint, where the projection head stands beside it."""
+    return _below(weights, "backbone.")
+
+
+def mae(weights: Weights) -> Weights:
+    """Take MAE's encoder; the decoder paints the masked patches."""
+    return {k: v for k, v in weights.items() if k != "mask_token" and not k.startswith("decoder_")}
+
+
+def dinov2(weights: Weights) -> Weights:
+    """Leave out DINOv2's mask token; the other names are timm's."""
+    return {k: v for k, v in weights.items() if k != "mask_token"}
+
+
+def _as_they_are(weights: Weights) -> Weights:
+    return dict(weights)
+
+
+Recogniser = Callable[[Collection[str]], bool]
+# in this order: the last takes what no other does
+LAYOUTS: tuple[tuple[str, Recogniser, Callable[[Weights], Weights]], ...] = (
+    ("MoCo v3", lambda keys: any(k.startswith("base_encoder.") for k in keys), moco_v3),
+    ("DINO", lambda keys: any(k.startswith("backbone.") for k in keys), dino),
+    ("MAE", lambda keys: "mask_token" in keys and "decoder_embed.weight" in keys, mae),
+    ("DINOv2", lambda keys: "mask_token" in keys and "decoder_embed.weight" not in keys, dinov2),
+    ("torchvision's names", lambda keys: "layer1.0.conv1.weight" in keys, _as_they_are),
+    ("timm's names", lambda keys: True, _as_they_are),
+)
+
+
+def _below(weights: Weights, prefix: str) -> Weights:
+    return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+
+
+def _unwrapped(weights: Weights) -> Weights:
+    for prefix in _WRAPPERS:
+        if weights and all(key.startswith(prefix) for key in weights):
+            weights = _below(weights, prefix)
+    return weights
+
+
+def _without_classifier(weights: Weights, module: nn.Module) -> Weights:
+    """Leave out the classifier, and the layer before it that timm's old names call ``pre_logits``."""
+    name = classifier(module)
+    return {k: v for k, v in weights.items() if not k.startswith((f"{name}.", "pre_logits."))}
+
+
+def classifier(module: nn.Module) -> str:
+    """Return the name that timm gives to the classifier of a backbone."""
+    name = getattr(module, "pretrained_cfg", {}).get("classifier", "head")
+    return name if isinstance(name, str) else "cofima_head"
+
+
+def _owner(key: str) -> str:
+    return key.removeprefix("base_encoder.").removeprefix("backbone.").split(".")[0]
+
+
+def _origins(before: Weights, after: Weights) -> set[str]:
+    """Return the keys whose tensors are kept, whatever they are called now."""
+    kept = {id(value) for value in after.values()}
+    return {key for key, value in before.items() if id(value) in kept}
+
+
+def _positions(weights: Weights, module: nn.Module) -> list[str]:
+    """Bring a square grid of position embeddings to the backbone's grid, as timm does for its own weights."""
+    ours, theirs = getattr(module, "pos_embed", None), weights.get("pos_embed")
+    grid = getattr(getattr(module, "patch_embed", None), "grid_size", None)
+    if not isinstance(ours, Tensor) or theirs is None or grid is None or theirs.ndim != 3:
+        return []
+    extra = 0 if getattr(module, "no_embed_class", False) else int(getattr(module, "num_prefix_tokens", 1))
+    side = math.isqrt(max(theirs.shape[1] - extra, 0))
+    if theirs.shape[1] == ours.shape[1] or side * side + extra != theirs.shape[1]:
+        return []
+    weights["pos_embed"] = resample_abs_pos_embed(theirs, new_size=list(grid), num_prefix_tokens=extra)
+    return [f"positions {side} x {side} resampled to {grid[0]} x {grid[1]}"]
+
+
+def _batch_counts(weights: Weights, module: nn.Module) -> list[str]:
+    """Start the counters that files from before torch 0.4.1 do not have; they are never read here."""
+    names = [k for k in module.state_dict() if k.endswith(".num_batches_tracked") and k not in weights]
+    has = [k for k in names if k.replace("num_batches_tracked", "running_mean") in weights]
+    weights |= {key: torch.tensor(0) for key in has}
+    return [f"{len(has)} counters of batch normalisation set to 0"] if has else []

@@ -1,0 +1,21 @@
+"""What the user may choose about the backbone."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ModelOptions(BaseModel):
+    """Where a backbone's weights come from, and at which image size it works."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    pretrained: bool = True
+    """Load the published weights (from package data or the hub); false starts from scratch."""
+    checkpoint: Path | None = None
+    """A local .safetensors, .pth, .pth.tar or .npz file, instead of the published weights."""
+    size: Annotated[int, Field(ge=1)] | None = None
+    """Image size in pixels, where it is not the backbone's own."""
+    final_norm: Literal["pretrained", "reset"] = "pretrained"
+    """Keep the last layer norm before the features, or make it fresh as SLCA's released code does."""

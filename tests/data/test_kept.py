@@ -1,0 +1,315 @@
+"""Pixels are read once: in memory or on disk alike, after a kill, a damage, or a change of a file."""
+
+import json
+import os
+import shutil
+import signal
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cofima.data import cache, kept
+from cofima.data.forms import Form
+from cofima.data.images import ImageSet
+from cofima.data.kept import Kept, keep, keep_small
+from cofima.data.source import Picture
+from cofima.errors import CofimaError
+from cofima.progress import Progress
+
+FORM = Form(side=16, size=14, whole=19)
+
+
+class Listener(Progress):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.read = 0
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+    def track(self, items, total, label):  # type: ignore[no-untyped-def]
+        for item in items:
+            self.read += "reading" in label
+            yield item
+
+
+@pytest.fixture(autouse=True)
+def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Send even a few images to a cache of this test's own, three to a piece."""
+    monkeypatch.setenv("COFIMA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "IN_MEMORY", 0)
+    monkeypatch.setattr(cache, "_PIECE", 3 * FORM.bytes)
+    return tmp_path / "cache" / "pixels"
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[Picture]:
+    return [picture(tmp_path / "images" / f"{number}.png", number) for number in range(10)]
+
+
+def picture(path: Path, number: int) -> Picture:
+    path.parent.mkdir(exist_ok=True)
+    values = np.random.RandomState(number).randint(0, 256, (20 + number, 25, 3), np.uint8)
+    Image.fromarray(values).save(path)
+    return Picture(path.name, number % 2, path.read_bytes)
+
+
+def in_memory(pictures: list[Picture], form: Form = FORM) -> torch.Tensor:
+    return torch.stack([form.keep(Image.open(one.read.__self__).convert("RGB")) for one in pictures])  # type: ignore[attr-defined]
+
+
+def built(place: Path) -> Path:
+    (folder,) = (one for one in place.iterdir() if one.is_dir())
+    return folder
+
+
+def test_a_cache_holds_the_pixels_that_memory_would(pictures: list[Picture], on_disk: Path) -> None:
+    got = keep(pictures, FORM)
+    assert torch.equal(got.pixels, in_memory(pictures))
+    assert got.faults == [""] * 10
+    assert len(set(got.hashes)) == 10
+    assert (built(on_disk) / cache.PIXELS).stat().st_size == 10 * FORM.bytes
+    assert {file.name for file in built(on_disk).iterdir()} == {cache.PIXELS, cache.INDEX}
+
+
+def test_a_second_look_reads_no_picture(pictures: list[Picture]) -> None:
+    first, listener = keep(pictures, FORM), Listener()
+    again = keep(pictures, FORM, progress=listener)
+    assert listener.read == 0
+    assert torch.equal(first.pixels, again.pixels)
+    assert (first.hashes, first.faults) == (again.hashes, again.faults)
+
+
+def test_size_and_place_are_said_first(pictures: list[Picture], on_disk: Path) -> None:
+    listener = Listener()
+    keep(pictures, FORM, progress=listener)
+    assert listener.said[0].startswith("10 images, 0.0 GB, are kept in ")
+    assert str(on_disk) in listener.said[0]
+
+
+def test_writing_to_the_pixels_does_not_change_the_cache(pictures: list[Picture]) -> None:
+    before = keep(pictures, FORM).pixels.clone()
+    keep(pictures, FORM).pixels[:] = 0
+    assert torch.equal(keep(pictures, FORM).pixels, before)
+
+
+def test_another_form_file_or_name_is_another_cache(pictures: list[Picture], on_disk: Path) -> None:
+    keep(pictures, FORM)
+    keep(pictures, Form(16))
+    changed = picture(pictures[3].read.__self__, 77)  # type: ignore[attr-defined]
+    assert torch.equal(keep(pictures, FORM).pixels, in_memory(pictures))
+    keep([*pictures[:3], changed, Picture("other", 0, pictures[4].read), *pictures[5:]], FORM)
+    assert len([one for one in on_disk.iterdir() if one.is_dir()]) == 4
+
+
+@pytest.mark.parametrize("after", [0, 2, 3, 7])
+def test_a_build_that_was_cut_off_goes_on(pictures: list[Picture], after: int, on_disk: Path) -> None:
+    class CutOffError(Exception):
+        pass
+
+    class Cutting(Listener):
+        def track(self, items, total, label):  # type: ignore[no-untyped-def]
+            for number, item in enumerate(items):
+                if "reading" in label and number == after:
+                    raise CutOffError
+                yield item
+
+    with pytest.raises(CutOffError):
+        keep(pictures, FORM, progress=Cutting())
+    assert not (built(on_disk) / cache.INDEX).exists()
+    listener = Listener()
+    got = keep(pictures, FORM, progress=listener)
+    assert listener.read == 10 - after // 3 * 3  # whole pieces are not read again
+    assert torch.equal(got.pixels, in_memory(pictures))
+    assert all(got.hashes)
+
+
+@pytest.mark.parametrize("damage", ["half a line", "foreign", "pixels"])
+def test_what_the_journal_cannot_vouch_for_is_read_again(
+    pictures: list[Picture], damage: str, on_disk: Path
+) -> None:
+    expected = keep(pictures, FORM)
+    folder = built(on_disk)
+    found = list(zip(expected.hashes, expected.faults, strict=True))
+    rows = expected.pixels.numpy()
+    lines = [
+        json.dumps({"found": found[at : at + 3], "crc": cache.zlib.crc32(rows[at : at + 3].copy().data)})
+        for at in (0, 3)
+    ]
+    (folder / cache.INDEX).unlink()
+    if damage == "pixels":
+        with (folder / cache.PIXELS).open("r+b") as file:
+            file.seek(4 * FORM.bytes)
+            file.write(b"damage")
+    else:
+        lines[1] = lines[1][:20] if damage == "half a line" else '{"found": 3}'
+    (folder / cache.JOURNAL).write_text("\n".join(lines))
+    listener = Listener()
+    got = keep(pictures, FORM, progress=listener)
+    assert "3 of 10 images were read before" in listener.said[1]
+    assert torch.equal(got.pixels, in_memory(pictures))
+
+
+def in_a_child(work: Callable[[], object]) -> int:
+    """Start a process that works and ends; return its id. Forked: starting Python anew takes seconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+    finally:
+        os._exit(0)
+
+
+def test_killed_from_outside(pictures: list[Picture]) -> None:
+    class Deadly(type(Path())):  # type: ignore[misc]
+        def read_bytes(self) -> bytes:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return b""
+
+    deadly = [*pictures]
+    deadly[7] = Picture("7.png", 1, Deadly(pictures[7].read.__self__).read_bytes)  # type: ignore[attr-defined]
+    _, status = os.waitpid(in_a_child(lambda: keep(deadly, FORM)), 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    listener = Listener()
+    got = keep(pictures, FORM, progress=listener)
+    assert listener.read == 4  # two pieces of three were on disk
+    assert torch.equal(got.pixels, in_memory(pictures))
+
+
+@pytest.mark.parametrize("damage", ["index", "empty index", "short", "long", "gone"])
+def test_a_damaged_cache_is_built_again(pictures: list[Picture], damage: str, on_disk: Path) -> None:
+    keep(pictures, FORM)
+    folder = built(on_disk)
+    index, pixels = folder / cache.INDEX, folder / cache.PIXELS
+    if damage == "index":
+        index.write_text(index.read_text().replace('"format": 1', '"format": 2'))
+    elif damage == "empty index":
+        index.write_text("")
+    elif damage == "gone":
+        pixels.unlink()
+    else:
+        pixels.write_bytes(pixels.read_bytes()[:-1] if damage == "short" else pixels.read_bytes() + b"x")
+    listener = Listener()
+    got = keep(pictures, FORM, progress=listener)
+    assert any("damaged" in line and "built again" in line for line in listener.said)
+    assert listener.read == 10
+    assert torch.equal(got.pixels, in_memory(pictures))
+
+
+def test_a_full_disk_is_told_before_any_work(
+    pictures: list[Picture], on_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=10 * FORM.bytes - 1)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(CofimaError, match=r"needs 0.0 GB for 10 images, and 0.0 GB are free .* COFIMA_CACHE"):
+        keep(pictures, FORM)
+    assert not on_disk.exists()
+
+
+def test_a_place_that_cannot_be_written_is_told(
+    pictures: list[Picture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache.os, "access", lambda *_: False)
+    with pytest.raises(CofimaError, match=r"may not be written to; set COFIMA_CACHE"):
+        keep(pictures, FORM)
+
+
+def test_an_error_while_writing_keeps_what_is_done(
+    pictures: list[Picture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.os, "posix_fallocate", full)
+        with pytest.raises(CofimaError, match="No space left on device"):
+            keep(pictures, FORM)
+    assert torch.equal(keep(pictures, FORM).pixels, in_memory(pictures))
+
+
+def test_two_processes_at_once_read_once(pictures: list[Picture], tmp_path: Path) -> None:
+    def work(name: str) -> None:
+        listener = Listener()
+        got = keep(pictures, FORM, progress=listener)
+        (tmp_path / name).write_text(f"{listener.read} {int(got.pixels.long().sum())}")
+
+    for child in [in_a_child(lambda name=name: work(name)) for name in "ab"]:  # type: ignore[misc]
+        os.waitpid(child, 0)
+    said = sorted((tmp_path / name).read_text().split() for name in "ab")
+    right = str(int(in_memory(pictures).long().sum()))
+    assert said == [["0", right], ["10", right]]
+
+
+def test_faults_are_found_and_a_cache_with_faults_is_kept_only_if_they_are_skipped(
+    pictures: list[Picture], tmp_path: Path, on_disk: Path
+) -> None:
+    (tmp_path / "images" / "4.png").write_bytes(b"no image")
+    got = keep(pictures, FORM)
+    assert [place for place, fault in enumerate(got.faults) if fault] == [4]
+    assert "not an image" in got.faults[4]
+    assert not [one for one in on_disk.iterdir() if one.is_dir()]
+    assert keep(pictures, FORM, despite_faults=True).faults == got.faults
+    listener = Listener()
+    assert keep(pictures, FORM, despite_faults=True, progress=listener).faults == got.faults
+    assert listener.read == 0
+
+
+def test_pictures_that_are_no_files_are_known_by_their_content(on_disk: Path) -> None:
+    arrays = [np.random.RandomState(n).randint(0, 256, (70, 80, 3), np.uint8) for n in range(3)]
+    made = [Picture(str(n), 0, lambda n=n: arrays[n]) for n in range(3)]  # type: ignore[misc]
+    first = keep(made, FORM).pixels.clone()
+    arrays[1] = 255 - arrays[1]
+    second = keep(made, FORM).pixels
+    assert [torch.equal(a, b) for a, b in zip(first, second, strict=True)] == [True, False, True]
+
+
+def arrays_of(*shapes: tuple[int, ...]) -> list[Picture]:
+    values = [np.random.RandomState(n).randint(0, 256, shape, np.uint8) for n, shape in enumerate(shapes)]
+    return [Picture(str(n), 0, lambda one=one: one) for n, one in enumerate(values)]  # type: ignore[misc]
+
+
+def test_small_images_of_one_shape_stay_as_they_are(on_disk: Path) -> None:
+    small = arrays_of((8, 9, 3), (8, 9, 3))
+    parts = keep_small([small[:1], small[1:]])
+    assert parts is not None
+    assert [tuple(part.pixels.shape) for part in parts] == [(1, 3, 8, 9)] * 2
+    for part, one in zip(parts, small, strict=True):
+        assert np.array_equal(part.pixels[0].permute(1, 2, 0).numpy(), one.read())
+    assert keep(small, FORM).pixels.shape == (2, 3, 8, 9)
+    assert not on_disk.exists()
+
+
+@pytest.mark.parametrize("shapes", [[(8, 9, 3), (9, 8, 3)], [(65, 65, 3)]])
+def test_other_arrays_are_kept_in_the_form(shapes: list[tuple[int, ...]]) -> None:
+    assert keep_small([arrays_of(*shapes)]) is None
+    assert keep(arrays_of(*shapes), FORM).pixels.shape == (len(shapes), FORM.bytes)
+
+
+def test_arrays_that_are_no_pictures_are_faults() -> None:
+    got = keep(arrays_of((8, 9, 4), (8, 9, 3)), FORM)
+    assert "expected uint8 pixels [H, W, 3], found uint8 (8, 9, 4)" in got.faults[0]
+    assert not got.faults[1]
+
+
+def test_the_fingerprint_follows_content_labels_and_order(pictures: list[Picture]) -> None:
+    def of(got: Kept, rows: list[int], labels: list[int]) -> str:
+        return got.fingerprint(ImageSet(got.pixels, torch.tensor(rows), torch.tensor(labels)))
+
+    got = keep(pictures, FORM)
+    prints = {
+        of(got, [0, 1], [0, 1]),
+        of(got, [1, 0], [0, 1]),
+        of(got, [0, 1], [1, 0]),
+        of(got, [0], [0]),
+        of(keep(pictures, Form(16)), [0, 1], [0, 1]),
+    }
+    assert len(prints) == 5
+    assert of(keep(pictures, FORM), [0, 1], [0, 1]) in prints

@@ -1,0 +1,87 @@
+"""The final layer norm: kept, or fresh; and the same after a model folder has been read back."""
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from cofima import store
+from cofima.errors import CofimaError
+from cofima.experiment.launch import launch
+from cofima.models import final_norm
+from cofima.models.backbone import BackboneFacts, ModelOptions, create
+
+
+def test_a_reset_norm_is_a_fresh_one_and_nothing_else_changes(pretrained: Path) -> None:
+    kept, kept_facts = create("vit_test", ModelOptions(checkpoint=pretrained))
+    fresh, facts = create("vit_test", ModelOptions(checkpoint=pretrained, final_norm="reset"))
+    assert (kept_facts.final_norm, facts.final_norm) == ("pretrained", "reset")
+    assert kept_facts.sha256 != facts.sha256
+    assert not torch.equal(kept.norm.weight, torch.ones(16))
+    new = nn.LayerNorm(16)
+    assert (fresh.norm.eps, kept.norm.eps) == (new.eps, 1e-6)
+    same = {key for key, value in kept.state_dict().items() if torch.equal(value, fresh.state_dict()[key])}
+    assert kept.state_dict().keys() - same == {"norm.weight", "norm.bias"}
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    fresh.eval()
+    expected = fresh.forward_features(images)
+    kept.norm = new  # what the released code does
+    assert torch.equal(kept.eval().forward_features(images), expected)
+
+
+def test_a_network_without_a_final_norm_is_refused() -> None:
+    with pytest.raises(
+        CofimaError, match=r"final_norm = reset: backbone 'resnet_test' \(ResNet\) has no final"
+    ):
+        create("resnet_test", ModelOptions(pretrained=False, final_norm="reset"))
+
+
+def test_the_norm_is_found_where_other_networks_have_it() -> None:
+    with torch.device("meta"):
+        averaged = timm.create_model("vit_tiny_patch16_224", num_classes=0, global_pool="avg")
+        convnext = timm.create_model("convnext_atto", num_classes=0)
+    assert final_norm.find(averaged) is averaged.fc_norm
+    assert final_norm.find(convnext) is convnext.head.norm
+
+
+def test_a_model_folder_reads_the_norm_back(tiny, tmp_path: Path, same_bits) -> None:
+    config = tiny.config("seq_ft", model={"pretrained": False, "final_norm": "reset"}, train={"epochs": 1})
+    model = launch(config, tmp_path / "run")
+    again = store.load(tmp_path / "run", where="cpu")
+    assert again.backbone.final_norm == "reset"
+    assert again.method.net.backbone.norm.eps == model.method.net.backbone.norm.eps == final_norm.EPS
+    same_bits(again.weights(), model.weights())
+    assert model.history[-1]["distance"]["from_start"] is not None
+
+
+def test_a_run_records_the_identity_of_its_backbone(tiny, tmp_path: Path, pretrained: Path) -> None:
+    config = tiny.config("seq_ft", model={"checkpoint": str(pretrained)}, train={"epochs": 1})
+    launch(config, tmp_path / "run")
+    kept = json.loads((store.current(tmp_path / "run") / "config.json").read_text())["backbone"]
+    assert kept["pretraining"] == "not known (weights from vit_test.safetensors)"
+    assert (kept["overlap"], kept["layout"], kept["final_norm"]) == (
+        "not known",
+        "timm's names",
+        "pretrained",
+    )
+
+
+NEW = ("alias", "tag", "pretraining", "overlap", "layout", "final_norm")
+
+
+def test_a_folder_from_before_the_identity_was_recorded_still_loads(tiny, tmp_path: Path, same_bits) -> None:
+    folder = tmp_path / "run"
+    model = tiny.run(folder, tiny.config("seq_ft", train={"epochs": 1}), tiny.stream((2,)))
+    file = store.current(folder) / "config.json"
+    said = json.loads(file.read_text())
+    said["backbone"] = {key: value for key, value in said["backbone"].items() if key not in NEW}
+    del said["config"]["model"]["final_norm"], said["sha256"]
+    file.write_text(json.dumps(said | {"sha256": store._digest(said)}))
+    old = store.load(folder, where="cpu")
+    same_bits(old.weights(), model.weights())
+    assert old.config == model.config
+    assert isinstance(old.backbone, BackboneFacts)
+    assert (old.backbone.pretraining, old.backbone.final_norm) == ("", "pretrained")
