@@ -30,6 +30,7 @@ LAYERS = [
     ("experiment",),
     ("report",),
     ("serve",),
+    ("sklearn",),
     ("terminal",),
     ("describe",),
     ("demo",),

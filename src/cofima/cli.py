@@ -14,14 +14,18 @@ from cofima import config as configs
 from cofima import demo as demonstration
 from cofima import describe, methods, report
 from cofima.commands import backbones, data
+from cofima.commands.app import app as serve_app
+from cofima.commands.card import card
 from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
 from cofima.commands.evaluate import evaluate
+from cofima.commands.export import export
 from cofima.commands.extend import extend
 from cofima.commands.forget import forget
 from cofima.commands.grid import grid
 from cofima.commands.history import history
 from cofima.commands.learn import learn
 from cofima.commands.predict import predict
+from cofima.commands.push import push
 from cofima.commands.rename import rename
 from cofima.commands.undo import undo
 from cofima.errors import CofimaError
@@ -43,6 +47,10 @@ app.command(epilog="Example: cofima history parts")(history)
 app.command(epilog="Example: cofima undo parts")(undo)
 app.command(epilog="Example: cofima rename parts screw 'wood screw'")(rename)
 app.command(epilog="Example: cofima forget parts washer")(forget)
+app.command(epilog="Example: cofima export parts --onnx parts.onnx")(export)
+app.command(epilog="Example: cofima card parts -o README.md")(card)
+app.command(epilog="Example: cofima push parts my-name/parts --private")(push)
+app.command("app", epilog="Example: cofima app parts")(serve_app)
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
 app.add_typer(data.app, name="data")
 

@@ -81,7 +81,7 @@ class DualPrompt(Prompted):
 
     def logits(self, images: Tensor, chosen: Tensor) -> Tensor:
         """Classify with the shared prefix and the one chosen for each image."""
-        shared = self.shared.expand(len(images), *self.shared.shape)
+        shared = self.shared.expand(images.shape[0], *self.shared.shape)  # len() would be fixed in an export
         own = self.pool.take(chosen[:, 0])
         by_layer = zip((*self.g_layers, *self.e_layers), (*shared.unbind(1), *own.unbind(1)), strict=True)
         with prefixes(self.net.backbone, dict(by_layer)):

@@ -121,7 +121,7 @@ class Prompt(Inserted):
         """Append the tokens."""
         if not self.on:
             return args
-        return torch.cat([args[0], self.tokens.expand(len(args[0]), -1, -1)], dim=1), *args[1:]
+        return torch.cat([args[0], self.tokens.expand(args[0].shape[0], -1, -1)], dim=1), *args[1:]
 
     def leave(self, block: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """Take them away."""

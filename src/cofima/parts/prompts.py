@@ -133,7 +133,7 @@ def _prefix(attention: nn.Module, prefix: Tensor) -> list[RemovableHandle]:
 
     def make_room(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x, *rest = args
-        return torch.cat([x.new_zeros(len(x), length, x.shape[2]), x], dim=1), *rest
+        return torch.cat([x.new_zeros(x.shape[0], length, x.shape[2]), x], dim=1), *rest
 
     def fill(_: nn.Module, __: Any, qkv: Tensor) -> Tensor:
         return torch.cat([rows.to(qkv.dtype), qkv[:, length:]], dim=1)

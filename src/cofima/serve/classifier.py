@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +102,15 @@ class Classifier:
 
     def probabilities(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
         """Return the probability of each class for each image; an unreadable file is an error."""
-        side, found = self.model.view.stored, []
+        form, found = self.model.view.form, []
         for image in several(images):
             if isinstance(image, str | Path):
-                pixels, _, fault = next(decoded([Path(image)], side))
+                pixels, _, fault = next(decoded([Path(image)], form))
                 if pixels is None:
                     raise CofimaError(f"{image}: {fault}")
                 found.append(pixels)
             else:
-                found.append(pixels_of(image, side))
+                found.append(pixels_of(image, form))
         batches = [probabilities(self.model, torch.stack(found[at : at + BATCH])) for at in _starts(found)]
         return torch.cat(batches) if batches else torch.empty(0, len(self.classes))
 
@@ -217,7 +218,11 @@ def learn(
 
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:
     """Return the classifier of a model folder, of whatever made it: ``learn``, ``extend`` or a run."""
-    return Classifier(store.load(folder, where=device, progress=progress), folder)
+    model = store.load(folder, where=device, progress=progress)
+    if model.view.shape is not None:  # it learned from images that are stored small: photographs are not
+        model.view = replace(model.view, shape=None)
+        model.method.context = replace(model.method.context, view=model.view)
+    return Classifier(model, folder)
 
 
 def _starts(items: Sequence[Any]) -> range:

@@ -1,4 +1,4 @@
-"""Whatever holds an image becomes uint8 pixels of one size: files, Pillow images, arrays, tensors."""
+"""Whatever holds an image becomes uint8 pixels of one form: files, Pillow images, arrays, tensors."""
 
 import os
 from collections import deque
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from cofima.data.images import BadImageError, as_rgb, decode, fit
+from cofima.data.forms import Form
+from cofima.data.images import BadImageError, as_rgb, decode
 from cofima.errors import CofimaError
 
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
@@ -20,13 +21,13 @@ Decoded = tuple[Tensor | None, bytes, str]
 AHEAD = 64  # files decoded before they are asked for
 
 
-def decoded(paths: Iterable[Path], side: int) -> Iterator[Decoded]:
+def decoded(paths: Iterable[Path], form: Form) -> Iterator[Decoded]:
     """Yield pixels, content and fault of each file in order, decoded by threads a little ahead."""
 
     def read(path: Path) -> Decoded:
         try:
             content = path.read_bytes()
-            return fit(decode(path, content), side), content, ""
+            return form.keep(decode(path, content)), content, ""
         except BadImageError as error:
             return None, b"", error.reason
         except OSError as error:
@@ -54,8 +55,8 @@ def several(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
     return list(images)
 
 
-def pixels_of(image: Image.Image | NDArray[Any] | Tensor, side: int) -> Tensor:
-    """Return uint8 [3, side, side] of an image in memory.
+def pixels_of(image: Image.Image | NDArray[Any] | Tensor, form: Form) -> Tensor:
+    """Return what is kept of an image in memory.
 
     Arrays are [H, W], [H, W, 3] or [H, W, 4], tensors [3, H, W] or [1, H, W]; whole numbers count to
     255, floats to 1.
@@ -66,7 +67,7 @@ def pixels_of(image: Image.Image | NDArray[Any] | Tensor, side: int) -> Tensor:
         image = np.asarray(image.detach().cpu().permute(1, 2, 0))
     if isinstance(image, np.ndarray):
         image = _from_array(image)
-    return fit(as_rgb(image), side)
+    return form.keep(as_rgb(image))
 
 
 def _from_array(array: NDArray[Any]) -> Image.Image:

@@ -53,7 +53,7 @@ def evaluate(model: Model, photos: Path, skip_bad: bool = False, progress: Progr
         raise problems(str(photos), strange)
     if not found.files:
         raise CofimaError(f"{photos}: no images")
-    read = read_photos(found, model.view.stored, skip_bad=skip_bad, progress=progress)
+    read = read_photos(found, model.view.form, skip_bad=skip_bad, progress=progress)
     labels, classes = read.labels(model.classes), model.classes
     logits = logits_of(model, image_set(read.pixels, labels), "evaluation")
     answers = logits.argmax(1)

@@ -57,7 +57,7 @@ def extend(model: Model, wish: Wish, how: Train, progress: Progress = SILENT) ->
     found = find_photos(wish.photos)
     new, more = plan(model, wish, found)
     old_images, source = old_class_images(model, wish, progress)
-    photos = read_photos(found, model.view.stored, skip_bad=wish.skip_bad, progress=progress)
+    photos = read_photos(found, model.view.form, skip_bad=wish.skip_bad, progress=progress)
     before = answers(model, old_images, "old classes, before") if len(old_images) else torch.empty(0)
     share = model.config.held_out or 0.15
     learned = store.copy(model, progress)
@@ -125,7 +125,7 @@ def old_class_images(model: Model, wish: Wish, progress: Progress) -> tuple[Imag
     if not mine.files:
         close = did_you_mean(found.classes[0], model.classes[:20])
         raise CofimaError(f"{wish.check}: none of its classes is known to the model{close}")
-    photos = read_photos(mine, model.view.stored, skip_bad=wish.skip_bad, progress=progress)
+    photos = read_photos(mine, model.view.form, skip_bad=wish.skip_bad, progress=progress)
     return image_set(photos.pixels, photos.labels(model.classes)), f"of {wish.check}"
 
 

@@ -47,8 +47,9 @@ def learn_model(
     found = find_photos(photos)
     module, facts = backbone.create(config.backbone, config.model, config.seed)
     build(config.method, config.options).check(module)  # before images are read
-    read = read_photos(found, facts.stored, skip_bad=skip_bad or config.data.skip_bad, progress=progress)
-    model = store.attach(config, facts, view_of(facts, config), Net(module, facts.features), 1, progress)
+    view = view_of(facts, config)
+    read = read_photos(found, view.form, skip_bad=skip_bad or config.data.skip_bad, progress=progress)
+    model = store.attach(config, facts, view, Net(module, facts.features), 1, progress)
     names = sorted({file.class_name for file in read.files})
     train, held_out = split(read, names, names, config.held_out, config.data.split_seed)
     model.data = {

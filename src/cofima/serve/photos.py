@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cofima.data.deal import shuffled
 from cofima.data.files import ImageFile, list_images, plain
+from cofima.data.forms import Form
 from cofima.errors import CofimaError, CofimaWarning, problems
 from cofima.progress import SILENT, Progress
 from cofima.serve.decode import decoded
@@ -40,7 +41,7 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Photos:
-    """Images in memory: uint8 pixels [N, 3, side, side], and the file of each with a hash of it."""
+    """Images in memory: uint8 pixels in one form, and the file of each with a hash of it."""
 
     source: Path
     pixels: Tensor
@@ -88,13 +89,13 @@ def find_photos(source: Path) -> Found:
     return found
 
 
-def read_photos(found: Found, side: int, *, skip_bad: bool = False, progress: Progress = SILENT) -> Photos:
+def read_photos(found: Found, form: Form, *, skip_bad: bool = False, progress: Progress = SILENT) -> Photos:
     """Decode the images; unreadable ones are one error, or are left out and counted in a warning."""
-    pixels = torch.empty(len(found.files), 3, side, side, dtype=torch.uint8)
+    pixels = torch.empty(len(found.files), *form.shape, dtype=torch.uint8)
     hashes, faults = [], []
     paths = [file.path for file in found.files]
     for at, (image, content, fault) in enumerate(
-        progress.track(decoded(paths, side), len(paths), "reading images")
+        progress.track(decoded(paths, form), len(paths), "reading images")
     ):
         if image is not None:
             pixels[at] = image

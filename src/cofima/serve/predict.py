@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cofima.data.forms import Form
 from cofima.errors import CofimaError
 from cofima.serve.calibrate import farthest
 from cofima.serve.decode import ImageLike, decoded, pixels_of
@@ -60,7 +61,7 @@ def predictions(
     if top < 1:
         raise CofimaError(f"top = {top}: ask for at least one class")
     limit = _limit(model, unknown)
-    items = _pixels(images, model.view.stored)
+    items = _pixels(images, model.view.form)
     while batch := list(islice(items, BATCH)):
         good = [pixels for _, pixels, _ in batch if pixels is not None]
         found = iter(_answers(model, torch.stack(good), top, limit) if good else [])
@@ -121,14 +122,14 @@ def _limit(model: Model, unknown: float | None) -> float | None:
     return limit
 
 
-def _pixels(images: Iterable[ImageLike], side: int) -> Iterator[tuple[str, Tensor | None, str]]:
+def _pixels(images: Iterable[ImageLike], form: Form) -> Iterator[tuple[str, Tensor | None, str]]:
     """Yield the name, the pixels and the fault of each image; files are read ahead by threads."""
     for number, group in enumerate(_runs(images)):
         if isinstance(group, list):
-            for path, (pixels, _, fault) in zip(group, decoded(group, side), strict=True):
+            for path, (pixels, _, fault) in zip(group, decoded(group, form), strict=True):
                 yield str(path), pixels, fault
         else:
-            yield f"image {number}", pixels_of(group, side), ""
+            yield f"image {number}", pixels_of(group, form), ""
 
 
 def _runs(images: Iterable[ImageLike]) -> Iterator[Any]:

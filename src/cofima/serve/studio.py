@@ -1,0 +1,142 @@
+"""A model that several people use at once: many ask, one at a time changes it."""
+
+import csv
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from PIL import Image
+
+from cofima import store
+from cofima.errors import CofimaError, problems
+from cofima.progress import SILENT, Progress
+from cofima.serve.classifier import Classifier, load
+from cofima.serve.extend import Extension
+from cofima.serve.predict import Prediction
+
+NEAREST = 5
+UNKNOWN_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may be uploaded at once."""
+
+    files: int = 200
+    megabytes: int = 20
+    megapixels: int = 50
+
+    def check(self, paths: Sequence[Path]) -> None:
+        """Refuse too many files, and name all that are too large; nothing is decoded for that."""
+        if not paths:
+            raise CofimaError("no images were given")
+        if len(paths) > self.files:
+            raise CofimaError(f"{len(paths)} files at once: at most {self.files} are taken")
+        wrong = [f"{path.name}: {fault}" for path in paths if (fault := self._fault(path))]
+        if wrong:
+            raise problems("what was uploaded", wrong[:20])
+
+    def _fault(self, path: Path) -> str:
+        if path.stat().st_size > self.megabytes * 1_000_000:
+            return f"larger than {self.megabytes} MB"
+        try:
+            with Image.open(path) as image:  # reads the header only
+                if image.width * image.height > self.megapixels * 1_000_000:
+                    return f"{image.width} x {image.height} is more than {self.megapixels} million pixels"
+        except Image.DecompressionBombError:
+            return f"more than {self.megapixels} million pixels"
+        except Exception:  # whatever a damaged file makes a decoder raise
+            return "not an image, or damaged"
+        return ""
+
+
+class Studio:
+    """A model folder in use: asked by many at once, changed by one at a time.
+
+    What others do to the folder meanwhile (``cofima extend``, ``cofima undo``) is seen at the next call.
+    """
+
+    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+        self.folder, self.limits = folder, limits or Limits()
+        self._writing, self._loading, self._asking = (threading.Lock() for _ in range(3))
+        self._loaded = load(folder)
+
+    @property
+    def classifier(self) -> Classifier:
+        """Return the classifier of the generation in force."""
+        with self._loading:
+            if store.current(self.folder) != self._loaded.generation:
+                self._loaded = load(self.folder)
+            return self._loaded
+
+    def ask(self, paths: Sequence[Path]) -> list[Prediction]:
+        """Return the nearest classes of each image; one that cannot be read gets an error of its own."""
+        if not paths:
+            raise CofimaError("no images were given")
+        faults = {path: self._refused(path) for path in paths[: self.limits.files]}
+        if len(paths) > self.limits.files:
+            raise CofimaError(f"{len(paths)} files at once: at most {self.limits.files} are taken")
+        good = [path for path, fault in faults.items() if not fault]
+        with self._asking:  # a network in use is not used by two threads
+            answers = iter(self._answers(self.classifier, good))
+            return [
+                Prediction(str(path), error=fault) if fault else next(answers)
+                for path, fault in faults.items()
+            ]
+
+    def add(self, name: str, paths: Sequence[Path], progress: Progress = SILENT) -> Extension:
+        """Teach the model a new class from a few photographs; the state before stays, for :meth:`undo`."""
+        name = name.strip()
+        if not name:
+            raise CofimaError("give the new class a name")
+        self.limits.check(paths)
+        with self._alone(), TemporaryDirectory() as folder:
+            listing = Path(folder) / "photos.csv"
+            with listing.open("w", newline="", encoding="utf-8") as file:
+                table = csv.writer(file)
+                table.writerow(["path", "label"])
+                table.writerows([str(path.resolve()), name] for path in paths)
+            learner = load(self.folder)  # of its own: those who ask see the old model until it is saved
+            outcome = learner.extend(listing, progress=progress)
+            learner.save()
+            return outcome
+
+    def undo(self) -> str:
+        """Go back to the state before; return what it is called."""
+        with self._alone():
+            _, now = store.undo(self.folder)
+            return now.name
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return what happened to the model, oldest first."""
+        return store.read_history(self.folder)
+
+    def _refused(self, path: Path) -> str:
+        try:
+            self.limits.check([path])
+        except CofimaError as error:
+            return str(error).rpartition(": ")[2]
+        return ""
+
+    def _answers(self, classifier: Classifier, paths: list[Path]) -> list[Prediction]:
+        measured = sum(len(each) for each in classifier.model.serving.get("distances") or [])
+        if measured < 1 / UNKNOWN_SHARE:  # too few to know where the farthest of them lie
+            return classifier.predict(paths, top=NEAREST)
+        try:
+            return classifier.predict(paths, top=NEAREST, unknown=UNKNOWN_SHARE)
+        except CofimaError:  # this method cannot tell what is unknown
+            return classifier.predict(paths, top=NEAREST)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let one change the model, and tell the others at once."""
+        if not self._writing.acquire(blocking=False):
+            raise CofimaError("somebody else is changing the model just now: try again when that is done")
+        try:
+            yield
+        finally:
+            self._writing.release()

@@ -1,0 +1,243 @@
+"""The page: people ask, one at a time adds a class, nothing else can be read through it."""
+
+import json
+import os
+import shutil
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import cofima
+from cofima import store
+from cofima.errors import CofimaError
+from cofima.progress import Progress
+from cofima.serve.studio import Limits, Studio
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+COLOURS = {"red": (220, 30, 30), "green": (30, 190, 40), "blue": (30, 60, 220), "yellow": (230, 220, 40)}
+FIGURES = Path(__file__).parents[2] / "docs" / "figures"
+
+
+def paint(folder: Path, name: str, count: int, first: int = 0) -> list[Path]:
+    """Write photographs of a class: its colour, with noise and a brighter spot somewhere."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number in range(first, first + count):
+        chance = np.random.default_rng([number, len(name)])
+        image = np.full((48, 48, 3), COLOURS[name]) + chance.normal(0, 12, (48, 48, 3))
+        x, y = chance.integers(0, 36, 2)
+        image[y : y + 12, x : x + 12] += 35
+        paths.append(folder / f"{name}{number}.png")
+        Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(paths[-1])
+    return paths
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("app")
+    for name in ("red", "green", "blue"):
+        paint(folder / "photos" / name, name, 8)
+    settings = ["model.pretrained=false", "train.batch=8", "train.lr=0.05", "train.backbone_lr_scale=0.02"]
+    where = folder / "colours"
+    cofima.learn(
+        folder / "photos", where, backbone="vit_test", epochs=8, seed=1, keep_images=2, settings=settings
+    )
+    return where
+
+
+@pytest.fixture
+def model(learned: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(learned, tmp_path / "colours"))
+
+
+def test_many_ask_and_a_new_class_is_learned_and_undone(model: Path, tmp_path: Path) -> None:
+    studio = Studio(model)
+    yellow = paint(tmp_path / "y", "yellow", 8)
+    others = [paint(tmp_path / "o", name, 1, first=90)[0] for name in ("red", "green", "blue")]
+    assert [one.label for one in studio.ask(others)] == ["red", "green", "blue"]
+    assert len(studio.ask(others)[0].best) == 3
+    done = studio.add(" yellow ", yellow[:7])
+    assert done.new == ["yellow"]
+    assert done.old is not None
+    assert studio.classifier.classes == ["blue", "green", "red", "yellow"]
+    assert studio.ask(yellow[7:])[0].best[0][0] == "yellow"
+    assert [row["kind"] for row in studio.history()] == ["learn", "extend"]
+    studio.undo()
+    assert studio.classifier.classes == ["blue", "green", "red"]
+    with pytest.raises(CofimaError, match="nothing to undo"):
+        studio.undo()
+
+
+def test_what_is_no_image_too_large_or_too_many_is_said(model: Path, tmp_path: Path) -> None:
+    studio = Studio(model, Limits(files=3, megabytes=1, megapixels=1))
+    good = paint(tmp_path / "g", "red", 1)[0]
+    fake, heavy, wide = (tmp_path / name for name in ("fake.jpg", "heavy.png", "wide.png"))
+    fake.write_text("no image")
+    heavy.write_bytes(good.read_bytes() + b"0" * 1_000_001)
+    Image.new("1", (2000, 1000)).save(wide)
+    answers = studio.ask([good, fake, wide])
+    assert answers[0].label == "red"
+    assert [one.error for one in answers[1:]] == [
+        "not an image, or damaged",
+        "2000 x 1000 is more than 1 million pixels",
+    ]
+    with pytest.raises(
+        CofimaError, match=r"3 problems:\n.*fake.jpg: not an image(.|\n)*larger than 1 MB(.|\n)*wide"
+    ):
+        studio.add("new", [fake, heavy, wide])
+    for call in (lambda: studio.ask([good] * 4), lambda: studio.add("new", [good] * 4)):
+        with pytest.raises(CofimaError, match="4 files at once: at most 3"):
+            call()
+    with pytest.raises(CofimaError, match="no images were given"):
+        studio.ask([])
+    with pytest.raises(CofimaError, match="give the new class a name"):
+        studio.add(" ", [good])
+    assert store.current(model) == Studio(model).classifier.generation
+    assert len(studio.history()) == 1
+
+
+class Halted(Progress):
+    """Stop at the first bar until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def track(self, items: Any, total: int, label: str) -> Iterator[Any]:
+        self.begun.set()
+        assert self.go.wait(30)
+        yield from items
+
+
+def test_while_one_learns_others_ask_and_a_second_learner_is_told(model: Path, tmp_path: Path) -> None:
+    studio, halted = Studio(model), Halted()
+    yellow, red = paint(tmp_path / "y", "yellow", 6), paint(tmp_path / "r", "red", 1, first=90)
+    thread = threading.Thread(target=lambda: studio.add("yellow", yellow, halted))
+    thread.start()
+    try:
+        assert halted.begun.wait(30)
+        for change in (lambda: studio.add("other", yellow), studio.undo):
+            with pytest.raises(CofimaError, match="somebody else is changing the model"):
+                change()
+        assert studio.ask(red)[0].label == "red"
+        assert len(studio.classifier.classes) == 3
+    finally:
+        halted.go.set()
+        thread.join(60)
+    assert studio.classifier.classes[-1] == "yellow"
+
+
+def test_a_change_from_outside_is_seen(model: Path) -> None:
+    studio = Studio(model)
+    other = cofima.load(model)
+    other.rename("red", "crimson")
+    other.save()
+    assert "crimson" in studio.classifier.classes
+
+
+@pytest.fixture
+def served(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    pytest.importorskip("gradio", reason="needs cofima[app]")
+    from cofima.serve import app
+
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
+    (tmp_path / "uploads").mkdir()
+    page, where = app.serve(Studio(model), tmp_path / "uploads", "127.0.0.1", None, wait=False)
+    yield where
+    page.close(verbose=False)
+
+
+def status(url: str, data: bytes | None = None, **headers: str) -> int:
+    try:
+        request = urllib.request.Request(url, data, headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_file_outside_the_uploads_can_be_read(
+    served: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    monkeypatch.chdir(tmp_path)
+    assert served.startswith("http://127.0.0.1:")
+    assert status(served) == 200
+    inside = next(model.glob("*/config.json"))
+    tries = [secret, inside, "/etc/passwd", "secret.txt", "../../../../etc/passwd", "..%2f..%2fetc%2fpasswd"]
+    tries += [f"{tmp_path}/uploads/../secret.txt", f"{tmp_path}/uploads/%2e%2e/secret.txt"]
+    for path in tries:
+        assert status(f"{served}gradio_api/file={path}") in (403, 404), path
+        assert status(f"{served}file={path}") in (403, 404), path
+    config = json.load(urllib.request.urlopen(f"{served}config"))
+    for function in config["dependencies"]:
+        files = [{"path": str(secret), "meta": {"_type": "gradio.FileData"}}]
+        body = {
+            "data": [files, files][: len(function["inputs"])],
+            "fn_index": function["id"],
+            "session_hash": "x",
+        }
+        data = json.dumps(body).encode()
+        status(f"{served}gradio_api/queue/join", data, **{"Content-Type": "application/json"})
+    assert not [file for file in (tmp_path / "uploads").rglob("*") if "secret" in file.name]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    yellow = [str(path) for path in paint(tmp_path / "y", "yellow", 9)]
+    others = [str(paint(tmp_path / "o", name, 1, first=90)[0]) for name in ("red", "green", "blue")]
+    fake = tmp_path / "fake.png"
+    fake.write_text("no image")
+    keep = FIGURES if os.environ.get("COFIMA_SCREENSHOTS") else tmp_path
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1000, "height": 900})
+        page.set_default_timeout(90_000)
+        expect = playwright.expect
+        expect.set_options(timeout=90_000)
+        page.goto(served)
+        expect(page.locator("#head")).to_contain_text("It knows 3 classes: blue, green, red")
+        page.set_input_files("#asked input[type=file]", [*others, str(fake)])
+        expect(page.locator("#asked")).to_contain_text("fake")
+        page.click("#ask")
+        answers = page.locator("#answers")
+        expect(answers).to_contain_text("not an image, or damaged")
+        for name in ("red", "green", "blue"):
+            expect(answers).to_contain_text(name)
+        page.screenshot(path=keep / "app_ask.png", full_page=True)
+        page.get_by_role("tab", name="Add a class").click()
+        page.fill("#name textarea, #name input", "yellow")
+        page.set_input_files("#photos input[type=file]", yellow[:8])
+        expect(page.locator("#photos")).to_contain_text("yellow7")
+        page.click("#add")
+        expect(page.locator("#said")).to_contain_text("Learned yellow")
+        expect(page.locator("#head")).to_contain_text("It knows 4 classes")
+        expect(page.locator("#changes")).to_contain_text("green")
+        page.screenshot(path=keep / "app_add.png", full_page=True)
+        second = browser.new_page()  # another visitor asks for the new class
+        second.set_default_timeout(90_000)
+        second.goto(served)
+        second.set_input_files("#asked input[type=file]", [yellow[8]])
+        expect(second.locator("#asked")).to_contain_text("yellow8")
+        second.click("#ask")
+        expect(second.get_by_role("gridcell", name="yellow", exact=True)).to_be_visible()
+        page.get_by_role("tab", name="History").click()
+        expect(page.locator("#history")).to_contain_text("extend")
+        page.screenshot(path=keep / "app_history.png", full_page=True)
+        page.get_by_role("tab", name="Add a class").click()
+        page.click("#undo")
+        expect(page.locator("#said")).to_contain_text("Undone")
+        expect(page.locator("#head")).to_contain_text("It knows 3 classes")
+        browser.close()
+    assert (keep / "app_add.png").stat().st_size > 10_000

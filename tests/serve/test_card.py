@@ -1,0 +1,214 @@
+"""The card tells the whole of a model, and the hub gets the model and its card, or a clear refusal."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+import cofima
+from cofima import store
+from cofima.errors import CofimaError
+from cofima.serve.card import model_card
+from cofima.serve.hub import push
+from cofima.serve.scoring import image_set
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Path:
+    where = tmp_path_factory.mktemp("card") / "parts"
+    tiny.run(where, tiny.config("cofima", train={"epochs": 1}), tiny.stream((2, 1), per_class=6))
+    return where
+
+
+def test_the_card_has_all_that_others_must_know(folder: Path) -> None:
+    model = store.load(folder)
+    text = model_card(model, "parts")
+    for said in (
+        *model.classes,
+        model.backbone.sha256,
+        model.data["fingerprint"],
+        model.method.paper,
+        "cofima run config.yaml",
+        "Intended use and limits",
+        "licence of these weights: unknown",
+    ):
+        assert said in text
+    last = model.history[-1]
+    right = sum(a * n for a, n in zip(last["accuracy"], last["sizes"], strict=True)) / sum(last["sizes"])
+    assert f"{right:.1f} % of {sum(last['sizes'])} images" in text
+
+
+def test_the_hub_s_own_library_reads_the_front_matter(folder: Path) -> None:
+    model = store.load(folder)
+    said = ModelCard(model_card(model, "parts", "mit")).data
+    assert (said.license, said.library_name, said.pipeline_tag) == ("mit", "cofima", "image-classification")
+    (result,) = said.eval_results
+    assert result.metric_type == "accuracy"
+    assert 0 <= result.metric_value <= 1
+    unknown = ModelCard(model_card(model, "parts")).data
+    assert (unknown.license, unknown.license_name) == ("other", "unknown")
+
+
+def test_held_out_accuracy_is_told_class_by_class_and_says_what_it_rests_on(folder: Path) -> None:
+    model = store.load(folder)
+    one, two = model.classes[:2]
+    model.serving["accuracy"] = {"right": {one: 3, two: 1}, "images": {one: 4, two: 2}}
+    text = model_card(model, "parts")
+    assert "66.7 % of 6 images" in text
+    assert "of 2 of the 3 classes" in text
+    assert f"| {one} | 4 | 75.0 % |" in text
+
+
+def test_no_place_on_a_disk_and_no_markup_gets_into_the_card(folder: Path) -> None:
+    model = store.load(folder)
+    model.data |= {"name": "/home/somebody/secret/photos", "folder": "/home/somebody/secret/photos"}
+    model.config = model.config.model_copy(update={"dataset": "folder:/home/somebody/secret/photos"})
+    model.tasks[0] = ("<script>", "a|b")
+    text = model_card(model, "parts")
+    assert "somebody" not in text
+    assert "<script>" not in text
+    assert "a\\|b" in text
+
+
+def test_a_model_that_was_learned_says_its_commands(folder: Path) -> None:
+    model = store.load(folder)
+    model.history = [
+        {"kind": "learn", "classes": ["a", "b"], "train_images": 9, "date": "2026-01-02"},
+        {"kind": "extend", "classes": ["c"], "train_images": 4, "accuracy": 50.0},
+        {"kind": "rename", "classes": ["c", "the d"]},
+    ]
+    text = model_card(model, "parts")
+    assert "cofima learn" in text
+    assert "cofima extend MODEL PHOTOS  # c" in text
+    assert "cofima rename MODEL c 'the d'" in text
+
+
+class Hub(ThreadingHTTPServer):
+    """As much of the hub's interface as an upload talks to; it keeps what it got."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.repo: dict[str, Any] = {}
+        self.files: dict[str, bytes] = {}
+        self.tokens: set[str] = set()
+        self.refuse = 0
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        files = [{"type": "file", "path": n, "size": 1, "oid": "1" * 40} for n in self.server.files]
+        self.say(files if "/tree/" in self.path else {"id": "me/parts"})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.tokens.add(self.headers["Authorization"])
+        if self.server.refuse and "/create" not in self.path:
+            self.say({"error": "you may not write here"}, self.server.refuse)
+        elif self.path == "/api/repos/create":
+            self.server.repo = json.loads(body)
+            self.say({"url": f"http://{self.headers['Host']}/me/parts", "id": "me/parts"})
+        elif "/preupload/" in self.path:
+            names = [file["path"] for file in json.loads(body)["files"]]
+            self.say({"files": [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]})
+        elif "/commit/" in self.path:
+            for line in body.splitlines():
+                item = json.loads(line)
+                if item["key"] == "file":
+                    self.server.files[item["value"]["path"]] = base64.b64decode(item["value"]["content"])
+                if item["key"] == "deletedFile":
+                    del self.server.files[item["value"]["path"]]
+            self.say({"commitUrl": f"http://{self.headers['Host']}/me/parts/commit/1", "commitOid": "1" * 40})
+        else:
+            self.say({}, 200)
+
+    def say(self, values: Any, status: int = 200) -> None:
+        content = json.dumps(values).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_what_was_uploaded_is_a_model_folder_with_its_card(folder: Path, hub: Hub, tmp_path: Path) -> None:
+    push(folder, "me/parts", private=True)
+    assert hub.tokens == {"Bearer hf_test"}
+    assert hub.repo["name"] == "parts"
+    assert hub.repo.get("visibility", "") == "private" or hub.repo.get("private") is True
+    for name, content in hub.files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    assert "README.md" in hub.files
+    assert cofima.load(tmp_path).classes == store.load(folder).classes
+
+
+def test_a_state_that_is_no_longer_in_force_is_removed_there(folder: Path, hub: Hub) -> None:
+    hub.files = {"0001/config.json": b"{}", "notes.txt": b"mine"}
+    push(folder, "me/parts")
+    assert "0001/config.json" not in hub.files
+    assert "notes.txt" in hub.files
+
+
+def test_a_refusal_of_the_hub_is_one_message(folder: Path, hub: Hub) -> None:
+    hub.refuse = 403
+    with pytest.raises(CofimaError, match="the hub refused the upload to me/parts"):
+        push(folder, "me/parts")
+
+
+def test_offline_no_token_bad_name_and_no_network_are_said(
+    folder: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(CofimaError, match="is no name for the hub"):
+        push(folder, "me/parts/again")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CofimaError, match="HF_HUB_OFFLINE is set"):
+        push(folder, "me/parts")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr("cofima.serve.hub.get_token", lambda: None)
+    with pytest.raises(CofimaError, match="no token"):
+        push(folder, "me/parts")
+    monkeypatch.setattr("cofima.serve.hub.get_token", lambda: "hf_test")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(CofimaError, match="cannot be reached"):
+        push(folder, "me/parts")
+    assert not hub.files
+
+
+def test_images_in_a_model_are_uploaded_only_if_that_is_said(
+    folder: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = store.load(folder)
+    model.images = image_set(torch.zeros(2, 3, 16, 16, dtype=torch.uint8), torch.tensor([0, 1]))
+    store.save(model, tmp_path / "held")
+    with pytest.raises(CofimaError, match=r"holds images \(2\).*--with-images"):
+        push(tmp_path / "held", "me/parts")
+    assert not hub.files
+    push(tmp_path / "held", "me/parts", with_images=True)
+    assert any(name.endswith("images.safetensors") for name in hub.files)

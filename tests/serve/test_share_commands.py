@@ -1,0 +1,64 @@
+"""The commands export, card, push and app, as a user types them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cofima.cli import app
+from cofima.errors import CofimaError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Path:
+    where = tmp_path_factory.mktemp("commands") / "parts"
+    tiny.run(where, tiny.config("ranpac", train={"epochs": 1}), tiny.stream((2, 1), per_class=6))
+    return where
+
+
+def cofima(*words: object) -> str:
+    """Return what a command prints; a user's mistake is raised."""
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_export_says_what_it_compared(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("cofima.commands.export.say", said.append)
+    cofima("export", folder, "--torchscript", tmp_path / "a.pt")
+    assert said[0].startswith(f"Wrote {tmp_path / 'a.pt'}")
+    assert "on 8 images drawn by chance: logits differ by at most" in said[1]
+
+
+def test_export_refuses_before_any_file_is_written(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CofimaError, match="say what to write: --onnx FILE"):
+        cofima("export", folder)
+    with pytest.raises(CofimaError, match="RanPAC stands behind a random projection"):
+        cofima("export", folder, "--torchscript", tmp_path / "a.pt", "--timm", tmp_path / "a.safetensors")
+    with pytest.raises(CofimaError, match="not a model folder"):
+        cofima("export", tmp_path, "--torchscript", tmp_path / "a.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_card_is_printed_or_written(folder: Path, tmp_path: Path) -> None:
+    printed = cofima("card", folder, "--license", "mit")
+    assert "license: mit" in printed
+    assert "# parts" in printed
+    cofima("card", folder, "--license", "mit", "-o", tmp_path / "README.md")
+    assert (tmp_path / "README.md").read_text("utf-8") == printed
+
+
+def test_push_is_refused_offline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CofimaError, match="HF_HUB_OFFLINE is set"):
+        cofima("push", folder, "me/parts")
+
+
+def test_the_page_needs_its_extra_and_a_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "gradio", None)
+    with pytest.raises(CofimaError, match=r"pip install 'cofima\[app\]'"):
+        cofima("app", folder)
