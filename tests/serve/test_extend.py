@@ -11,6 +11,7 @@ import torch
 import cofima
 from cofima import methods, store
 from cofima.errors import CofimaError
+from cofima.experiment.launch import launch
 from cofima.methods.base import Method
 from cofima.serve import extend as extending
 
@@ -213,8 +214,10 @@ def test_every_method_forgets_a_class_or_refuses(
         assert again.classes == ["class 1", "class 4", "class 5"]
 
 
-def test_a_run_s_model_can_be_extended(tmp_path: Path, photos: Photos, tiny: Any) -> None:
-    tiny.run(tmp_path / "run", tiny.config("coma"), tiny.stream((2, 2), per_class=8))
+@pytest.mark.parametrize("preset", ["timm", "slca", "pilot"])
+def test_a_run_s_model_can_be_extended(preset: str, tmp_path: Path, photos: Photos, tiny: Any) -> None:
+    how = {"dataset": f"folder:{photos(tmp_path / 'first', range(4))}", "data": {"preset": preset}}
+    launch(tiny.config("coma", train={"epochs": 1}, **how), tmp_path / "run")
     clf = cofima.load(tmp_path / "run")
     clf.extend(photos(tmp_path / "new", (6,)))
     clf.save()

@@ -191,7 +191,8 @@ def test_a_kill_at_any_moment_leaves_a_model_that_predicts(
     """A process that extends, forgets and saves again and again is killed at random moments."""
     new = photos(tmp_path / "new", (3,), per_class=5)
     chance, reached = random.Random(5), set()
-    for _ in range(8):
+    for turn in range(8):
+        heard, told = os.pipe()
         child = os.fork()  # a process of its own, without the seconds that starting one takes
         if not child:
             try:
@@ -199,12 +200,18 @@ def test_a_kill_at_any_moment_leaves_a_model_that_predicts(
                     clf = cofima.load(model)
                     clf.extend(new, epochs=1)
                     clf.save()
+                    os.write(told, b".")
                     clf.forget("class 3")
                     clf.save()
+                    os.write(told, b".")
             finally:
                 os._exit(1)
-        time.sleep(chance.uniform(0.1, 0.8))
+        for _ in range(turn % 3):  # so many changes are through, and another is under way
+            os.read(heard, 1)
+        time.sleep(chance.uniform(0, 0.3))
         os.kill(child, signal.SIGKILL)
+        os.close(heard)
+        os.close(told)
         assert os.WIFSIGNALED(os.waitpid(child, 0)[1])  # it was still at work
         clf = cofima.load(model)
         assert clf.classes[:3] == ["class 0", "class 1", "class 2"]
