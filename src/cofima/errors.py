@@ -18,15 +18,11 @@ def problems(where: str, found: Sequence[str]) -> CofimaError:
     return CofimaError(f"{where} has {count}:\n" + "\n".join(f"  {line}" for line in found))
 
 
-def shortened(found: Sequence[str], most: int = 20) -> list[str]:
-    """Return the first problems, and how many more there are."""
-    return [*found[:most], *([f"... and {len(found) - most} more"] if len(found) > most else [])]
-
-
 def first_problems(where: str, found: Sequence[str], shown: int = 20) -> CofimaError:
     """Build one error that lists the first problems found at ``where``, and counts the rest."""
-    count = f"{len(found)} problem{'s' if len(found) != 1 else ''}"
-    return CofimaError(f"{where} has {count}:\n" + "\n".join(f"  {x}" for x in shortened(found, shown)))
+    lines = str(problems(where, found)).split("\n")
+    more = [f"  ... and {len(found) - shown} more"] if len(found) > shown else []
+    return CofimaError("\n".join(lines[: 1 + shown] + more))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -194,7 +194,7 @@ def opened(folder: Path) -> tuple[Path, dict[str, Any]]:
     if generation is None:
         raise not_a_model(folder)
     kept = _read_config(folder, generation)
-    for name in kept["files"]:
+    for name in (WEIGHTS, STATE, HISTORY, *([IMAGES] if IMAGES in kept["files"] else [])):
         _verify(folder, generation, name, kept["files"])
     return generation, kept
 

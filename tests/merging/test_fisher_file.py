@@ -15,7 +15,7 @@ from torch import nn
 import cofima
 from cofima import store
 from cofima.data.synthetic import blobs
-from cofima.errors import CofimaError
+from cofima.errors import CofimaError, CofimaWarning
 from cofima.store import Model, load
 
 FIRST = ((0, 1), (2, 3))
@@ -115,27 +115,34 @@ def test_the_train_part_of_a_split_folder_is_taken(known, tmp_path: Path) -> Non
 
 def test_unknown_classes_and_bad_images_are_listed(known, tmp_path: Path) -> None:
     path, model, images = known
-    (images / "unicorn").mkdir()
-    (images / model.classes[3].replace("b", "B")).mkdir()
+    strange = ["unicorn", model.classes[3].replace("b", "B")]
+    for folder in strange:
+        shutil.copytree(images / model.classes[0], images / folder)
     with pytest.raises(CofimaError) as said:
         cofima.fisher(path, images, tmp_path / "f.safetensors")
     assert "class 'unicorn': the model does not know it" in str(said.value)
     assert f"did you mean '{model.classes[3]}'?" in str(said.value)
-    for folder in ("unicorn", model.classes[3].replace("b", "B")):
-        (images / folder).rmdir()
+    for folder in strange:
+        shutil.rmtree(images / folder)
     bad = images / model.classes[0] / "bad.jpg"
     bad.write_bytes(b"no image")
     with pytest.raises(CofimaError, match=r"bad\.jpg: not an image"):
         cofima.fisher(path, images, tmp_path / "f.safetensors")
     assert not (tmp_path / "f.safetensors").exists()
-    assert cofima.fisher(path, images, tmp_path / "f.safetensors", skip_bad=True).images == 9
+    with pytest.warns(CofimaWarning, match="left out 1 unreadable"):
+        assert cofima.fisher(path, images, tmp_path / "f.safetensors", skip_bad=True).images == 9
 
 
 def test_mistakes_are_told_at_once(known, tmp_path: Path) -> None:
     path, _, images = known
     with pytest.raises(CofimaError) as said:
         cofima.fisher(tmp_path / "no", tmp_path / "none", tmp_path / "f.txt", limit=0)
-    for part in ("no: no such folder", "none: no such folder", "limit = 0", "must end in .safetensors"):
+    for part in (
+        "no: no such folder",
+        "none: no such folder or file",
+        "limit = 0",
+        "must end in .safetensors",
+    ):
         assert part in str(said.value)
     with pytest.raises(CofimaError, match="would overwrite"):
         cofima.fisher(path, images, path / "f.safetensors", force=True)

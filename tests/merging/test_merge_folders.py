@@ -2,17 +2,20 @@
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import cofima
 from cofima import store
 from cofima.data.stream import from_groups
 from cofima.data.synthetic import blobs
-from cofima.errors import CofimaError
+from cofima.errors import CofimaError, CofimaWarning
 from cofima.parts.gaussians import ClassGaussians
 from cofima.store import Model, load
 from cofima.training.evaluate import evaluate
@@ -122,6 +125,24 @@ def test_same_methods_stay_and_the_result_learns_on(learn, tiny, tmp_path: Path)
     found.tasks.append(stream[3].names)
     store.save(found, tmp_path / "out")
     assert load(tmp_path / "out").classes[-2:] == list(stream[3].names)
+
+
+def test_a_program_can_ask_the_result_and_extend_it(pair, tmp_path: Path) -> None:
+    cofima.merge(pair, tmp_path / "out")
+    classifier = cofima.load(tmp_path / "out")
+    (answer,) = classifier.predict(np.zeros((20, 20, 3), np.uint8))
+    assert answer.label in classifier.classes
+    draw = np.random.default_rng(0)
+    for number in range(6):
+        (tmp_path / "photos" / "new").mkdir(parents=True, exist_ok=True)
+        noise = draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / "photos" / "new" / f"{number}.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CofimaWarning)
+        classifier.extend(tmp_path / "photos", epochs=1)
+    classifier.save()
+    assert cofima.load(tmp_path / "out").classes == [*load(pair[0]).classes, *classifier.classes[4:]]
+    assert classifier.classes[-1] == "new"
 
 
 def test_fisher_in_the_state_is_summed_class_by_class(learn, tmp_path: Path) -> None:

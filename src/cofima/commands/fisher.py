@@ -28,7 +28,7 @@ class LogitChoice(StrEnum):
 def fisher(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     images: Annotated[
-        Path, typer.Argument(help="A folder of images: one folder per class, named as in the model.")
+        Path, typer.Argument(help="Images: a folder per class, named as in the model, or a CSV file.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The .safetensors file to write.")],
     labels: Annotated[

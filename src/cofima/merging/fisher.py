@@ -10,13 +10,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cofima import store
-from cofima.data.known import KnownImages, load_known
-from cofima.errors import CofimaError, problems
+from cofima.data.deal import choose
+from cofima.data.images import ImageSet
+from cofima.errors import CofimaError, did_you_mean, first_problems, problems
 from cofima.merging.fishers import MODEL
 from cofima.merging.place import check_room, out_problems, written_aside
 from cofima.merging.sources import refuse_parts
 from cofima.models.head import Head
 from cofima.progress import SILENT, Progress
+from cofima.serve.classifier import load
+from cofima.serve.photos import find_photos, read_photos
+from cofima.serve.scoring import image_set
 from cofima.store import Model
 from cofima.training.sgd import plain_batches
 from cofima.weights.fisher import diagonal_fisher
@@ -63,8 +67,8 @@ def fisher(
 
     Args:
         model: A model folder.
-        images: A folder with one folder per class, or with ``train`` (which is taken) and ``test``. Its
-            classes must be classes of the model, by name.
+        images: A folder with one folder per class, or with ``train`` (which is taken) and ``test``, or a
+            CSV file (path,label). Its classes must be classes of the model, by name.
         out: The .safetensors file to write.
         labels: ``data`` takes the folder's classes, ``sampled`` draws one from the model for each image,
             ``exact`` takes the expectation over all classes.
@@ -82,47 +86,60 @@ def fisher(
     model, images, out = Path(model), Path(images), Path(out)
     _refuse(model, images, out, logits, limit, force)
     _, kept = store.opened(model)
-    loaded = store.load(model, where=device, progress=progress)
-    loaded.see_photographs()
+    loaded = load(model, device=device, progress=progress).model
     refuse_parts(model, kept, loaded.method.state())
     size = sum(value.nbytes for value in loaded.weights().values())
     check_room(out, size)
-    known = load_known(
-        images,
-        loaded.view.form,
-        loaded.classes,
-        limit=limit,
-        seed=seed,
-        skip_bad=skip_bad,
-        progress=progress,
-    )
-    progress.say(f"measuring {size / 1e6:,.1f} MB of weights on {len(known.images)} images")
-    measured = _measure(
-        loaded, known, labels, _columns(known, loaded.classes) if logits == "local" else None, seed
-    )
+    known = _known(loaded, images, limit, seed, skip_bad, progress)
+    columns = _columns(known, loaded.classes) if logits == "local" else None
+    progress.say(f"measuring {size / 1e6:,.1f} MB of weights on {len(known)} images")
+    measured = _measure(loaded, known, labels, columns, seed)
     said = {
         "estimator": "sample",
         "labels": labels,
         "logits": logits,
-        "images": len(known.images),
-        "data": known.fingerprint,
+        "images": len(known),
+        "data": known.fingerprint(),
         MODEL: kept["files"][store.WEIGHTS],
         "classes": json.dumps(loaded.classes, ensure_ascii=False),
     }
     with written_aside(out) as aside:
         save_file(measured, aside, {key: str(value) for key, value in said.items()})
-    return Measured(out, len(known.images), len(known.images.counts()))
+    return Measured(out, len(known), len(known.counts()))
 
 
-def _measure(
-    model: Model, known: KnownImages, labels: LabelMode, columns: slice | None, seed: int
-) -> Weights:
+def _known(
+    model: Model, images: Path, limit: int | None, seed: int, skip_bad: bool, progress: Progress
+) -> ImageSet:
+    """Read images of classes that the model knows; the labels are its class ids."""
+    found, classes = find_photos(images).only("train"), model.classes
+    strange = [
+        f"class '{name}': the model does not know it{_hint(name, classes)}"
+        for name in found.classes
+        if name not in classes
+    ]
+    if strange:
+        raise first_problems(str(images), strange)
+    if not found.files:
+        raise CofimaError(f"{images}: no images")
+    read = read_photos(found, model.view.form, skip_bad=skip_bad, progress=progress)
+    known = image_set(read.pixels, read.labels(classes))
+    return known if limit is None else known.select(choose(known, lambda count: min(limit, count), seed))
+
+
+def _hint(name: str, classes: list[str]) -> str:
+    """Name the class that is meant, or all if they are few."""
+    hint = did_you_mean(name, classes)
+    return hint if len(classes) <= 20 or "did you mean" in hint else ""
+
+
+def _measure(model: Model, known: ImageSet, labels: LabelMode, columns: slice | None, seed: int) -> Weights:
     """Return the Fisher information under timm's names, the head in one piece."""
     context = model.method.context
     net = _Predictor(model.method.net.backbone, model.method.head())
     found = diagonal_fisher(
         net,
-        plain_batches(known.images, context, "fisher"),
+        plain_batches(known, context, "fisher"),
         labels,
         columns=columns,
         generator=torch.Generator().manual_seed(seed),
@@ -138,9 +155,9 @@ def _measure(
     return {key: value.cpu().contiguous() for key, value in body.items()}
 
 
-def _columns(known: KnownImages, classes: list[str]) -> slice:
+def _columns(known: ImageSet, classes: list[str]) -> slice:
     """Return the logits of the folder's classes, which must stand beside each other."""
-    there = sorted(known.images.counts())
+    there = sorted(known.counts())
     if there != list(range(there[0], there[-1] + 1)):
         between = [classes[c] for c in range(there[0], there[-1]) if c not in there]
         raise CofimaError(
@@ -153,7 +170,8 @@ def _columns(known: KnownImages, classes: list[str]) -> slice:
 
 
 def _refuse(model: Path, images: Path, out: Path, logits: str, limit: int | None, force: bool) -> None:
-    found = [f"{path}: no such folder" for path in (model, images) if not path.is_dir()]
+    found = [] if model.is_dir() else [f"{model}: no such folder"]
+    found += [] if images.exists() else [f"{images}: no such folder or file"]
     if logits not in ("seen", "local"):
         found.append(f"logits = {logits}: must be seen or local")
     if limit is not None and limit < 1:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cofima.errors import CofimaError, problems, shortened
+from cofima.errors import CofimaError, first_problems
 from cofima.merging.sources import Source
 from cofima.store import WEIGHTS
 from cofima.weights.mapped import read_mapped
@@ -50,7 +50,7 @@ def open_fishers(paths: Sequence[Path], models: Sequence[Source]) -> Fishers:
         lacking = [key for key in dict.fromkeys(k for f in tensors for k in f) if key not in fisher]
         wrong += [f"{path}: has nothing for {key}, another file has" for key in lacking]
     if wrong:
-        raise problems("the Fisher information", shortened(wrong))
+        raise first_problems("the Fisher information", wrong)
     if not tensors[0]:
         raise CofimaError(f"{paths[0]} has no tensors")
     last = weights_of(models[-1])

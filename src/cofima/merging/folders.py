@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from cofima import methods, store
-from cofima.errors import problems
+from cofima.errors import first_problems
 from cofima.merging.becomes import Becomes, becomes, merged_tasks
 from cofima.merging.fishers import Fishers
 from cofima.merging.heads import Rows
@@ -111,7 +111,7 @@ class FolderMerge:
             "preprocess": last["preprocess"],
             "data": {"name": "merged", "merged": {"by": str(self.recipe), "models": made}},
             "tasks": tasks,
-            "serving": {},  # probabilities were calibrated for the models as they were
+            "serving": {},
             "planned_tasks": len(tasks),
         }
 
@@ -131,7 +131,7 @@ def folder_merge(
             for name in shared
         ]
     if wrong:
-        raise problems("the models do not fit each other: the comparison", wrong)
+        raise first_problems("the models do not fit each other: the comparison", wrong)
     classifier = folders[0].kept["backbone"]["classifier"]
     models = [_without_head(model, classifier) for model in models]
     base = base and _without_head(base, classifier)
@@ -153,10 +153,10 @@ def _differences(a: Source, b: Source) -> list[str]:
     """Return how two folders differ in what the same weights must have in common."""
 
     def facts(source: Source) -> dict[str, Any]:
-        said = {"backbone": source.kept["config"]["backbone"].partition(".")[0]}
-        said |= {key: source.kept["backbone"][key] for key in ("features", "classifier")}
-        view = source.kept["preprocess"]
-        return said | {key: view[key] for key in ("size", "stored", "mean", "std", "interpolation")}
+        body, view = source.kept["backbone"], source.kept["preprocess"]
+        said = {"backbone": body["name"].partition(".")[0], "final norm": body.get("final_norm")}
+        said |= {key: body[key] for key in ("features", "classifier")}
+        return said | {key: view[key] for key in ("size", "stored", "mean", "std")}
 
     mine, other = facts(a), facts(b)
     return [

@@ -96,7 +96,8 @@ def _write(
     plan = folder_merge(sources, start, given, recipe)
     after, size = plan.write(out, progress)
     notes += [after.note] if after.note else []
-    return Merged(out, size, methods.find(after.method).label, plan.rows.union, [*notes, *_starts(plan)])
+    notes += _left_behind(plan)
+    return Merged(out, size, methods.find(after.method).label, plan.rows.union, notes)
 
 
 def _refuse(wish: Wish, out: Path, force: bool) -> None:
@@ -139,8 +140,14 @@ def _notes(sources: Sequence[Source], recipe: Recipe, fishers: Fishers | None) -
     return notes
 
 
-def _starts(plan: FolderMerge) -> list[str]:
-    known = {source.kept["backbone"]["sha256"] for source in plan.folders}
-    if len(known) == 1:
-        return []
-    return ["the models were trained from different pre-trained weights: expect little of their average"]
+def _left_behind(plan: FolderMerge) -> list[str]:
+    notes = []
+    if len({source.kept["backbone"]["sha256"] for source in plan.folders}) > 1:
+        notes.append(
+            "the models were trained from different pre-trained weights: expect little of their average"
+        )
+    if any(source.kept.get("serving") for source in plan.folders):
+        notes.append(
+            "calibration, held-out accuracies and kept images belong to the models and stay with them"
+        )
+    return notes

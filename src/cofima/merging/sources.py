@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cofima import store
-from cofima.errors import CofimaError, problems, shortened
+from cofima.errors import CofimaError, first_problems
 from cofima.weights.mapped import NAMES, Kind, kind_of, read_mapped
 from cofima.weights.pieces import Weights
 
@@ -60,7 +60,7 @@ def open_source(path: Path) -> Source:
     if not path.is_dir():
         weights, metadata = read_mapped(path)
         if unknown := [f"{key}: {value.dtype}" for key, value in weights.items() if value.dtype not in NAMES]:
-            raise problems(f"{path}: types that cannot be merged; it", shortened(unknown))
+            raise first_problems(f"{path}: types that cannot be merged; it", unknown)
         return Source(path, weights, metadata)
     generation, kept = store.opened(path)
     weights, _ = read_mapped(generation / store.WEIGHTS)
@@ -94,7 +94,7 @@ def kinds_that_fit(sources: Sequence[Source]) -> dict[str, Kind]:
             if key in other.weights:
                 wrong += [f"{key}: {said} in {where}" for said in _differs(value, other.weights[key])]
     if wrong:
-        raise problems("the models do not fit each other: the comparison", shortened(wrong))
+        raise first_problems("the models do not fit each other: the comparison", wrong)
     if not first.weights:
         raise CofimaError(f"{first.path} has no tensors")
     return {key: widest([s.weights[key] for s in sources]) for key in first.weights}
