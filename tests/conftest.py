@@ -7,7 +7,6 @@ from typing import Any
 from uuid import uuid4
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ["COFIMA_CACHE"] = "off"  # never the user's own
 
 import pytest
 import timm
@@ -200,6 +199,12 @@ def _same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 def same_bits() -> Callable[[dict[str, Tensor], dict[str, Tensor]], None]:
     """Return the assertion that two sets of weights are equal bit for bit."""
     return _same_bits
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _not_the_user_s_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what is made before the first test, or by a process of its own, away from the user's cache."""
+    os.environ["COFIMA_CACHE"] = str(tmp_path_factory.getbasetemp() / "caches")
 
 
 @pytest.fixture(autouse=True)

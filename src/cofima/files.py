@@ -30,17 +30,9 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def cache_folder() -> Path | None:
-    """Return where to keep what can be computed again: in $COFIMA_CACHE, or with the user's other caches.
-
-    None is nowhere: COFIMA_CACHE=off.
-    """
-    given = os.environ.get("COFIMA_CACHE")
-    if given == "off":
-        return None
-    if given:
-        return Path(given).expanduser()
+def cache_folder() -> Path:
+    """Return the folder for what can be made again: $COFIMA_CACHE, or ~/.cache/cofima."""
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cofima"
-    except RuntimeError:  # a user without a home
-        return None
+        return Path(os.environ.get("COFIMA_CACHE") or "~/.cache/cofima").expanduser()
+    except RuntimeError as error:  # a user without a home
+        raise CofimaError("there is no home folder for a cache: set COFIMA_CACHE to a folder") from error

@@ -4,16 +4,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cofima import store
+from cofima.data.forms import Form
 from cofima.data.images import ImageSet
 from cofima.data.stream import from_groups
 from cofima.data.synthetic import blobs
+from cofima.errors import CofimaError, CofimaWarning
+from cofima.files import cache_folder
+from cofima.models.net import Net
 from cofima.training import features as module
+from cofima.training.evaluate import evaluate
 from cofima.training.features import AT_ONCE, FixedFeatures
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
@@ -29,8 +36,6 @@ USERS = [
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the sizes of the batches that pass through a backbone, as they do."""
-    from cofima.models.net import Net
-
     sizes: list[int] = []
     whole = Net.features
     monkeypatch.setattr(Net, "features", lambda net, x: (sizes.append(len(x)), whole(net, x))[1])
@@ -49,7 +54,7 @@ def some(count: int = 80) -> ImageSet:
 
 @both
 def test_a_feature_depends_on_its_image_alone(network: str, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COFIMA_CACHE", "off")
+    monkeypatch.setenv("COFIMA_FEATURES", "off")
     images = some()
     whole = fixed(tiny, network)(images)
     order = torch.randperm(80, generator=torch.Generator().manual_seed(1))
@@ -81,7 +86,7 @@ def test_a_warm_run_a_cold_one_and_one_without_are_the_same_bits(
     runs.append(tiny.run(tmp_path / "warm", config, stream))
     monkeypatch.setenv("COFIMA_CACHE", str(tmp_path / "new"))
     runs.append(tiny.run(tmp_path / "cold", config, stream))
-    monkeypatch.setenv("COFIMA_CACHE", "off")
+    monkeypatch.setenv("COFIMA_FEATURES", "off")
     runs.append(tiny.run(tmp_path / "without", config, stream))
     for name in ("mixed", "warm", "without"):
         same_bits(kept(tmp_path / name), kept(tmp_path / "cold"))
@@ -118,7 +123,7 @@ def test_test_images_pass_once_a_run_not_once_a_task(
     where: str | None, tiny, tmp_path: Path, passed: list[int], monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     if where:
-        monkeypatch.setenv("COFIMA_CACHE", where)
+        monkeypatch.setenv("COFIMA_FEATURES", where)
     tiny.run(tmp_path, tiny.config("prototype"), tiny.stream((2,) * 6))
     assert passed == [AT_ONCE] * (1 + 6 + 6)
     assert cache.exists() == (where is None)
@@ -139,8 +144,6 @@ def test_queries_of_test_images_pass_once_a_run(name: str, tiny, passed: list[in
 
 @pytest.mark.parametrize(("name", "options"), USERS, ids=str)
 def test_the_score_is_that_of_what_is_predicted(name: str, options: dict, tiny) -> None:
-    from cofima.training.evaluate import evaluate
-
     stream = tiny.stream((2, 1, 2))
     method = tiny.model(tiny.config(name, options=options, train={"epochs": 1}), stream).method
     for task in stream:
@@ -170,6 +173,30 @@ def test_an_image_is_known_by_its_pixels_not_by_its_label_or_place(tiny, passed:
     changed = ImageSet(copy.pixels, copy.rows, copy.labels)
     assert [torch.equal(a, b) for a, b in zip(one(changed), features.flip(0), strict=True)].count(False) == 1
     assert passed == [AT_ONCE]
+
+
+@pytest.mark.parametrize("kind", ["small", "rows", "rows that are only tested"])
+def test_images_may_be_stored_in_any_form(kind: str, tiny, passed: list[int]) -> None:
+    pictures = [Image.fromarray(p.permute(1, 2, 0).numpy()) for p in blobs(4, 10, 24).train.pixels[:40]]
+    small, view = kind == "small", tiny.context().view
+    view = replace(
+        tiny.context().view, stored=18, whole=0 if small else 20, shape=(24, 24) if small else None
+    )
+    form = Form(18, 16, 20, only_tested=kind.endswith("tested"))
+    stored = [torch.from_numpy(np.array(p)).permute(2, 0, 1) if small else form.keep(p) for p in pictures]
+    images = ImageSet(torch.stack(stored), torch.arange(40), torch.zeros(40))
+    one = fixed(tiny, view=view)
+    features = one(images)
+    with torch.no_grad():
+        torch.testing.assert_close(features, one.net.backbone(view.test(images.pixels)))
+    passed.clear()
+    assert torch.equal(fixed(tiny, view=view)(images.select(torch.arange(39, -1, -1))), features.flip(0))
+    assert passed == [AT_ONCE]
+
+
+def test_the_same_bytes_in_another_shape_are_another_image() -> None:
+    pixels = torch.arange(3 * 4 * 9, dtype=torch.uint8)
+    assert len({module._name(pixels.view(3, *shape)) for shape in ((4, 9), (9, 4), (6, 6))}) == 3
 
 
 def grow_weight(one: FixedFeatures) -> None:
@@ -301,8 +328,6 @@ def test_a_crash_costs_little(tiny, monkeypatch: pytest.MonkeyPatch, passed: lis
 
 
 def test_damage_between_runs_changes_nothing(tiny, cache: Path) -> None:
-    from cofima.errors import CofimaWarning
-
     images = some(40)
     before = fixed(tiny)(images)
     (file,) = cache.rglob("*.safetensors")
@@ -312,22 +337,13 @@ def test_damage_between_runs_changes_nothing(tiny, cache: Path) -> None:
     assert torch.equal(fixed(tiny)(images), before)
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"COFIMA_CACHE": "/somewhere"}, "/somewhere"),
-        ({"COFIMA_CACHE": "~/mine"}, "HOME/mine"),
-        ({"COFIMA_CACHE": "off"}, None),
-        ({"COFIMA_CACHE": "", "XDG_CACHE_HOME": "/caches"}, "/caches/cofima"),
-        ({"COFIMA_CACHE": "", "XDG_CACHE_HOME": ""}, "HOME/.cache/cofima"),
-    ],
-)
-def test_where_the_cache_is(
-    environment: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from cofima.files import cache_folder
-
+def test_the_cache_is_where_the_user_says_or_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
-    assert cache_folder() == (expected and Path(expected.replace("HOME", str(tmp_path))))
+    for given, expected in (("/some/where", Path("/some/where")), ("~/mine", tmp_path / "mine")):
+        monkeypatch.setenv("COFIMA_CACHE", given)
+        assert cache_folder() == expected
+    monkeypatch.setenv("COFIMA_CACHE", "~nobody-of-this-name/mine")
+    with pytest.raises(CofimaError, match="set COFIMA_CACHE"):
+        cache_folder()
+    monkeypatch.setenv("COFIMA_CACHE", "")
+    assert cache_folder() == tmp_path / ".cache" / "cofima"

@@ -24,7 +24,7 @@ from cofima.data.forms import Form
 from cofima.data.reading import Found, fill, readers
 from cofima.data.source import Picture
 from cofima.errors import CofimaError
-from cofima.files import write_text
+from cofima.files import cache_folder, write_text
 from cofima.progress import Progress
 
 FORMAT = 1
@@ -53,8 +53,8 @@ class Cache:
 
 
 def folder() -> Path:
-    """Return where caches are: below $COFIMA_CACHE, or ~/.cache/cofima."""
-    return Path(os.environ.get("COFIMA_CACHE") or "~/.cache/cofima").expanduser() / "pixels"
+    """Return where the pixels of datasets are kept."""
+    return cache_folder() / "pixels"
 
 
 def cache_for(form: Form, names: Sequence[str], stamps: Sequence[str]) -> Cache:

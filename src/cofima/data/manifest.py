@@ -1,7 +1,6 @@
 """The written record of a split: every image with its label, its part and the hash of its content."""
 
 import json
-import os
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -10,14 +9,9 @@ from typing import Any
 from cofima.data.source import Source
 from cofima.data.verify import Contents
 from cofima.errors import CofimaError
-from cofima.files import write_text
+from cofima.files import cache_folder, write_text
 
 FORMAT = 1
-
-
-def home() -> Path:
-    """Return the folder for what can be made again: $COFIMA_CACHE, or ~/.cache/cofima."""
-    return Path(os.environ.get("COFIMA_CACHE") or Path.home() / ".cache" / "cofima").expanduser()
 
 
 def write(source: Source, contents: Contents, folder: Path | None = None) -> Path:
@@ -34,7 +28,7 @@ def write(source: Source, contents: Contents, folder: Path | None = None) -> Pat
         "test_images_in_train": len(contents.shared),
         "sha256": sha256(rows.encode()).hexdigest(),
     }
-    folder = home() / "splits" if folder is None else folder
+    folder = cache_folder() / "splits" if folder is None else folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -7,6 +7,7 @@ is shown one picture in every place of a batch.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from hashlib import blake2b, sha256
 from weakref import WeakKeyDictionary
@@ -107,8 +108,9 @@ class FixedFeatures:
             picture = torch.randint(256, (3, view.stored, view.stored), dtype=torch.uint8, generator=chance)
             answers = self._pass(picture.expand(AT_ONCE, -1, -1, -1))
             self.steady = torch.equal(answers, answers[:1].expand_as(answers))
-            folder = cache_folder() if self.steady else None
-            self.shelf = Shelf(folder and folder / "features" / self._key(weights, answers[:1]))
+            kept = self.steady and os.environ.get("COFIMA_FEATURES") != "off"
+            key = self._key(weights, answers[:1])
+            self.shelf = Shelf(cache_folder() / "features" / key if kept else None)
             self.weights = weights
         self.checked = True
 
@@ -121,7 +123,7 @@ class FixedFeatures:
         how = {
             "weights": weights,
             "answer": fingerprint({"answer": answer}),
-            "view": [view.size, view.stored, view.mean, view.std],
+            "view": [view.size, view.stored, view.whole, view.mean, view.std],
             "batch": AT_ONCE,
             "torch": [torch.__version__, device.type, torch.get_num_threads()],
         }
@@ -129,4 +131,7 @@ class FixedFeatures:
 
 
 def _name(image: Tensor) -> bytes:
-    return blake2b(image.contiguous().numpy().data, digest_size=NAME).digest()
+    """Return a hash of an image as it is stored: of its shape and its pixels."""
+    name = blake2b(str(tuple(image.shape)).encode(), digest_size=NAME)
+    name.update(image.contiguous().numpy().data)
+    return name.digest()
