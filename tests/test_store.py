@@ -347,3 +347,17 @@ def test_a_large_state_is_announced(config, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(store, "LARGE", 1000)
     launch(config, tmp_path / "model", Ears())
     assert any("writing" in line and "MB" in line for line in Ears.heard)
+
+
+def test_what_a_kill_left_of_a_generation_is_in_nobodys_way(config, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    launch(config, folder)
+    (folder / "0000").mkdir()  # killed while its files were removed
+    store.refuse_place(folder)
+    model = store.load(folder)
+    store.save(model, folder)
+    assert not (folder / "0000").exists()
+    (folder / "0099").mkdir()
+    (folder / "0099" / "holiday.jpg").touch()
+    with pytest.raises(CofimaError, match="0099"):
+        store.refuse_place(folder)

@@ -14,7 +14,8 @@ from cofima.data.datasets import DataOptions
 from cofima.errors import CofimaError, did_you_mean, problems
 from cofima.models import backbone
 from cofima.models.backbone import ModelOptions
-from cofima.recipes.layers import PARTS, Check, flattened, override
+from cofima.recipes.layers import PARTS, Check, flattened
+from cofima.recipes.layers import override as override
 from cofima.training.sgd import Train
 
 

@@ -359,20 +359,21 @@ def _damaged(folder: Path, name: str, found: list[str]) -> CofimaError:
 
 
 def _generations(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("[0-9]" * 4) if _ours(path))
+    return sorted(path for path in folder.glob("[0-9]" * 4) if (path / CONFIG).is_file())
 
 
 def _ours(path: Path) -> bool:
-    """Tell a generation from a folder of the user that has such a name."""
-    return any((path / name).exists() for name in (WEIGHTS, STATE, HISTORY, CONFIG))
+    """Tell a generation, or what a killed process left of one, from a folder that has such a name."""
+    there = {file.name for file in path.iterdir()} if path.is_dir() else {"a file"}
+    return not there or bool(there & {WEIGHTS, STATE, HISTORY, CONFIG, IMAGES})
 
 
 def _prune(folder: Path, newest: str) -> None:
     """Keep the newest generation and the one before, and nothing that a crash left behind."""
-    earlier = [g for g in _generations(folder) if g.name < newest]
-    leftover = [g for g in _generations(folder) if g.name > newest]
+    before = [g.name for g in _generations(folder) if g.name < newest][-1:]
+    others = [g for g in folder.glob("[0-9]" * 4) if _ours(g) and g.name not in (newest, *before)]
     aside = [path for path in folder.glob(".[0-9]*.*") if path.is_dir()]
-    for path in (*earlier[:-1], *leftover, *aside):
+    for path in (*others, *aside):
         shutil.rmtree(path, ignore_errors=True)
 
 

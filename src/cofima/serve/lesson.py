@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from cofima import config as configs
 from cofima.data.images import ImageSet
 from cofima.data.stream import Task
-from cofima.data.views import View
 from cofima.errors import CofimaError
 from cofima.methods import Method
 from cofima.progress import Progress
@@ -21,8 +20,6 @@ from cofima.serve.photos import Photos
 from cofima.serve.scoring import image_set
 from cofima.store import Model
 from cofima.training.sgd import Train, plain_batches
-
-SMALLEST_CROP = 0.5  # share of the area, in place of windows cut from a larger picture
 
 
 class EarlyStop:
@@ -81,20 +78,12 @@ def more_images(model: Model, names: Sequence[str], train: ImageSet, held_out: I
     return Task(len(model.tasks), range(count, count), tuple(names), train, held_out, known)
 
 
-def of_squares(view: View) -> View:
-    """Return a view for squares of ``stored`` pixels, whatever a run's preset stores for its training."""
-    crop = min(view.crop, SMALLEST_CROP) if view.window else view.crop
-    return replace(view, whole=0, window=False, shape=None, crop=crop)
-
-
 def teach(model: Model, task: Task, how: Train, progress: Progress) -> dict[str, Any]:
     """Learn a task; return what the history says of it, but for what is measured afterwards."""
     method, start = model.method, time.perf_counter()
     watch = EarlyStop(method, task, how.patience) if how.patience and len(task.test) else None
     model.planned = max(model.planned, task.index + 1)
-    context = replace(
-        method.context, view=of_squares(model.view), train=how, tasks=model.planned, progress=progress
-    )
+    context = replace(method.context, train=how, tasks=model.planned, progress=progress)
     method.context = replace(context, stop=watch)
     with progress.stage(f"{method.label}: {', '.join(task.names[:3])}{', ...' if task.taught > 3 else ''}"):
         method.learn(task)
