@@ -25,7 +25,7 @@ def merged(models: list[Path], method: str = "average", **how: object) -> dict[s
 def _span(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing depends on how a tensor is cut."""
     monkeypatch.setattr(parts, "SPAN", request.param)
-    monkeypatch.setattr(parts, "IN_PLACE", 1)
+    monkeypatch.setattr(parts, "LONGER", 1)
 
 
 @pytest.mark.parametrize("method", ["average", "fisher", "wise-ft"])

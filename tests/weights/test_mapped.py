@@ -12,9 +12,9 @@ from cofima.weights.mapped import NAMES, Kind, create_mapped, kind_of, read_mapp
 
 
 def written(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    out = create_mapped(path, {key: kind_of(value) for key, value in tensors.items()}, metadata)
-    for key, value in tensors.items():
-        out[key].copy_(value)
+    with create_mapped(path, {key: kind_of(value) for key, value in tensors.items()}, metadata) as out:
+        for key, value in tensors.items():
+            out[key].copy_(value)
 
 
 @pytest.mark.parametrize("dtype", NAMES, ids=str)
@@ -42,6 +42,18 @@ def test_mixed_types_empty_tensors_and_names_that_are_not_ascii(tmp_path: Path, 
     found, metadata = read_mapped(path)
     same_bits(found, values)
     assert metadata == {"format": "pt", "é": "ö"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool], ids=str)
+def test_what_is_put_is_in_the_file_and_in_the_mapping(dtype: torch.dtype, tmp_path: Path) -> None:
+    path, value = tmp_path / "f.safetensors", torch.randn(4, 5).to(dtype)
+    with create_mapped(path, {"x": kind_of(value), "y": Kind(torch.float64, (3,))}, {}) as out:
+        out["y"][:] = 2
+        for start in range(0, 20, 7):
+            out.put("x", start, value.view(-1)[start : start + 7])
+        assert torch.equal(out["x"], value)
+    assert torch.equal(load_file(path)["x"], value)
+    assert load_file(path)["y"].tolist() == [2, 2, 2]
 
 
 def test_no_tensors_at_all(tmp_path: Path) -> None:

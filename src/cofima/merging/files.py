@@ -1,6 +1,7 @@
 """Merge plain files of tensors: same names, same shapes."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from cofima.merging.fishers import Fishers
@@ -31,8 +32,7 @@ def merge_files(
     size = sum(kind.bytes for kind in kinds.values())
     check_room(out, size)
     progress.say(f"merging {len(models)} models of {size / 1e6:,.1f} MB: {recipe}")
-    with written_aside(out) as aside:
-        target = create_mapped(aside, kinds, metadata)
+    with written_aside(out) as aside, create_mapped(aside, kinds, metadata) as target:
         parts = [
             Part(
                 key,
@@ -41,6 +41,7 @@ def merge_files(
                 target[key],
                 base.weights[key] if base else None,
                 [f[key] for f in fishers.tensors] if fishers and key in fishers.tensors[0] else None,
+                put=partial(target.put, key),
             )
             for key in target
         ]

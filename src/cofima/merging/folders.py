@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cofima.merging.recipe import Recipe
 from cofima.merging.sources import Source, kinds_that_fit, widest
 from cofima.merging.state import HEAD, States
 from cofima.progress import Progress
-from cofima.weights.mapped import Kind, create_mapped
+from cofima.weights.mapped import Kind, MappedFile, create_mapped
 from cofima.weights.pieces import Weights
 
 
@@ -57,10 +58,12 @@ class FolderMerge:
         with written_aside(out) as aside:
             generation = aside / f"{len(states.tasks):04d}"
             generation.mkdir(parents=True)
-            net = create_mapped(generation / store.WEIGHTS, weights, {"format": "pt"})
-            kept = create_mapped(generation / store.STATE, state, {"format": "pt"})
-            merge_parts([*self._parts(net, kept), *states.merge_parts(kept)], self.recipe, progress)
-            states.fill(kept)
+            with (
+                create_mapped(generation / store.WEIGHTS, weights, {"format": "pt"}) as net,
+                create_mapped(generation / store.STATE, state, {"format": "pt"}) as kept,
+            ):
+                merge_parts([*self._parts(net, kept), *states.merge_parts(kept)], self.recipe, progress)
+                states.fill(kept)
             (generation / store.HISTORY).write_text("", "utf-8")
             store.seal(generation, self._said(said, after, states.tasks))
             (aside / store.CURRENT).write_text(generation.name + "\n", "utf-8")
@@ -75,13 +78,13 @@ class FolderMerge:
     def _head(self, key: str) -> str:
         return f"{self.folders[-1].kept['backbone']['classifier']}.{key}"
 
-    def _parts(self, net: Weights, kept: Weights) -> Iterator[Part]:
+    def _parts(self, net: MappedFile, kept: MappedFile) -> Iterator[Part]:
         given = self.fishers.tensors if self.fishers else ()
         for key in self.models[0].weights:
             values = [model.weights[key] for model in self.models]
             mine = [fisher[key] for fisher in given if key in fisher] or None
             start = self.base.weights[key] if self.base else None
-            yield Part(key, range(len(values)), values, net[key], start, mine)
+            yield Part(key, range(len(values)), values, net[key], start, mine, put=partial(net.put, key))
         for key in HEAD:
             rows = {m: fisher[self._head(key)] for m, fisher in enumerate(given) if self._head(key) in fisher}
             yield from self._head_parts(key, self._head(key), net, rows, raw=False)

@@ -1,6 +1,6 @@
 """One tensor of the result after the other, made of what the models have, a span at a time."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,9 +12,10 @@ from cofima.progress import Progress
 from cofima.weights.arithmetic import magnitudes, task_arithmetic, threshold, ties
 from cofima.weights.average import average, fisher_average
 from cofima.weights.average_all import average_all, fisher_average_all
+from cofima.weights.pieces import Scratch
 
 SPAN = 2**17  # elements worked on at a time: what is held beside the mapped files
-IN_PLACE = 8  # times as many where the result is computed where it stays
+LONGER = 4  # times as many where nothing but the result is held
 MEGABYTE = 1_000_000
 
 
@@ -31,6 +32,7 @@ class Part:
         fishers: The Fisher information of each value, where there is any.
         rows: If given, ``out`` is only worked on, and its rows belong to these rows of ``target``.
         target: The tensor that ``rows`` counts in.
+        put: Writes flat values from an element on, where that is better than to assign to ``out``.
         by: Merged as the recipe says, summed, or copied from the last model.
     """
 
@@ -43,14 +45,15 @@ class Part:
     rows: Tensor | None = None
     target: Tensor | None = None
     by: Literal["recipe", "sum", "last"] = "recipe"
+    put: Callable[[int, Tensor], None] | None = None
 
     @property
     def vectors(self) -> bool:
         """Tell whether there are task vectors."""
         return self.base is not None and self.by == "recipe" and self.out.is_floating_point()
 
-    def cut(self, at: slice) -> "Part":
-        """Return a span of it, in the type of the result."""
+    def cut(self, at: slice, scratch: Scratch) -> "Part":
+        """Return a span of it, in the type of the result; on scratch memory, if it is to be put."""
 
         def span(value: Tensor) -> Tensor:
             return value.reshape(-1)[at]
@@ -59,17 +62,17 @@ class Part:
             self.name,
             self.holders,
             [span(value).to(self.out.dtype) for value in self.values],
-            span(self.out),
+            span(self.out) if self.put is None else scratch.like(span(self.out)),
             None if self.base is None else span(self.base).to(self.out.dtype),
             None if self.fishers is None else [span(fisher) for fisher in self.fishers],
             by=self.by,
         )
 
 
-def spans(part: Part, size: int) -> Iterator[Part]:
-    """Cut a part into what is worked on at a time."""
+def spans(part: Part, size: int, scratch: Scratch) -> Iterator[tuple[int, Part]]:
+    """Cut a part into what is worked on at a time, each with the place where it begins."""
     for start in range(0, part.out.numel(), size):
-        yield part.cut(slice(start, start + size))
+        yield start, part.cut(slice(start, start + size), scratch)
 
 
 @torch.no_grad()
@@ -77,13 +80,15 @@ def merge_parts(parts: Sequence[Part], recipe: Recipe, progress: Progress) -> No
     """Fill every part's ``out``; the bar counts megabytes of the result."""
     kept = _thresholds(parts, recipe, progress) if recipe.method is TIES else []
     size = sum(part.out.nbytes for part in parts)
-    in_place = recipe.lam is not None and recipe.method not in (TASK_ARITHMETIC, TIES)
-    length = SPAN * IN_PLACE if in_place else SPAN
+    pair = recipe.lam is not None and recipe.method not in (TASK_ARITHMETIC, TIES)
+    length, scratch = SPAN * LONGER if pair else SPAN, Scratch()
 
     def work() -> Iterator[int]:
         for part in parts:
-            for span in spans(part, length):
+            for start, span in spans(part, length, scratch):
                 _merge(span, recipe, kept)
+                if part.put is not None:
+                    part.put(start, span.out)
                 yield span.out.nbytes
             if part.rows is not None and part.target is not None:
                 part.target[part.rows] = part.out
@@ -137,7 +142,7 @@ def _thresholds(parts: Sequence[Part], recipe: Recipe, progress: Progress) -> li
         count = sum(-(-part.out.numel() // SPAN) for part in mine)
 
         def vectors() -> Iterator[Tensor]:
-            every = (span for part in mine for span in spans(part, SPAN))
+            every = (span for part in mine for _, span in spans(part, SPAN, Scratch()))
             for span in progress.track(every, count, f"trimming model {model + 1}"):
                 assert span.base is not None
                 yield magnitudes(span.base, span.values[list(span.holders).index(model)])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
@@ -11,7 +12,7 @@ from cofima.merging.heads import Rows
 from cofima.merging.parts import Part
 from cofima.merging.sources import Source
 from cofima.parts.gaussians import pack, pooled, unpack
-from cofima.weights.mapped import Kind, kind_of
+from cofima.weights.mapped import Kind, MappedFile, kind_of
 
 HEAD = ("weight", "bias")
 
@@ -58,15 +59,15 @@ class States:
                     found[name] = Kind(like.dtype, (len(task), *like.shape[1:]))
         return found
 
-    def merge_parts(self, out: Mapping[str, Tensor]) -> Iterator[Part]:
+    def merge_parts(self, out: MappedFile) -> Iterator[Part]:
         """Yield what is summed (Fisher information of the backbone) or copied (the start)."""
         for key, target in out.items():
             values = [source.state[key] for source in self.sources if key in source.state]
             every = range(len(values))
             if key.startswith("fisher.backbone."):
-                yield Part(key, every, values, target, by="sum")
+                yield Part(key, every, values, target, by="sum", put=partial(out.put, key))
             elif key.startswith("start."):
-                yield Part(key, every, values, target, by="last")
+                yield Part(key, every, values, target, by="last", put=partial(out.put, key))
 
     def fill(self, out: Mapping[str, Tensor]) -> None:
         """Write what has one row a class and is not merged as weights: Gaussians, Fisher of the heads."""

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -71,7 +72,34 @@ def read_mapped(path: Path) -> tuple[Weights, dict[str, str]]:
         raise CofimaError(f"{path}: truncated, or not a safetensors file ({error})") from error
 
 
-def create_mapped(path: Path, kinds: Mapping[str, Kind], metadata: Mapping[str, str]) -> Weights:
+class MappedFile(dict[str, Tensor]):
+    """The tensors of a file that is being written: what is assigned to them is in the file.
+
+    Large ones are better written with :meth:`put`: each page that is touched for the first time
+    through the mapping costs the system more than writing it.
+    """
+
+    def __init__(self, path: Path, tensors: Weights, places: Mapping[str, int]) -> None:
+        super().__init__(tensors)
+        self._places = places
+        self._file = path.open("r+b", buffering=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def put(self, key: str, first: int, values: Tensor) -> None:
+        """Write flat values from element ``first`` of a tensor on."""
+        content = values.view(torch.uint8).numpy().data
+        at = self._places[key] + first * values.itemsize
+        while len(content):
+            done = os.pwrite(self._file.fileno(), content, at)
+            content, at = content[done:], at + done
+
+
+def create_mapped(path: Path, kinds: Mapping[str, Kind], metadata: Mapping[str, str]) -> MappedFile:
     """Write a safetensors file of zeros, all its room taken at once; return its tensors, to be written to."""
     keys = sorted(kinds, key=lambda key: (-kinds[key].dtype.itemsize, key))  # each at a multiple of its size
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -89,7 +117,8 @@ def create_mapped(path: Path, kinds: Mapping[str, Kind], metadata: Mapping[str, 
         file.flush()
         _take_room(file.fileno(), first + end)
     whole = torch.from_file(str(path), shared=True, size=first + end, dtype=torch.uint8)[first:]
-    return {key: whole[at].view(kinds[key].dtype).view(kinds[key].shape) for key, at in places.items()}
+    tensors = {key: whole[at].view(kinds[key].dtype).view(kinds[key].shape) for key, at in places.items()}
+    return MappedFile(path, tensors, {key: first + at.start for key, at in places.items()})
 
 
 def _take_room(handle: int, size: int) -> None:
