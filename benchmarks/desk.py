@@ -7,6 +7,7 @@ to continue; what finished cells measured is kept in benchmarks/desk/, a few kil
 """
 
 import argparse
+import json
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +15,7 @@ from statistics import fmean, stdev
 
 from rich.console import Console
 
+from cofima.config import check
 from cofima.experiment.cells import cells, name
 from cofima.experiment.grid import run_grid
 from cofima.report import find
@@ -33,6 +35,12 @@ MEASURES: list[tuple[str, int, Callable[[Run], float | None]]] = [
     ("Peak MB", 0, lambda run: max(step.peak_memory_mb or 0 for step in run.history)),
     ("Kept MB", 2, lambda run: (run.history[-1].state_bytes or 0) / 1e6),
 ]
+
+
+def kept() -> set[str]:
+    """Return the cells that were measured, by their present names: newer settings at their defaults."""
+    files = KEPT.glob("*/*/config.json")
+    return {name(check(json.loads(file.read_text("utf-8"))["config"])) for file in files}
 
 
 def collect(out: Path) -> None:
@@ -89,9 +97,10 @@ def main() -> None:
     parser.add_argument("--collect", action="store_true", help="run nothing; write what is finished")
     arguments = parser.parse_args()
     if not arguments.collect:
-        chosen = cells("desk.yaml", [], arguments.only)
-        print(f"{len(chosen)} cells, the first {name(chosen[0])}")
-        run_grid(chosen, arguments.out, arguments.jobs, TerminalProgress(Console()))
+        chosen, done = cells("desk.yaml", [], arguments.only), kept()
+        todo = [cell for cell in chosen if name(cell) not in done]
+        print(f"{len(chosen)} cells, {len(chosen) - len(todo)} of them measured before")
+        run_grid(todo, arguments.out, arguments.jobs, TerminalProgress(Console()))
     collect(arguments.out)
     write()
 
