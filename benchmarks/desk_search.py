@@ -27,9 +27,10 @@ ALIGN = {"align": {"epochs": 20, "temperature": 0.3}}
 ALIGNED = ("slca", "coma", "cofima", "ema", "wise_ft", "weight_ensemble")
 COLD = ["options.align.temperature=0.1"]
 FAST = ["train.backbone_lr_scale=0.3"]
+MIDDLE = ["train.backbone_lr_scale=0.03"]
 SLOW = ["train.backbone_lr_scale=0.1"]
 MEMORY = ["options.memory_size=505"]
-LITE = ["backbone=tf_efficientnet_lite0", "model.size=96"]
+LITE = ["backbone=tf_efficientnet_lite0", "model.size=96", "train.batchnorm=frozen"]
 LITE_ALIGN = [*LITE, "options.align.epochs=5", *COLD]
 PLAN: list[tuple[list[str], list[str]]] = [
     ([], ["slca", "l2p", "dual_prompt"]),
@@ -60,15 +61,35 @@ PLAN: list[tuple[list[str], list[str]]] = [
     ),
     ([*FAST, "train.epochs=16", "train.milestones=[12]"], ["joint"]),
     ([*MEMORY, *FAST], ["bic", "der_pp"]),
-    ([*MEMORY, "train.backbone_lr_scale=0.03"], ["der_pp"]),
+    ([*MEMORY, *MIDDLE], ["der_pp"]),
     ([*MEMORY, *FAST, "train.epochs=6"], ["gdumb"]),
     (["options.lr=0.3"], ["l2p", "dual_prompt"]),
     (["options.projection=2000"], ["ranpac"]),
     (["options.projection=2000", "options.petl=none"], ["ranpac"]),
+    # a share of the way, not lam, is what CoMA and CoFiMA should be compared at
+    ([*COLD, *FAST, "options.lam=0.05"], ["cofima"]),
+    ([*COLD, "train.backbone_lr_scale=0.0"], ["slca"]),
+    # every method at two or three settings, so that the table compares what was tuned alike
+    ([*COLD, *SLOW], ["weight_ensemble", "wise_ft"]),
+    ([*COLD, *SLOW, "options.decay=0.97"], ["ema"]),
+    ([*COLD, *FAST, "options.lam=0.2"], ["wise_ft"]),
+    ([*COLD, *FAST, "options.decay=0.99"], ["ema"]),
+    (MIDDLE, ["seq_ft", "lwf"]),
+    (FAST, ["lwf"]),
+    ([*MIDDLE, "options.lamb=100"], ["ewc"]),
+    ([*SLOW, "options.lamb=10000"], ["ewc"]),
+    ([*MEMORY, *SLOW], ["bic", "der_pp"]),
+    ([*MEMORY, *MIDDLE], ["bic"]),
+    ([*MEMORY, *SLOW, "train.epochs=6"], ["gdumb"]),
+    ([*MEMORY, *FAST, "train.epochs=12"], ["gdumb"]),
+    (["options.lr=0.1"], ["l2p", "dual_prompt"]),
+    ([*LITE, "options.petl=none", "options.projection=2000"], ["ranpac"]),
+    ([*LITE_ALIGN, "train.backbone_lr_scale=0.0"], ["slca"]),
     ([*LITE_ALIGN, "train.backbone_lr_scale=0.01"], ["slca"]),
     ([*LITE_ALIGN, *SLOW], ["slca"]),
     ([*LITE_ALIGN, *SLOW, "options.lam=0.2"], ["coma", "cofima"]),
     ([*LITE_ALIGN, *FAST, "options.lam=0.2"], ["coma"]),
+    ([*LITE, *MIDDLE], ["seq_ft"]),
     ([*LITE, *SLOW, "train.epochs=5", "train.milestones=[4]"], ["joint"]),
 ]
 
