@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
-from cofima import describe, methods, report
+from cofima import describe, methods, ranks, report
 from cofima.commands import backbones, data
 from cofima.commands.app import app as serve_app
 from cofima.commands.card import card
@@ -75,6 +75,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -83,6 +84,8 @@ def _options(
     ] = False,
 ) -> None:
     be_quiet(silent)
+    if ranks.expected() > 1 and context.invoked_subcommand != "run":
+        raise CofimaError(f"cofima {context.invoked_subcommand} is for one process: leave torchrun out")
 
 
 @app.command(epilog="Example: cofima demo --out runs/demo")

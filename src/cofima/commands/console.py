@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 
-from cofima import report
+from cofima import ranks, report
 from cofima.progress import SILENT, Progress
 from cofima.terminal import TerminalProgress, print_table
 
-out = Console()
-errors = Console(stderr=True)
+out = Console(quiet=not ranks.speaks())  # of several processes, the first
+errors = Console(stderr=True, quiet=not ranks.speaks())
 _quiet = False
 
 
@@ -23,7 +23,7 @@ def be_quiet(quiet: bool) -> None:
 
 def progress() -> Progress:
     """Return who listens to long work."""
-    return SILENT if _quiet else TerminalProgress(out)
+    return SILENT if _quiet or out.quiet else TerminalProgress(out)
 
 
 def say(text: str) -> None:
