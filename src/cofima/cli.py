@@ -16,7 +16,16 @@ from cofima import describe, methods, ranks, report
 from cofima.commands import backbones, data
 from cofima.commands.app import app as serve_app
 from cofima.commands.card import card
-from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
+from cofima.commands.console import (
+    DataRoot,
+    be_quiet,
+    complain,
+    errors,
+    interruptible,
+    out,
+    print_runs,
+    progress,
+)
 from cofima.commands.evaluate import evaluate
 from cofima.commands.export import export
 from cofima.commands.extend import extend
@@ -127,6 +136,7 @@ def run(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out unreadable images and classes, and count them.")
     ] = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Learn a stream of tasks; the same command continues after a crash, and says when it is done."""
     changes = [*(overrides or []), *(["data.skip_bad=true"] if skip_bad else [])]
@@ -154,7 +164,7 @@ def report_(
 
 
 @app.command("list", epilog="Example: cofima list methods")
-def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")], data_root: DataRoot = None) -> None:
     """List the methods, the backbones or the datasets there are."""
     table = RichTable("name", "what it is", box=None, pad_edge=False)
     if kind is Kind.methods:
@@ -188,7 +198,7 @@ def main() -> None:
     try:
         app()
     except CofimaError as error:
-        errors.print(f"cofima: {error}", highlight=False, markup=False, soft_wrap=True)
+        complain(error)
         sys.exit(2)
 
 

@@ -44,6 +44,8 @@ def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
 def _launch(config: Config, folder: Path, progress: Progress) -> Model:
     started = store.current(folder) is not None
     model = store.load(folder, where=config.device, progress=progress) if started else None
+    learned = len(model.tasks) if model else 0
+    ranks.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
     if model is not None:
         _refuse_change(model.config, config, folder)
         if any("kind" in row for row in model.history):
@@ -52,8 +54,6 @@ def _launch(config: Config, folder: Path, progress: Progress) -> Model:
             progress.say(f"done: {folder} has learned all {model.planned} tasks")
             return model
         progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}")
-    learned = len(model.tasks) if model else 0
-    ranks.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
     return _learn(config, model, folder, progress)
 
 

@@ -57,7 +57,7 @@ def _row(model: Model, task: Task, score: Score, folder: Path) -> dict[str, Any]
         "state_bytes": sum(v.numel() * v.element_size() for v in model.method.state().values()),
         "train_images": len(task.train),
         "notes": facts["notes"],
-    }
+    } | ({"processes": ranks.world()} if ranks.world() > 1 else {})
 
 
 def _summary(model: Model, tasks: int) -> str:

@@ -1,5 +1,6 @@
 """The loss of a batch whose parts are on several devices."""
 
+import warnings
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -29,4 +30,5 @@ def together(net: nn.Module, loss: Loss) -> Loss:
     """
     if ranks.world() == 1 or not any(parameter.requires_grad for parameter in net.parameters()):
         return loss
+    warnings.filterwarnings("ignore", "Grad strides do not match")  # of class tokens: 1 x 1 x width
     return DistributedDataParallel(_Loss(net, loss), static_graph=True, gradient_as_bucket_view=True)
