@@ -12,11 +12,20 @@ from rich.table import Table as RichTable
 import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
-from cofima import describe, methods, report
+from cofima import describe, methods, ranks, report
 from cofima.commands import backbones, data
 from cofima.commands.app import app as serve_app
 from cofima.commands.card import card
-from cofima.commands.console import DataRoot, be_quiet, errors, interruptible, out, print_runs, progress
+from cofima.commands.console import (
+    DataRoot,
+    be_quiet,
+    complain,
+    errors,
+    interruptible,
+    out,
+    print_runs,
+    progress,
+)
 from cofima.commands.evaluate import evaluate
 from cofima.commands.export import export
 from cofima.commands.extend import extend
@@ -75,6 +84,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -83,6 +93,8 @@ def _options(
     ] = False,
 ) -> None:
     be_quiet(silent)
+    if ranks.expected() > 1 and context.invoked_subcommand != "run":
+        raise CofimaError(f"cofima {context.invoked_subcommand} is for one process: leave torchrun out")
 
 
 @app.command(epilog="Example: cofima demo --out runs/demo")
@@ -152,9 +164,7 @@ def report_(
 
 
 @app.command("list", epilog="Example: cofima list methods")
-def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")], data_root: DataRoot = None
-) -> None:
+def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")], data_root: DataRoot = None) -> None:
     """List the methods, the backbones or the datasets there are."""
     table = RichTable("name", "what it is", box=None, pad_edge=False)
     if kind is Kind.methods:
@@ -188,7 +198,7 @@ def main() -> None:
     try:
         app()
     except CofimaError as error:
-        errors.print(f"cofima: {error}", highlight=False, markup=False, soft_wrap=True)
+        complain(error)
         sys.exit(2)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cofima import store
+from cofima import ranks, store
 from cofima.config import Config, difference
 from cofima.data import datasets, presets
 from cofima.data.presets import Wants
@@ -12,6 +12,7 @@ from cofima.data.stream import Stream, from_groups, split
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
 from cofima.experiment.run import run
+from cofima.experiment.several import refuse_several
 from cofima.methods import build
 from cofima.models import backbone, overlap
 from cofima.models.backbone import BackboneFacts
@@ -33,11 +34,18 @@ def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
     """Learn what ``config`` says into ``folder``, from where it was cut off if it was.
 
     A finished run is returned as it is. A folder that holds a run of another configuration, or of
-    other images, is refused and left alone.
+    other images, is refused and left alone. Processes that ``torchrun`` started share the work.
     """
-    device.choose(config.device)
+    refuse_several(config, None)
+    with ranks.joined(device.choose(config.device)):
+        return _launch(config, folder, progress)
+
+
+def _launch(config: Config, folder: Path, progress: Progress) -> Model:
     started = store.current(folder) is not None
     model = store.load(folder, where=config.device, progress=progress) if started else None
+    learned = len(model.tasks) if model else 0
+    ranks.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
     if model is not None:
         _refuse_change(model.config, config, folder)
         if any("kind" in row for row in model.history):
@@ -62,7 +70,9 @@ def _learn(config: Config, model: Model | None, folder: Path, progress: Progress
         if config.model.checkpoint is not None:
             progress.say(f"backbone {config.backbone}: {config.model.checkpoint} read as {facts.layout}")
         build(config.method, config.options).check(module)  # before images are read
+    refuse_several(config, module if model is None else model.method.net.backbone)
     stream = load_stream(config, facts, progress)
+    ranks.refuse_difference(f"dataset {config.dataset}", stream.facts.get("fingerprint"), len(stream))
     if model is None:
         assert module is not None
         view = make_view(facts, stream, config)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cofima import store
+from cofima import ranks, store
 from cofima.data.stream import Stream, Task
 from cofima.models import backbone
 from cofima.progress import Progress
@@ -27,6 +27,8 @@ def run(model: Model, stream: Stream, folder: Path, progress: Progress) -> Model
             with method.timed("evaluate"):
                 score = method.score(stream[: task.index + 1])
         model.tasks.append(task.names)
+        if ranks.rank() > 0:
+            continue  # the first process writes
         model.history.append(_row(model, task, score, folder))
         store.save(model, folder, progress)
         progress.say(_summary(model, len(stream)))
@@ -55,7 +57,7 @@ def _row(model: Model, task: Task, score: Score, folder: Path) -> dict[str, Any]
         "state_bytes": sum(v.numel() * v.element_size() for v in model.method.state().values()),
         "train_images": len(task.train),
         "notes": facts["notes"],
-    }
+    } | ({"processes": ranks.world()} if ranks.world() > 1 else {})
 
 
 def _summary(model: Model, tasks: int) -> str:
