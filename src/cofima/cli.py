@@ -1,6 +1,5 @@
 """The command line: it parses, calls one function, and prints."""
 
-import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +28,7 @@ from cofima.commands.merge import WithLists, merge
 from cofima.commands.predict import predict
 from cofima.commands.push import push
 from cofima.commands.rename import rename
+from cofima.commands.report import report_
 from cofima.commands.undo import undo
 from cofima.errors import CofimaError
 from cofima.experiment.cells import plain_name
@@ -55,6 +55,7 @@ app.command(epilog="Example: cofima push parts my-name/parts --private")(push)
 app.command("app", epilog="Example: cofima app parts")(serve_app)
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
 app.add_typer(data.app, name="data")
+app.command("report", epilog="Example: cofima report runs/demo --out runs/demo")(report_)
 app.command(epilog="Example: cofima fisher runs/parts photos -o parts.safetensors")(fisher)
 app.command(cls=WithLists, epilog="Example: cofima merge runs/a runs/b -o runs/both --lam 0.5")(merge)
 
@@ -133,21 +134,6 @@ def run(
         launch(how, where, progress())
     print_runs(report.find([where]))
     out.print(f"Model: {where}", highlight=False, markup=False)
-
-
-@app.command("report", epilog="Example: cofima report runs/demo --out runs/demo")
-def report_(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Where report.md, .csv, .tex and .html go.")
-    ] = None,
-) -> None:
-    """Print and write one table of runs: mean and standard deviation over seeds, with figures."""
-    found = report.find(runs)
-    print_runs(found)
-    written = report.write(found, folder or Path(os.path.commonpath([run.resolve() for run in runs])))
-    for path in written:
-        out.print(f"Wrote {path}", highlight=False, markup=False)
 
 
 @app.command("list", epilog="Example: cofima list methods")
