@@ -25,6 +25,7 @@ from cofima.commands.grid import grid
 from cofima.commands.history import history
 from cofima.commands.learn import learn
 from cofima.commands.merge import WithLists, merge
+from cofima.commands.plugin import WithPlugins
 from cofima.commands.predict import predict
 from cofima.commands.push import push
 from cofima.commands.rename import rename
@@ -36,6 +37,7 @@ from cofima.experiment.launch import launch
 from cofima.terminal import show_warnings
 
 app = typer.Typer(
+    cls=WithPlugins,
     add_completion=False,
     no_args_is_help=True,
     help="Teach a pre-trained image classifier new classes, task after task, without forgetting.",
@@ -79,6 +81,9 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    plugin: Annotated[
+        Path | None, typer.Option(help="A file of yours with a method or datasets; also after any command.")
+    ] = None,
     silent: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")
     ] = False,
@@ -138,9 +143,7 @@ def run(
 
 
 @app.command("list", epilog="Example: cofima list methods")
-def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")], data_root: DataRoot = None
-) -> None:
+def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")], data_root: DataRoot = None) -> None:
     """List the methods, the backbones or the datasets there are."""
     table = RichTable("name", "what it is", box=None, pad_edge=False)
     if kind is Kind.methods:
