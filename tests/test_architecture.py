@@ -31,6 +31,7 @@ LAYERS = [
     ("report",),
     ("serve",),
     ("merging",),
+    ("trackers",),
     ("sklearn",),
     ("terminal",),
     ("describe",),

@@ -30,6 +30,7 @@ from cofima.commands.predict import predict
 from cofima.commands.push import push
 from cofima.commands.rename import rename
 from cofima.commands.report import report_
+from cofima.commands.track import TrackWith, track, tracked
 from cofima.commands.undo import undo
 from cofima.errors import CofimaError
 from cofima.experiment.cells import plain_name
@@ -57,6 +58,7 @@ app.command(epilog="Example: cofima push parts my-name/parts --private")(push)
 app.command("app", epilog="Example: cofima app parts")(serve_app)
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
 app.add_typer(data.app, name="data")
+app.command(epilog="Example: cofima track runs/parts --to tensorboard")(track)
 app.command("report", epilog="Example: cofima report runs/demo --out runs/demo")(report_)
 app.command(epilog="Example: cofima fisher runs/parts photos -o parts.safetensors")(fisher)
 app.command(cls=WithLists, epilog="Example: cofima merge runs/a runs/b -o runs/both --lam 0.5")(merge)
@@ -131,13 +133,14 @@ def run(
         bool, typer.Option("--skip-bad", help="Leave out unreadable images and classes, and count them.")
     ] = False,
     data_root: DataRoot = None,
+    track_with: TrackWith = None,
 ) -> None:
     """Learn a stream of tasks; the same command continues after a crash, and says when it is done."""
     changes = [*(overrides or []), *(["data.skip_bad=true"] if skip_bad else [])]
     how = configs.read(config, changes)
     where = folder or Path("runs") / plain_name(how)
     with interruptible():
-        launch(how, where, progress())
+        tracked(track_with or [], how, where, lambda heard: launch(how, where, progress(), heard))
     print_runs(report.find([where]))
     out.print(f"Model: {where}", highlight=False, markup=False)
 
