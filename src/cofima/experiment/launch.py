@@ -1,5 +1,6 @@
 """From a configuration to a finished run; the same call continues one that was cut off."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from cofima.data.presets import Wants
 from cofima.data.stream import Stream, from_groups, split
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
+from cofima.experiment.journal import Listener
 from cofima.experiment.run import run
 from cofima.experiment.several import refuse_several
 from cofima.methods import build
@@ -30,7 +32,9 @@ FREE = (
 )  # may differ when a run is continued
 
 
-def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
+def launch(
+    config: Config, folder: Path, progress: Progress = SILENT, listeners: Sequence[Listener] = ()
+) -> Model:
     """Learn what ``config`` says into ``folder``, from where it was cut off if it was.
 
     A finished run is returned as it is. A folder that holds a run of another configuration, or of
@@ -54,10 +58,12 @@ def _launch(config: Config, folder: Path, progress: Progress) -> Model:
             progress.say(f"done: {folder} has learned all {model.planned} tasks")
             return model
         progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}")
-    return _learn(config, model, folder, progress)
+    return _learn(config, model, folder, progress, listeners)
 
 
-def _learn(config: Config, model: Model | None, folder: Path, progress: Progress) -> Model:
+def _learn(
+    config: Config, model: Model | None, folder: Path, progress: Progress, listeners: Sequence[Listener]
+) -> Model:
     store.refuse_place(folder)
     absent = datasets.missing(config.dataset, config.data)  # before a backbone is fetched
     if absent:
@@ -80,7 +86,7 @@ def _learn(config: Config, model: Model | None, folder: Path, progress: Progress
         model.data = {"name": config.dataset} | stream.facts
     else:
         _refuse_other_images(model.data, stream.facts, config.dataset, folder)
-    return run(model, stream, folder, progress)
+    return run(model, stream, folder, progress, listeners)
 
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
