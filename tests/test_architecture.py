@@ -31,6 +31,7 @@ LAYERS = [
     ("report",),
     ("serve",),
     ("merging",),
+    ("analyse",),
     ("sklearn",),
     ("terminal",),
     ("describe",),

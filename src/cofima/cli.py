@@ -13,7 +13,7 @@ import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
 from cofima import describe, methods, report
-from cofima.commands import backbones, data
+from cofima.commands import analyse, backbones, data
 from cofima.commands.app import app as serve_app
 from cofima.commands.card import card
 from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
@@ -55,6 +55,7 @@ app.command(epilog="Example: cofima push parts my-name/parts --private")(push)
 app.command("app", epilog="Example: cofima app parts")(serve_app)
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
 app.add_typer(data.app, name="data")
+app.add_typer(analyse.app, name="analyse")
 app.command(epilog="Example: cofima fisher runs/parts photos -o parts.safetensors")(fisher)
 app.command(cls=WithLists, epilog="Example: cofima merge runs/a runs/b -o runs/both --lam 0.5")(merge)
 
