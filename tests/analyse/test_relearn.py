@@ -126,13 +126,15 @@ def test_what_a_run_lacks_is_said(kept: Any, tmp_path: Path) -> None:
     with pytest.raises(CofimaError, match="has learned one task only"):
         open_run(kept("joint"))
     run = open_run(kept("coma"))
-    with pytest.raises(CofimaError, match="--task 4: .* can show tasks 2 to 3"):
+    with pytest.raises(CofimaError, match=r"--task 4: .* can show tasks 2 to 3"):
         choose_task(run, 4)
     pruned = tmp_path / "pruned"
     shutil.copytree(run.folder, pruned)
     shutil.rmtree(pruned / "0001")
     assert relearn(open_run(pruned), 3, SILENT).trained  # the last task needs the last two states only
-    with pytest.raises(CofimaError, match="does not keep its state after task 1 of 3.*keep_checkpoints=true"):
+    with pytest.raises(
+        CofimaError, match=r"does not keep its state after task 1 of 3.*keep_checkpoints=true"
+    ):
         relearn(open_run(pruned), 2, SILENT)
-    with pytest.raises(CofimaError, match="slca, which merges nothing.*coma, wise_ft"):
+    with pytest.raises(CofimaError, match=r"slca, which merges nothing.*coma, wise_ft"):
         posthoc(kept("slca"), [0.5])

@@ -59,9 +59,10 @@ def scratch(
     ``own`` are settings for a third column: a backbone from scratch needs other rates than one that
     is pre-trained, and without them a comparison says more of the rates than of the weights.
     """
-    kinds = {"pre-trained": ["model.pretrained=true"], "scratch, same settings": ["model.pretrained=false"]}
+    fresh = ["model.pretrained=false", "model.checkpoint=null"]
+    kinds = {"pre-trained": ["model.pretrained=true"], "scratch, same settings": fresh}
     if own:
-        kinds[f"scratch, {' '.join(own)}"] = ["model.pretrained=false", *own]
+        kinds[f"scratch, {' '.join(own)}"] = [*fresh, *own]
     places = list(product(with_methods, kinds))
     cells = [[f"method={method}", *kinds[kind]] for method, kind in places]
     configs = configure(recipe, overrides, cells, ("method", "model.pretrained"))

@@ -17,7 +17,7 @@ from cofima.errors import CofimaError
 from cofima.weights.pieces import Weights, pieces
 
 Floats = NDArray[np.float64]
-FLAT = 1e-9  # of the longest side: three points that lie this close to a line span no plane
+FLAT = 1e-6  # of the longest side: what lies this close to a line spans no plane, but rounding does
 
 
 @dataclass(frozen=True)
