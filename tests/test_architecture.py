@@ -31,6 +31,7 @@ LAYERS = [
     ("report",),
     ("serve",),
     ("merging",),
+    ("analyse",),
     ("trackers",),
     ("sklearn",),
     ("terminal",),

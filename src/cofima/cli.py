@@ -12,7 +12,7 @@ import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
 from cofima import describe, methods, ranks, report
-from cofima.commands import backbones, data
+from cofima.commands import analyse, backbones, data
 from cofima.commands.app import app as serve_app
 from cofima.commands.card import card
 from cofima.commands.console import (
@@ -69,6 +69,7 @@ app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(g
 app.add_typer(data.app, name="data")
 app.command(epilog="Example: cofima track runs/parts --to tensorboard")(track)
 app.command("report", epilog="Example: cofima report runs/demo --out runs/demo")(report_)
+app.add_typer(analyse.app, name="analyse")
 app.command(epilog="Example: cofima fisher runs/parts photos -o parts.safetensors")(fisher)
 app.command(cls=WithLists, epilog="Example: cofima merge runs/a runs/b -o runs/both --lam 0.5")(merge)
 

@@ -85,7 +85,7 @@ def _learn(
         model = attach(config, facts, view, Net(module, facts.features), len(stream), progress)
         model.data = {"name": config.dataset} | stream.facts
     else:
-        _refuse_other_images(model.data, stream.facts, config.dataset, folder)
+        refuse_other_images(model.data, stream.facts, config.dataset, folder)
     return run(model, stream, folder, progress, listeners)
 
 
@@ -127,7 +127,8 @@ def _view(facts: BackboneFacts, config: Config, flip: bool = False, crop: float 
     return presets.overridden(view, config.data.flip, config.data.crop)
 
 
-def _refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
+def refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
+    """Refuse images that are not those of before."""
     for key in ("fingerprint", "split_hash"):
         if key in before and before[key] != now.get(key):
             raise CofimaError(
