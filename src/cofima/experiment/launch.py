@@ -42,10 +42,10 @@ def launch(
     """
     refuse_several(config, None)
     with ranks.joined(device.choose(config.device)):
-        return _launch(config, folder, progress)
+        return _launch(config, folder, progress, listeners)
 
 
-def _launch(config: Config, folder: Path, progress: Progress) -> Model:
+def _launch(config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener]) -> Model:
     started = store.current(folder) is not None
     model = store.load(folder, where=config.device, progress=progress) if started else None
     learned = len(model.tasks) if model else 0

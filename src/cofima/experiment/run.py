@@ -25,7 +25,8 @@ def run(
     model: Model, stream: Stream, folder: Path, progress: Progress, listeners: Sequence[Listener] = ()
 ) -> Model:
     """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
-    method, journal = model.method, Journal(folder, model.history, listeners)
+    method = model.method
+    journal = Journal(folder, model.history, listeners if ranks.rank() == 0 else ())
     method.context = replace(method.context, watch=journal.epoch)
     for task in stream[len(model.tasks) :]:
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
