@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cofima import report
-from cofima.commands.console import errors, interruptible, print_runs, progress, say
+from cofima.commands.console import DataRoot, errors, interruptible, print_runs, progress, say
 from cofima.experiment.cells import cells, name
 from cofima.experiment.grid import run_grid
 
@@ -32,6 +32,7 @@ def grid(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, and do nothing.")] = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Learn every combination of a recipe's grid; the same command continues, and repeats what failed."""
     chosen = cells(config, overrides or [], only or [])
