@@ -140,8 +140,12 @@ def test_no_page_mentions_a_command_that_does_not_exist(page: Path) -> None:
 
 @pytest.mark.parametrize(("page", "line"), command_lines())
 def test_command_lines_parse(page: str, line: str) -> None:
-    _, command, *words = taken(shlex.split(line))[1]
-    COMMANDS[command].make_context(command, words)  # an unknown option or a missing argument raises
+    _, name, *words = taken(shlex.split(line))[1]
+    command = COMMANDS[name]
+    while hasattr(command, "commands"):  # a command of commands, such as data or analyse
+        name, *words = words
+        command = command.commands[name]
+    command.make_context(name, words)  # an unknown option or a missing argument raises
 
 
 @pytest.fixture
