@@ -190,7 +190,7 @@ def test_what_is_wrong_is_said_before_any_work(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CofimaError, match=r"has no metrics\.jsonl"):
+    with pytest.raises(CofimaError, match=r"has no metrics\.jsonl and no finished task"):
         trackers.replay([], tmp_path)
 
 
