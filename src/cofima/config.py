@@ -94,8 +94,13 @@ def resolve(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> 
     From the weakest to the strongest: the defaults, the recipe, its ``per_dataset``, ``per_backbone`` and
     ``per_method``, and the overrides.
     """
+    return check({k: v for k, v in laid(values, overrides, where).items() if k != "resources"}, where)
+
+
+def laid(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> dict[str, Any]:
+    """Lay blocks and overrides over a recipe as :func:`resolve` does, and check nothing but the blocks."""
     defaults = {part: Config.model_fields[part].default for part in PARTS}
-    return check(override(flattened(values, overrides, defaults, _checks(), where), overrides), where)
+    return override(flattened(values, overrides, defaults, _checks(), where), overrides)
 
 
 def check(values: Mapping[str, Any], where: str = "the configuration") -> Config:

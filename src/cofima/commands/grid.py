@@ -1,15 +1,27 @@
 """``cofima grid``: every cell of a recipe's grid."""
 
-import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cofima import report
+from cofima.commands import console
 from cofima.commands.console import errors, interruptible, print_runs, progress, say
-from cofima.experiment.cells import cells, name
-from cofima.experiment.grid import run_grid
+from cofima.commands.grid_table import watching
+from cofima.experiment import engines
+from cofima.experiment.cells import name, plan
+from cofima.experiment.grid import Outcome, run_grid
+from cofima.experiment.worker import LOG
+
+
+class Where(StrEnum):
+    """What runs the cells."""
+
+    local = "local"
+    ray = "ray"
+    slurm = "slurm"
 
 
 def grid(
@@ -23,7 +35,8 @@ def grid(
         Path | None, typer.Option("--out", help="Where the cells' folders go; by default in runs/.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Cells at a time; by default one per core.")
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Cells at a time; by default one per GPU, else per core."),
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -31,21 +44,41 @@ def grid(
             "--only", metavar="KEY=VALUE[,VALUE]", help="Leave other cells out; may be given again."
         ),
     ] = None,
+    engine: Annotated[
+        Where, typer.Option("--engine", help="What runs the cells: this machine, a Ray cluster, Slurm.")
+    ] = Where.local,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT; without it one is started here. "
+            "With --engine slurm: local, to try it without Slurm.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, and do nothing.")] = False,
 ) -> None:
     """Learn every combination of a recipe's grid; the same command continues, and repeats what failed."""
-    chosen = cells(config, overrides or [], only or [])
+    planned = plan(config, overrides or [], only or [])
     where = folder or Path("runs") / Path(config).stem
     if dry_run:
-        for cell in chosen:
+        for cell, _ in planned:
             say(str(where / name(cell)))
-        say(f"{len(chosen)} cells")
+        say(f"{len(planned)} cells")
         return
+    cells, needs = [cell for cell, _ in planned], {name(cell): needed for cell, needed in planned}
     with interruptible():
-        outcome = run_grid(chosen, where, jobs or os.cpu_count() or 1, progress())
+        runs = engines.make(engine.value, where, jobs, address, cells)
+        with watching(console.out, progress(), console.is_quiet()) as watch:
+            outcome = run_grid(cells, where, progress=progress(), engine=runs, watch=watch, needs=needs)
+    _finish(outcome)
+
+
+def _finish(outcome: Outcome) -> None:
+    """Print the table of what is done, then what failed, and where to read more."""
     if outcome.done:
         print_runs(report.find(outcome.done))
     for failed, fault in outcome.failed.items():
         errors.print(f"cofima: {failed} failed: {fault}", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"  see {failed / LOG}", highlight=False, markup=False, soft_wrap=True)
     if outcome.failed:
         raise typer.Exit(1)

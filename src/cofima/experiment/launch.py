@@ -29,11 +29,11 @@ FREE = (
 )  # may differ when a run is continued
 
 
-def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
+def launch(config: Config, folder: Path, progress: Progress = SILENT, tasks: int | None = None) -> Model:
     """Learn what ``config`` says into ``folder``, from where it was cut off if it was.
 
-    A finished run is returned as it is. A folder that holds a run of another configuration, or of
-    other images, is refused and left alone.
+    ``tasks`` ends it after so many tasks. A finished run is returned as it is. A folder that holds a run
+    of another configuration, or of other images, is refused and left alone.
     """
     device.choose(config.device)
     started = store.current(folder) is not None
@@ -42,14 +42,14 @@ def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
         _refuse_change(model.config, config, folder)
         if any("kind" in row for row in model.history):
             raise CofimaError(f"{folder} is in use (cofima history {folder}): a run cannot continue it")
-        if len(model.tasks) >= model.planned:
-            progress.say(f"done: {folder} has learned all {model.planned} tasks")
+        if len(model.tasks) >= min(model.planned, tasks or model.planned):
+            progress.say(f"done: {folder} has learned {len(model.tasks)} of {model.planned} tasks")
             return model
         progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}")
-    return _learn(config, model, folder, progress)
+    return _learn(config, model, folder, progress, tasks)
 
 
-def _learn(config: Config, model: Model | None, folder: Path, progress: Progress) -> Model:
+def _learn(config: Config, model: Model | None, folder: Path, progress: Progress, tasks: int | None) -> Model:
     store.refuse_place(folder)
     absent = datasets.missing(config.dataset, config.data)  # before a backbone is fetched
     if absent:
@@ -70,7 +70,7 @@ def _learn(config: Config, model: Model | None, folder: Path, progress: Progress
         model.data = {"name": config.dataset} | stream.facts
     else:
         _refuse_other_images(model.data, stream.facts, config.dataset, folder)
-    return run(model, stream, folder, progress)
+    return run(model, stream[:tasks], folder, progress)
 
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
