@@ -10,6 +10,7 @@ from cofima.errors import CofimaError
 from cofima.experiment.engines.base import Ended, Job
 
 MINUTES = 24 * 60  # submitit's own limit, 5 minutes, is for trials
+REQUEUES = 50  # times that the time limit may end a job
 FOLDER = ".slurm"  # below the grid's own: what submitit keeps of its jobs
 
 
@@ -59,7 +60,8 @@ class OnSlurm:
         while self.queue and (self.slots is None or len(self.running) < self.slots):
             job = self.queue.pop(0)
             needs = job.resources
-            executor = self.submitit.AutoExecutor(folder=self.folder, cluster=self.cluster)
+            again = {f"{self.cluster}_max_num_timeout": REQUEUES}
+            executor = self.submitit.AutoExecutor(folder=self.folder, cluster=self.cluster, **again)
             how: dict[str, Any] = {"cpus_per_task": needs.cpus or 1, "name": job.folder.name[:40]}
             how |= {"timeout_min": MINUTES}
             how |= {"gpus_per_node": int(needs.gpus)} if needs.gpus else {}
