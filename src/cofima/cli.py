@@ -16,7 +16,7 @@ from cofima import describe, methods, report
 from cofima.commands import backbones, data
 from cofima.commands.app import app as serve_app
 from cofima.commands.card import card
-from cofima.commands.console import be_quiet, errors, interruptible, out, print_runs, progress
+from cofima.commands.console import DataRoot, be_quiet, errors, interruptible, out, print_runs, progress
 from cofima.commands.evaluate import evaluate
 from cofima.commands.export import export
 from cofima.commands.extend import extend
@@ -124,6 +124,7 @@ def run(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out unreadable images and classes, and count them.")
     ] = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Learn a stream of tasks; the same command continues after a crash, and says when it is done."""
     changes = [*(overrides or []), *(["data.skip_bad=true"] if skip_bad else [])]
@@ -151,7 +152,7 @@ def report_(
 
 
 @app.command("list", epilog="Example: cofima list methods")
-def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")], data_root: DataRoot = None) -> None:
     """List the methods, the backbones or the datasets there are."""
     table = RichTable("name", "what it is", box=None, pad_edge=False)
     if kind is Kind.methods:

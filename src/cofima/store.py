@@ -310,7 +310,7 @@ def seal(generation: Path, said: dict[str, Any]) -> None:
     said["versions"]["python"] = platform.python_version()
     there = [name for name in (WEIGHTS, STATE, HISTORY, IMAGES) if (generation / name).is_file()]
     said["files"] = {name: _sha256(generation / name) for name in there}
-    text = json.dumps(said | {"sha256": _digest(said)}, indent=2)
+    text = json.dumps(said | {"sha256": digest(said)}, indent=2)
     (generation / CONFIG).write_text(text + "\n", "utf-8")
 
 
@@ -335,7 +335,7 @@ def _read_config(folder: Path, generation: Path) -> dict[str, Any]:
         raise _damaged(folder, generation.name, [f"{generation / CONFIG}: unreadable ({error})"]) from error
     if newer:
         raise CofimaError(f"{folder} was written by a newer cofima (format {kept['format']}): update cofima")
-    if written != _digest(kept):
+    if written != digest(kept):
         raise _damaged(folder, generation.name, [f"{generation / CONFIG}: {CHANGED}"])
     return kept
 
@@ -381,7 +381,8 @@ def _plain(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.detach().cpu().contiguous() for key, value in weights.items()}
 
 
-def _digest(said: dict[str, Any]) -> str:
+def digest(said: dict[str, Any]) -> str:
+    """Return the sha256 that config.json has of all else in it."""
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 

@@ -96,3 +96,11 @@ def test_a_run_on_a_dataset_that_is_not_here_ends_before_any_work(tmp_path: Path
     with pytest.raises(CofimaError, match=r"dataset cub200 \(CUB-200-2011\) was not found"):
         launch(tiny.config(dataset="cub200"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_data_root_is_where_datasets_are_looked_for(make, tmp_path: Path) -> None:
+    make("cub200", "raw", tmp_path / "else")
+    with pytest.raises(CofimaError, match="--data-root or COFIMA_DATA"):
+        cofima("data", "check", "cub200")
+    assert str(tmp_path / "else") in cofima("data", "check", "cub200", "--data-root", "else").stdout
+    assert cofima("data", "check", "cub200", "--data-root", "nowhere").exit_code == 2

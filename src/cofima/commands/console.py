@@ -1,7 +1,10 @@
 """What every command shares: where it prints, how it shows progress, what Ctrl-C says."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -10,6 +13,23 @@ from cofima import report
 from cofima.progress import SILENT, Progress
 from cofima.terminal import TerminalProgress, print_table
 
+
+def _look_there(root: Path | None) -> None:
+    """Make a place known to all that looks for datasets, processes of a grid too."""
+    if root is not None:
+        os.environ["COFIMA_DATA"] = str(root.resolve())
+
+
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-root",
+        callback=_look_there,
+        exists=True,
+        file_okay=False,
+        help="Where datasets are; else COFIMA_DATA and the present folder are searched.",
+    ),
+]
 out = Console()
 errors = Console(stderr=True)
 _quiet = False

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from cofima import config as configs
-from cofima.commands.console import out, progress
+from cofima.commands.console import DataRoot, out, progress
 from cofima.data import datasets, manifest, sources
 from cofima.data.options import DataOptions
 from cofima.data.source import Source
@@ -27,11 +27,12 @@ Overrides = Annotated[
 ]
 
 
-@app.command(epilog="Example: cofima data check cub200 data.root=/datasets")
+@app.command(epilog="Example: cofima data check cub200 --data-root /datasets")
 def check(
     name: Name,
     overrides: Overrides = None,
     quick: Annotated[bool, typer.Option("--quick", help="List the images, but do not read them.")] = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Say what is expected of a dataset, what was found, and what is wrong with it."""
     options = _options(name, overrides)
@@ -53,6 +54,7 @@ def prepare(
     folder: Annotated[
         Path | None, typer.Option("--out", help="Where the manifest goes; by default beside the cache.")
     ] = None,
+    data_root: DataRoot = None,
 ) -> None:
     """Check a dataset and write the manifest of its split: every image, its part and its hash.
 

@@ -1,5 +1,6 @@
 """``cofima grid``: every cell of a recipe's grid."""
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -8,12 +9,15 @@ import typer
 
 from cofima import report
 from cofima.commands import console
-from cofima.commands.console import errors, interruptible, print_runs, progress, say
+from cofima.commands.console import DataRoot, errors, interruptible, print_runs, progress
+from cofima.commands.grid_plan import print_json, print_plan
 from cofima.commands.grid_table import watching
 from cofima.experiment import engines
-from cofima.experiment.cells import name, plan
+from cofima.experiment.cells import name, plan, reduced
+from cofima.experiment.forecast import forecast
 from cofima.experiment.grid import Outcome, run_grid
 from cofima.experiment.worker import LOG
+from cofima.progress import SILENT
 
 
 class Where(StrEnum):
@@ -44,6 +48,10 @@ def grid(
             "--only", metavar="KEY=VALUE[,VALUE]", help="Leave other cells out; may be given again."
         ),
     ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="A trial: so many images of each class, and one epoch."),
+    ] = None,
     engine: Annotated[
         Where, typer.Option("--engine", help="What runs the cells: this machine, a Ray cluster, Slurm.")
     ] = Where.local,
@@ -55,17 +63,27 @@ def grid(
             "With --engine slurm: local, to try it without Slurm.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, and do nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells, their data and their time; learn nothing.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="With --dry-run: whole configurations.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: everything, for programs.")
+    ] = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Learn every combination of a recipe's grid; the same command continues, and repeats what failed."""
-    planned = plan(config, overrides or [], only or [])
-    where = folder or Path("runs") / Path(config).stem
-    if dry_run:
-        for cell, _ in planned:
-            say(str(where / name(cell)))
-        say(f"{len(planned)} cells")
-        return
+    planned = plan(config, reduced(limit, overrides or []), only or [])
+    suffix = "" if limit is None else f"-limit{limit}"
+    where = folder or Path("runs") / f"{Path(config).stem}{suffix}"
     cells, needs = [cell for cell, _ in planned], {name(cell): needed for cell, needed in planned}
+    if dry_run:
+        width = jobs or os.cpu_count() or 1
+        found = forecast(cells, where, width, progress=SILENT if as_json else progress())
+        print_json(found) if as_json else print_plan(found, width, verbose)
+        return
     with interruptible():
         runs = engines.make(engine.value, where, jobs, address, cells)
         with watching(console.out, progress(), console.is_quiet()) as watch:

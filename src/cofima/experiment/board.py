@@ -110,7 +110,7 @@ class Board:
 
     @property
     def left(self) -> float | None:
-        """Return the seconds that everything may still take; a cell that has not begun takes what others took."""
+        """Return the seconds that everything may still take; who has not begun takes what others took."""
         known = [w for w in map(_whole, self.rows.values()) if w]
         if not known:
             return None

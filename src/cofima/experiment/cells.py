@@ -18,6 +18,18 @@ from cofima.errors import CofimaError, problems
 from cofima.experiment.resources import Resources, check_resources
 
 FREE = {"device": "auto", "keep_checkpoints": False}  # what does not change what a cell computes
+YOUNGER = ("test_limit",)
+
+
+def reduced(limit: int | None, overrides: Sequence[str]) -> list[str]:
+    """Return overrides that make a trial of every cell: few images of each class, and one epoch.
+
+    What the user overrides has the last word.
+    """
+    if limit is None:
+        return list(overrides)
+    few = [f"data.limit={limit}", f"data.test_limit={limit}"]
+    return [*few, "train.epochs=1", "train.milestones=null", *overrides]
 
 
 def cells(path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> list[Config]:
@@ -68,6 +80,9 @@ def identity(config: Config) -> dict[str, Any]:
     """Return everything that decides what a cell computes."""
     said = config.model_dump(mode="json") | FREE
     said["data"] = said["data"] | {"root": None}
+    for key in YOUNGER:  # names of folders are older than these options
+        if said["data"][key] is None:
+            del said["data"][key]
     return said
 
 

@@ -88,6 +88,8 @@ def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILEN
         stream = stream.held_out(config.held_out, config.data.split_seed)
     if config.data.limit is not None:
         stream = stream.limited(config.data.limit, config.data.split_seed)
+    if config.data.test_limit is not None:
+        stream = stream.tested_on(config.data.test_limit, config.data.split_seed)
     without = [f"task {task.index + 1} has no test images" for task in stream if not len(task.test)]
     if without:
         raise problems(f"dataset {config.dataset}", without)

@@ -84,7 +84,7 @@ def missing(name: str, options: DataOptions) -> str | None:
         "  in one of",
         *(f"    {place}{'' if place.is_dir() else ' (no such folder)'}" for place in roots(options.root)),
         *([f"  There is only {'; '.join(also)}."] if also else []),
-        f"  Get it from {known.url}, and give its place with data.root or COFIMA_DATA.",
+        f"  Get it from {known.url}, and give its place with --data-root or COFIMA_DATA.",
     ]
     return "\n".join(lines)
 
