@@ -44,6 +44,11 @@ def be_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
+def is_quiet() -> bool:
+    """Tell whether results and errors only are to be shown."""
+    return _quiet
+
+
 def progress() -> Progress:
     """Return who listens to long work."""
     return SILENT if _quiet or out.quiet else TerminalProgress(out)

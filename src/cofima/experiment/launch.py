@@ -1,5 +1,6 @@
 """From a configuration to a finished run; the same call continues one that was cut off."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from cofima.data.presets import Wants
 from cofima.data.stream import Stream, from_groups, split
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
+from cofima.experiment.journal import Listener
 from cofima.experiment.run import run
 from cofima.experiment.several import refuse_several
 from cofima.methods import build
@@ -30,18 +32,27 @@ FREE = (
 )  # may differ when a run is continued
 
 
-def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
+def launch(
+    config: Config,
+    folder: Path,
+    progress: Progress = SILENT,
+    listeners: Sequence[Listener] = (),
+    tasks: int | None = None,
+) -> Model:
     """Learn what ``config`` says into ``folder``, from where it was cut off if it was.
 
-    A finished run is returned as it is. A folder that holds a run of another configuration, or of
-    other images, is refused and left alone. Processes that ``torchrun`` started share the work.
+    ``tasks`` ends it after so many tasks. A finished run is returned as it is. A folder that holds a run
+    of another configuration, or of other images, is refused and left alone. Processes that ``torchrun``
+    started share the work.
     """
     refuse_several(config, None)
     with ranks.joined(device.choose(config.device)):
-        return _launch(config, folder, progress)
+        return _launch(config, folder, progress, listeners, tasks)
 
 
-def _launch(config: Config, folder: Path, progress: Progress) -> Model:
+def _launch(
+    config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener], tasks: int | None
+) -> Model:
     started = store.current(folder) is not None
     model = store.load(folder, where=config.device, progress=progress) if started else None
     learned = len(model.tasks) if model else 0
@@ -50,14 +61,21 @@ def _launch(config: Config, folder: Path, progress: Progress) -> Model:
         _refuse_change(model.config, config, folder)
         if any("kind" in row for row in model.history):
             raise CofimaError(f"{folder} is in use (cofima history {folder}): a run cannot continue it")
-        if len(model.tasks) >= model.planned:
-            progress.say(f"done: {folder} has learned all {model.planned} tasks")
+        if len(model.tasks) >= min(model.planned, tasks or model.planned):
+            progress.say(f"done: {folder} has learned {len(model.tasks)} of {model.planned} tasks")
             return model
         progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}")
-    return _learn(config, model, folder, progress)
+    return _learn(config, model, folder, progress, listeners, tasks)
 
 
-def _learn(config: Config, model: Model | None, folder: Path, progress: Progress) -> Model:
+def _learn(
+    config: Config,
+    model: Model | None,
+    folder: Path,
+    progress: Progress,
+    listeners: Sequence[Listener],
+    tasks: int | None,
+) -> Model:
     store.refuse_place(folder)
     absent = datasets.missing(config.dataset, config.data)  # before a backbone is fetched
     if absent:
@@ -79,8 +97,8 @@ def _learn(config: Config, model: Model | None, folder: Path, progress: Progress
         model = attach(config, facts, view, Net(module, facts.features), len(stream), progress)
         model.data = {"name": config.dataset} | stream.facts
     else:
-        _refuse_other_images(model.data, stream.facts, config.dataset, folder)
-    return run(model, stream, folder, progress)
+        refuse_other_images(model.data, stream.facts, config.dataset, folder)
+    return run(model, stream[:tasks], folder, progress, listeners)
 
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
@@ -98,6 +116,8 @@ def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILEN
         stream = stream.held_out(config.held_out, config.data.split_seed)
     if config.data.limit is not None:
         stream = stream.limited(config.data.limit, config.data.split_seed)
+    if config.data.test_limit is not None:
+        stream = stream.tested_on(config.data.test_limit, config.data.split_seed)
     without = [f"task {task.index + 1} has no test images" for task in stream if not len(task.test)]
     if without:
         raise problems(f"dataset {config.dataset}", without)
@@ -121,7 +141,8 @@ def _view(facts: BackboneFacts, config: Config, flip: bool = False, crop: float 
     return presets.overridden(view, config.data.flip, config.data.crop)
 
 
-def _refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
+def refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
+    """Refuse images that are not those of before."""
     for key in ("fingerprint", "split_hash"):
         if key in before and before[key] != now.get(key):
             raise CofimaError(

@@ -2,6 +2,8 @@
 
 import resource
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from cofima import ranks, store
 from cofima.data.stream import Stream, Task
+from cofima.experiment.journal import Journal, Listener
 from cofima.models import backbone
 from cofima.progress import Progress
 from cofima.store import Model
@@ -18,11 +21,16 @@ from cofima.training.evaluate import Score
 from cofima.weights.distance import weight_distance
 
 
-def run(model: Model, stream: Stream, folder: Path, progress: Progress) -> Model:
+def run(
+    model: Model, stream: Stream, folder: Path, progress: Progress, listeners: Sequence[Listener] = ()
+) -> Model:
     """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
     method = model.method
+    journal = Journal(folder, model.history, listeners if ranks.rank() == 0 else ())
+    method.context = replace(method.context, watch=journal.epoch)
     for task in stream[len(model.tasks) :]:
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
+            journal.begin()
             method.learn(task)
             with method.timed("evaluate"):
                 score = method.score(stream[: task.index + 1])
@@ -31,6 +39,7 @@ def run(model: Model, stream: Stream, folder: Path, progress: Progress) -> Model
             continue  # the first process writes
         model.history.append(_row(model, task, score, folder))
         store.save(model, folder, progress)
+        journal.task(model.history[-1])
         progress.say(_summary(model, len(stream)))
     return model
 

@@ -90,6 +90,8 @@ class Context:
     progress: Progress = SILENT
     stop: Callable[[], bool] | None = None
     """Asked after each epoch of a task; true ends its training."""
+    watch: Callable[[int, int, Tensor, list[float]], None] | None = None
+    """Told after each epoch: the task, the epoch, the loss of every step, and the learning rates."""
 
 
 def sgd(
@@ -143,7 +145,10 @@ def sgd(
             if after_step is not None:
                 after_step()
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
-                refuse_divergence(ranks.total(losses[: step + 1].clone()) / ranks.world(), task, epoch)
+                mean = ranks.total(losses[: step + 1].clone()) / ranks.world()
+                refuse_divergence(mean, task, epoch)
+        if context.watch is not None:
+            context.watch(task, epoch, mean, [float(group["lr"]) for group in optimizer.param_groups])
         schedule.step()
         if stop is not None and stop():
             break
