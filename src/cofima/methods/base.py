@@ -83,7 +83,8 @@ class Method:
         """Learn a task, from the state after the task before."""
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
         busy = time.process_time()
-        with torch.random.fork_rng(), self.timed("total"):
+        gpus = [self.context.device] if self.context.device.type == "cuda" else []  # not those of others
+        with torch.random.fork_rng(gpus), self.timed("total"):
             torch.manual_seed(self.context.seeds.number("torch", task.index) + ranks.rank())
             self.begin(task)
             self.train(task)
