@@ -110,8 +110,8 @@ def test_the_grid_has_the_three_networks_with_what_they_reach(task: Relearned) -
 def test_coma_merges_in_the_plane_and_cofima_beside_it(kept: Any, task: Relearned) -> None:
     coma = relearn(open_run(kept("coma")), 3, SILENT)
     old, trained, _, merged = span(coma)[1]
-    assert merged.x == pytest.approx(coma.lam * trained.x, rel=1e-5)
-    assert merged.y == pytest.approx(old.y, abs=1e-6 * trained.x)
+    assert merged.x == pytest.approx(coma.lam * trained.x, rel=1e-4)
+    assert merged.y == pytest.approx(old.y, abs=1e-4 * trained.x)
     assert merged.away == pytest.approx(0, abs=1e-4 * trained.x)
     assert span(task)[1][-1].away > 0.01 * span(task)[1][1].x
 

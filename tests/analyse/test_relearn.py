@@ -75,7 +75,7 @@ def test_coma_moves_its_share_of_the_way(kept: Any) -> None:
     old, trained, merged = ({k: w[k] for k in names} for w in (task.old, task.trained, task.merged))
     raw, kept_way = weight_distance(old, trained), weight_distance(old, merged)
     assert raw > 0
-    assert kept_way == pytest.approx(task.lam * raw, rel=1e-5)
+    assert kept_way == pytest.approx(task.lam * raw, rel=1e-4)
     said = run.history[-1]["distance"]
     assert (said["trained"], said["merged"]) == pytest.approx((raw, kept_way), rel=1e-9)
 
