@@ -110,6 +110,17 @@ def test_the_sweep_has_a_row_for_each_share_and_one_for_the_run(kept: Any, tmp_p
     assert [file.name for file in files] == ["lambda_posthoc.csv", "lambda_posthoc.svg"]
 
 
+def test_an_analysis_leaves_the_run_as_it_is(kept: Any) -> None:
+    folder = kept("cofima")
+
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+    before = files()
+    relearn(open_run(folder), 3, SILENT).merge_again(0.9)
+    assert files() == before
+
+
 def test_a_run_that_comes_out_otherwise_is_said(kept: Any, tmp_path: Path, monkeypatch: Any) -> None:
     from cofima.analyse import relearn as module
 

@@ -14,7 +14,6 @@ from cofima.progress import SILENT, Progress
 from cofima.terminal import TerminalProgress, print_table
 
 
-
 def _look_there(root: Path | None) -> None:
     """Make a place known to all that looks for datasets, processes of a grid too."""
     if root is not None:
