@@ -147,7 +147,7 @@ def test_a_listener_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_only_one_of_several_processes_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("cofima.ranks.rank", lambda: 1)
     epoch(Journal(tmp_path, []), 0, 0)
     assert not (tmp_path / METRICS).exists()
 

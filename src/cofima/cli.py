@@ -11,11 +11,20 @@ from rich.table import Table as RichTable
 import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
-from cofima import describe, methods, report
-from cofima.commands import backbones, data
+from cofima import describe, methods, ranks, report
+from cofima.commands import analyse, backbones, data
 from cofima.commands.app import app as serve_app
 from cofima.commands.card import card
-from cofima.commands.console import DataRoot, be_quiet, errors, interruptible, out, print_runs, progress
+from cofima.commands.console import (
+    DataRoot,
+    be_quiet,
+    complain,
+    errors,
+    interruptible,
+    out,
+    print_runs,
+    progress,
+)
 from cofima.commands.evaluate import evaluate
 from cofima.commands.export import export
 from cofima.commands.extend import extend
@@ -60,6 +69,7 @@ app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(g
 app.add_typer(data.app, name="data")
 app.command(epilog="Example: cofima track runs/parts --to tensorboard")(track)
 app.command("report", epilog="Example: cofima report runs/demo --out runs/demo")(report_)
+app.add_typer(analyse.app, name="analyse")
 app.command(epilog="Example: cofima fisher runs/parts photos -o parts.safetensors")(fisher)
 app.command(cls=WithLists, epilog="Example: cofima merge runs/a runs/b -o runs/both --lam 0.5")(merge)
 
@@ -80,6 +90,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -91,6 +102,8 @@ def _options(
     ] = False,
 ) -> None:
     be_quiet(silent)
+    if ranks.expected() > 1 and context.invoked_subcommand != "run":
+        raise CofimaError(f"cofima {context.invoked_subcommand} is for one process: leave torchrun out")
 
 
 @app.command(epilog="Example: cofima demo --out runs/demo")
@@ -180,7 +193,7 @@ def main() -> None:
     try:
         app()
     except CofimaError as error:
-        errors.print(f"cofima: {error}", highlight=False, markup=False, soft_wrap=True)
+        complain(error)
         sys.exit(2)
 
 

@@ -189,9 +189,9 @@ def finished(folder: Path) -> bool:
     return len(kept["tasks"]) >= int(kept["planned_tasks"])
 
 
-def opened(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the generation in force and what its config.json says, checked file by file; load nothing."""
-    generation = current(folder)
+def opened(folder: Path, generation: Path | None = None) -> tuple[Path, dict[str, Any]]:
+    """Return a generation (else the one in force) and its config.json, checked file by file; load nothing."""
+    generation = generation or current(folder)
     if generation is None:
         raise not_a_model(folder)
     kept = _read_config(folder, generation)
@@ -200,9 +200,18 @@ def opened(folder: Path) -> tuple[Path, dict[str, Any]]:
     return generation, kept
 
 
-def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT) -> Model:
-    """Read a model back, checked file by file, ready to predict or to learn the next task."""
-    generation, kept = opened(Path(folder))
+def load(
+    folder: str | Path,
+    *,
+    where: str = "auto",
+    progress: Progress = SILENT,
+    generation: Path | None = None,
+) -> Model:
+    """Read a model back, checked file by file, ready to predict or to learn the next task.
+
+    It is the generation in force, unless another one of the folder is given.
+    """
+    generation, kept = opened(Path(folder), generation)
     plugins.refuse_missing(Path(folder), kept.get("plugins", []))
     weights, state = (load_file(generation / name) for name in (WEIGHTS, STATE))
     images = load_file(generation / IMAGES) if IMAGES in kept["files"] else None

@@ -6,7 +6,6 @@ them again, so that no epoch of a task is there twice.
 """
 
 import json
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cofima import ranks
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.files import write_text
 
@@ -117,7 +117,7 @@ class Journal:
 
     def _append(self, line: Line) -> None:
         self.lines.append(line)
-        if os.environ.get("RANK", "0") == "0":  # of several processes that learn together, one writes
+        if ranks.rank() == 0:  # of several processes that learn together, one writes
             try:
                 self._write(line)
             except OSError as error:

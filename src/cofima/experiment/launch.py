@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cofima import store
+from cofima import ranks, store
 from cofima.config import Config, difference
 from cofima.data import datasets, presets
 from cofima.data.presets import Wants
@@ -14,6 +14,7 @@ from cofima.data.views import View
 from cofima.errors import CofimaError, problems
 from cofima.experiment.journal import Listener
 from cofima.experiment.run import run
+from cofima.experiment.several import refuse_several
 from cofima.methods import build
 from cofima.models import backbone, overlap
 from cofima.models.backbone import BackboneFacts
@@ -37,11 +38,18 @@ def launch(
     """Learn what ``config`` says into ``folder``, from where it was cut off if it was.
 
     A finished run is returned as it is. A folder that holds a run of another configuration, or of
-    other images, is refused and left alone.
+    other images, is refused and left alone. Processes that ``torchrun`` started share the work.
     """
-    device.choose(config.device)
+    refuse_several(config, None)
+    with ranks.joined(device.choose(config.device)):
+        return _launch(config, folder, progress, listeners)
+
+
+def _launch(config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener]) -> Model:
     started = store.current(folder) is not None
     model = store.load(folder, where=config.device, progress=progress) if started else None
+    learned = len(model.tasks) if model else 0
+    ranks.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
     if model is not None:
         _refuse_change(model.config, config, folder)
         if any("kind" in row for row in model.history):
@@ -68,14 +76,16 @@ def _learn(
         if config.model.checkpoint is not None:
             progress.say(f"backbone {config.backbone}: {config.model.checkpoint} read as {facts.layout}")
         build(config.method, config.options).check(module)  # before images are read
+    refuse_several(config, module if model is None else model.method.net.backbone)
     stream = load_stream(config, facts, progress)
+    ranks.refuse_difference(f"dataset {config.dataset}", stream.facts.get("fingerprint"), len(stream))
     if model is None:
         assert module is not None
         view = make_view(facts, stream, config)
         model = attach(config, facts, view, Net(module, facts.features), len(stream), progress)
         model.data = {"name": config.dataset} | stream.facts
     else:
-        _refuse_other_images(model.data, stream.facts, config.dataset, folder)
+        refuse_other_images(model.data, stream.facts, config.dataset, folder)
     return run(model, stream, folder, progress, listeners)
 
 
@@ -117,7 +127,8 @@ def _view(facts: BackboneFacts, config: Config, flip: bool = False, crop: float 
     return presets.overridden(view, config.data.flip, config.data.crop)
 
 
-def _refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
+def refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
+    """Refuse images that are not those of before."""
     for key in ("fingerprint", "split_hash"):
         if key in before and before[key] != now.get(key):
             raise CofimaError(

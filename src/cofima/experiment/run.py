@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cofima import store
+from cofima import ranks, store
 from cofima.data.stream import Stream, Task
 from cofima.experiment.journal import Journal, Listener
 from cofima.models import backbone
@@ -25,7 +25,8 @@ def run(
     model: Model, stream: Stream, folder: Path, progress: Progress, listeners: Sequence[Listener] = ()
 ) -> Model:
     """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
-    method, journal = model.method, Journal(folder, model.history, listeners)
+    method = model.method
+    journal = Journal(folder, model.history, listeners if ranks.rank() == 0 else ())
     method.context = replace(method.context, watch=journal.epoch)
     for task in stream[len(model.tasks) :]:
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
@@ -34,6 +35,8 @@ def run(
             with method.timed("evaluate"):
                 score = method.score(stream[: task.index + 1])
         model.tasks.append(task.names)
+        if ranks.rank() > 0:
+            continue  # the first process writes
         model.history.append(_row(model, task, score, folder))
         store.save(model, folder, progress)
         journal.task(model.history[-1])
@@ -63,7 +66,7 @@ def _row(model: Model, task: Task, score: Score, folder: Path) -> dict[str, Any]
         "state_bytes": sum(v.numel() * v.element_size() for v in model.method.state().values()),
         "train_images": len(task.train),
         "notes": facts["notes"],
-    }
+    } | ({"processes": ranks.world()} if ranks.world() > 1 else {})
 
 
 def _summary(model: Model, tasks: int) -> str:
