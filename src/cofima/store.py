@@ -21,9 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cofima import methods
+from cofima import methods, plugins
 from cofima.config import Config
 from cofima.data.images import ImageSet
+from cofima.data.own import own
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
 from cofima.files import sync, write_text
@@ -188,9 +189,9 @@ def finished(folder: Path) -> bool:
     return len(kept["tasks"]) >= int(kept["planned_tasks"])
 
 
-def opened(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the generation in force and what its config.json says, checked file by file; load nothing."""
-    generation = current(folder)
+def opened(folder: Path, generation: Path | None = None) -> tuple[Path, dict[str, Any]]:
+    """Return a generation (else the one in force) and its config.json, checked file by file; load nothing."""
+    generation = generation or current(folder)
     if generation is None:
         raise not_a_model(folder)
     kept = _read_config(folder, generation)
@@ -199,9 +200,19 @@ def opened(folder: Path) -> tuple[Path, dict[str, Any]]:
     return generation, kept
 
 
-def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT) -> Model:
-    """Read a model back, checked file by file, ready to predict or to learn the next task."""
-    generation, kept = opened(Path(folder))
+def load(
+    folder: str | Path,
+    *,
+    where: str = "auto",
+    progress: Progress = SILENT,
+    generation: Path | None = None,
+) -> Model:
+    """Read a model back, checked file by file, ready to predict or to learn the next task.
+
+    It is the generation in force, unless another one of the folder is given.
+    """
+    generation, kept = opened(Path(folder), generation)
+    plugins.refuse_missing(Path(folder), kept.get("plugins", []))
     weights, state = (load_file(generation / name) for name in (WEIGHTS, STATE))
     images = load_file(generation / IMAGES) if IMAGES in kept["files"] else None
     config = Config.model_validate(kept["config"] | {"device": where})
@@ -324,7 +335,15 @@ def _said(model: Model) -> dict[str, Any]:
         "tasks": [list(task) for task in model.tasks],
         "serving": model.serving,
         "planned_tasks": model.planned,
+        **_plugins(model.config),
     }
+
+
+def _plugins(config: Config) -> dict[str, Any]:
+    """Name the files outside the package that a model was made with; nothing where there are none."""
+    dataset = own().get(config.dataset)
+    needed = plugins.said([config.method, *([dataset.plugin] if dataset else [])])
+    return {"plugins": needed} if needed else {}
 
 
 def _read_config(folder: Path, generation: Path) -> dict[str, Any]:
