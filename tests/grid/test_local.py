@@ -11,6 +11,7 @@ import pytest
 
 from cofima import methods, store
 from cofima.errors import CofimaError
+from cofima.experiment import prefix
 from cofima.experiment.board import Board
 from cofima.experiment.cells import name
 from cofima.experiment.engines import make
@@ -117,6 +118,21 @@ def test_a_first_task_is_learned_once_and_failures_have_a_log(
     assert fault in (folder / LOG).read_text()
     assert store.current(folder) is None
     assert "cells: 3 done, 0 running, 0 waiting, 1 failed" in ears.heard[-1]
+
+
+def test_a_damaged_folder_or_first_task_costs_no_other_cell(
+    tmp_path: Path, small: Callable[..., Any]
+) -> None:
+    found = small({"method": "slca", "options.align.epochs": [1, 2], "seed": 1})
+    (tmp_path / name(found[0])).mkdir()
+    (tmp_path / name(found[0]) / "CURRENT").write_text("0009")
+    first = tmp_path / FOLDER / str(prefix.key(found[1]))
+    (first / "0001").mkdir(parents=True)
+    (first / "CURRENT").write_text("0001")
+    outcome = run_grid(found, tmp_path)
+    assert [folder.name for folder in outcome.done] == [name(found[1])]
+    assert "names '0009', which is not there" in outcome.failed[tmp_path / name(found[0])]
+    assert "learned here once more" in (tmp_path / name(found[1]) / LOG).read_text()
 
 
 def test_engines_refuse_what_they_cannot_do(tmp_path: Path) -> None:
