@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from cofima.commands.grid_table import table, watching
@@ -30,7 +31,7 @@ def test_a_row_follows_its_folder(tmp_path: Path, tiny: Any) -> None:
     model = launch(config, folder, tasks=1)
     seen.look()
     assert (row.task, row.tasks) == (1, 3)
-    assert row.accuracy == model.history[0]["accuracy"][0]
+    assert row.accuracy == pytest.approx(model.history[0]["accuracy"][0])
     assert row.left is not None
     assert row.left <= 2 * model.history[0]["seconds"]["total"]
     launch(config, folder)

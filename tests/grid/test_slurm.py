@@ -39,7 +39,7 @@ def test_a_job_that_its_time_limit_ends_is_queued_again_and_goes_on(
     ((handle, _),) = engine.running
     while not (tmp_path / "cell" / "CURRENT").exists():
         time.sleep(0.1)
-    handle._interrupt(timeout=True) if hasattr(handle, "_interrupt_timeout") else handle._interrupt()
+    handle._interrupt()  # what Slurm sends some time before the limit
     over: list[Any] = []
     while not over:
         over = engine.ended(1.0)
