@@ -43,7 +43,7 @@ def finish(engine: Local, jobs: list[Job]) -> dict[Path, str | None]:
 def test_a_warm_process_learns_what_a_fresh_one_learns(
     tmp_path: Path, small: Callable[..., Any], same_cells: Callable[..., None]
 ) -> None:
-    """Two processes learn the same cells in opposite orders: what a cell leaves behind would show."""
+    """Two processes learn the same cells in opposite orders: what one left behind would show."""
     found = small({"method": KINDS, "seed": 1})
     orders = {"up": found, "down": found[::-1]}
     for place, order in orders.items():

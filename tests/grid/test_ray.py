@@ -37,7 +37,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_the_cells_of_a_lost_node_go_on_elsewhere(
     cluster: Any, tmp_path: Path, small: Callable[..., Any], same_cells: Callable[..., None]
 ) -> None:
-    """A node is lost when its cell has learned a task; the cell ends on the other with the same bits."""
+    """One node is lost when its first cell has learned a task; the other ends it, with the same bits."""
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     cluster.wait_for_nodes()
     found = small({"method": ["seq_ft", "ewc"], "seed": [1, 2]}, train={"epochs": 60, "batch": 4})

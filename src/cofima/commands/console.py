@@ -27,8 +27,6 @@ DataRoot = Annotated[
     typer.Option(
         "--data-root",
         callback=_look_there,
-        exists=True,
-        file_okay=False,
         help="Where datasets are; else COFIMA_DATA and the present folder are searched.",
     ),
 ]
