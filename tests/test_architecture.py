@@ -18,7 +18,7 @@ PLAIN_PICKLES = ROOT / "data" / "unpickle.py"  # reads CIFAR's files, and refuse
 
 # a layer imports itself and what stands before it
 LAYERS = [
-    ("errors", "seeds", "progress", "files"),
+    ("errors", "seeds", "progress", "files", "interruption", "lock"),
     ("data",),
     ("models",),
     ("weights",),

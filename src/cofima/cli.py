@@ -152,9 +152,7 @@ def report_(
 
 
 @app.command("list", epilog="Example: cofima list methods")
-def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")], data_root: DataRoot = None
-) -> None:
+def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")], data_root: DataRoot = None) -> None:
     """List the methods, the backbones or the datasets there are."""
     table = RichTable("name", "what it is", box=None, pad_edge=False)
     if kind is Kind.methods:

@@ -43,6 +43,7 @@ WEIGHTS, STATE, HISTORY, CONFIG, CURRENT = (
     "config.json",
     "CURRENT",
 )
+INFLIGHT = "inflight"  # the task that is being learnt, as far as it is
 IMAGES = "images.safetensors"  # only where the user asked for images to be kept
 CHANGED = "its content is not what was written (sha256 differs)"
 LARGE = 200_000_000  # bytes; writing more than this is announced
@@ -137,6 +138,7 @@ def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
             f"{folder}: {name} could not be written ({error}); earlier states are kept"
         ) from error
     write_text(folder / CURRENT, name + "\n")
+    shutil.rmtree(folder / INFLIGHT, ignore_errors=True)  # it went out from the state before
     if not model.config.keep_checkpoints:
         _prune(folder, name)
 

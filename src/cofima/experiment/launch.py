@@ -11,7 +11,10 @@ from cofima.data.presets import Wants
 from cofima.data.stream import Stream, from_groups, split
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
+from cofima.experiment.inflight import begun, interrupted, place
 from cofima.experiment.run import run
+from cofima.interruption import listening
+from cofima.lock import alone
 from cofima.methods import build
 from cofima.models import backbone, overlap
 from cofima.models.backbone import BackboneFacts
@@ -33,24 +36,40 @@ def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
     """Learn what ``config`` says into ``folder``, from where it was cut off if it was.
 
     A finished run is returned as it is. A folder that holds a run of another configuration, or of
-    other images, is refused and left alone.
+    other images, is refused and left alone; so is one that another process is writing.
     """
     device.choose(config.device)
-    started = store.current(folder) is not None
+    if store.finished(folder):
+        return _continue(config, folder, progress)
+    store.refuse_place(folder)
+    with alone(folder), listening():
+        try:
+            return _continue(config, folder, progress)
+        except KeyboardInterrupt as error:
+            raise interrupted(error, folder) from None
+
+
+def _continue(config: Config, folder: Path, progress: Progress) -> Model:
+    started, midway = store.current(folder) is not None, begun(folder)
     model = store.load(folder, where=config.device, progress=progress) if started else None
     if model is not None:
-        _refuse_change(model.config, config, folder)
+        _refuse_change(model.config.model_dump(mode="json"), config, folder)
         if any("kind" in row for row in model.history):
             raise CofimaError(f"{folder} is in use (cofima history {folder}): a run cannot continue it")
         if len(model.tasks) >= model.planned:
             progress.say(f"done: {folder} has learned all {model.planned} tasks")
             return model
-        progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}")
-    return _learn(config, model, folder, progress)
+        at = f", at {place(midway)}" if midway else ""
+        progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}{at}")
+    elif midway:
+        _refuse_change(midway["config"], config, folder, f"remove {folder / store.INFLIGHT} to begin anew")
+        progress.say(f"continuing {folder} at {place(midway)}")
+    return _learn(config, model, folder, midway, progress)
 
 
-def _learn(config: Config, model: Model | None, folder: Path, progress: Progress) -> Model:
-    store.refuse_place(folder)
+def _learn(
+    config: Config, model: Model | None, folder: Path, midway: dict[str, Any], progress: Progress
+) -> Model:
     absent = datasets.missing(config.dataset, config.data)  # before a backbone is fetched
     if absent:
         raise CofimaError(absent)
@@ -63,13 +82,13 @@ def _learn(config: Config, model: Model | None, folder: Path, progress: Progress
             progress.say(f"backbone {config.backbone}: {config.model.checkpoint} read as {facts.layout}")
         build(config.method, config.options).check(module)  # before images are read
     stream = load_stream(config, facts, progress)
+    before = model.data if model else midway.get("data", {})
+    _refuse_other_images(before, stream.facts, config.dataset, folder)
     if model is None:
         assert module is not None
         view = make_view(facts, stream, config)
         model = attach(config, facts, view, Net(module, facts.features), len(stream), progress)
         model.data = {"name": config.dataset} | stream.facts
-    else:
-        _refuse_other_images(model.data, stream.facts, config.dataset, folder)
     return run(model, stream, folder, progress)
 
 
@@ -120,11 +139,11 @@ def _refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: s
             )
 
 
-def _refuse_change(before: Config, now: Config, folder: Path) -> None:
-    changed = difference(before.model_dump(mode="json"), now.model_dump(mode="json"))
+def _refuse_change(before: dict[str, Any], now: Config, folder: Path, *advice: str) -> None:
+    changed = difference(before, now.model_dump(mode="json"))
     changed = [line for line in changed if not line.startswith(tuple(f"{key}:" for key in FREE))]
     if changed:
         raise problems(
             f"{folder} holds a run of another configuration, which is kept as it is; it",
-            [*changed, "give another folder with --out, or the configuration of before"],
+            [*changed, "give another folder with --out, or the configuration of before", *advice],
         )

@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from cofima import store
 from cofima.data.stream import Stream, Task
+from cofima.experiment.inflight import keeper
 from cofima.models import backbone
 from cofima.progress import Progress
 from cofima.store import Model
@@ -21,6 +23,7 @@ from cofima.weights.distance import weight_distance
 def run(model: Model, stream: Stream, folder: Path, progress: Progress) -> Model:
     """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
     method = model.method
+    method.context = replace(method.context, inflight=keeper(model, folder))
     for task in stream[len(model.tasks) :]:
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
             method.learn(task)

@@ -45,13 +45,14 @@ class DERpp(Method):
     equation: ClassVar[str] = "L = CE(z(x), y) + α |z(x')_{1:K'} - z'|² + β CE(z(x''), y'')"
     frozen_old_heads: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = True
+    state_in_steps: ClassVar[bool] = True
 
     def begin(self, task: Task) -> None:
         """Grow the head, and start the task's own random streams."""
         if task.index == 0:
             self.memory = Reservoir(self.memory_size)
-        self.places = self.context.seeds.generator("reservoir", task.index)
-        self.draws = self.context.seeds.generator("replay", task.index)
+        chance = self.context.seeds.generator
+        self.places, self.draws = chance("reservoir", task.index), chance("replay", task.index)
         super().begin(task)
 
     def before_step(self, pixels: Tensor) -> None:
@@ -86,10 +87,9 @@ class DERpp(Method):
 
     def replay(self, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the present logits of images drawn and augmented anew; labels, old logits, known classes."""
-        pixels, *kept = self.memory.draw(count, self.draws)
-        images = self.context.view.train(pixels.to(self.context.device), self.draws)
-        labels, logits, known = (part.to(self.context.device) for part in kept)
-        return self.net(images), labels, logits, known
+        kept = (part.to(self.context.device) for part in self.memory.draw(count, self.draws))
+        pixels, labels, logits, known = kept
+        return self.net(self.context.view.train(pixels, self.draws)), labels, logits, known
 
     def state(self) -> dict[str, Tensor]:
         """Keep the memory."""
