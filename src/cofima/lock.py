@@ -43,7 +43,8 @@ def alone(folder: Path) -> Iterator[None]:
     finally:
         del _mine[where]
         if handle is not None:
-            (where / NAME).unlink(missing_ok=True)  # while it is held: see _take
+            if _is(where / NAME, handle):
+                (where / NAME).unlink()  # while it is held: see _take
             os.close(handle)
         with suppress(OSError):  # there is something in it
             for path in new:

@@ -17,6 +17,7 @@ from cofima.models import backbone
 from cofima.progress import Progress
 from cofima.store import Model
 from cofima.training.evaluate import Score
+from cofima.training.inflight import NOT_KEPT
 from cofima.weights.distance import weight_distance
 
 
@@ -33,6 +34,7 @@ def run(model: Model, stream: Stream, folder: Path, progress: Progress) -> Model
         model.history.append(_row(model, task, score, folder))
         store.save(model, folder, progress)
         progress.say(_summary(model, len(stream)))
+    method.context = replace(method.context, inflight=NOT_KEPT)  # what comes later is not of this run
     return model
 
 

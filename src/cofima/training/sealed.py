@@ -80,7 +80,7 @@ def _said(folder: Path) -> dict[str, Any]:
     try:
         said: dict[str, Any] = json.loads((folder / SAID).read_text("utf-8"))
         return said if said.pop("sha256", None) == _digest(said) else {}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
