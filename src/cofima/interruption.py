@@ -26,8 +26,11 @@ class Interrupted(KeyboardInterrupt):
     """
 
     def __init__(self, number: int, kept: str = "") -> None:
-        super().__init__(kept)
+        super().__init__(number, kept)  # as they are given: it may come from another process
         self.signal, self.kept = number, kept
+
+    def __str__(self) -> str:
+        return self.kept
 
 
 class _Now:
@@ -52,13 +55,12 @@ def listening() -> Iterator[None]:
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: own for number, own in SIGNALS.items() if signal.getsignal(number) == own}
-    _Now.asked = None
     for number in before:
         signal.signal(number, _heard)
     try:
         yield
     finally:
-        _Now.patient = False
+        _Now.asked, _Now.patient = None, False
         for number, own in before.items():
             signal.signal(number, own)
 

@@ -1,6 +1,7 @@
 """The task that a run was cut off in: whose it is, whether it may go on, and how to say where."""
 
 import hashlib
+import os
 import signal
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,7 @@ from cofima.training.journal import Journal, wanted
 def keeper(model: Model, folder: Path) -> Inflight:
     """Return what keeps the training of a task in the middle, for this run in this folder."""
     every = wanted()
-    if every is None:
+    if every is None or shared():
         return NOT_KEPT
     device = model.method.context.device.type
     made = {"cofima": version("cofima"), "torch": version("torch"), "device": device}
@@ -33,11 +34,18 @@ def keeper(model: Model, folder: Path) -> Inflight:
 
 def begun(folder: Path) -> dict[str, Any]:
     """Return what is said of the task in progress: nothing, unless it goes on from the state in force."""
+    if wanted() is None or shared():
+        return {}
     try:
         said = sealed.read_said(folder / store.INFLIGHT) or {}
     except ValueError:
         return {}
     return said if said.get("after") == _generation(folder) else {}
+
+
+def shared() -> bool:
+    """Tell whether several processes learn this run together: they go on after finished tasks only."""
+    return os.environ.get("WORLD_SIZE", "1") not in ("", "1")
 
 
 def place(said: dict[str, Any]) -> str:

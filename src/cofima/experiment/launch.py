@@ -1,5 +1,7 @@
 """From a configuration to a finished run; the same call continues one that was cut off."""
 
+import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from cofima.data.presets import Wants
 from cofima.data.stream import Stream, from_groups, split
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
-from cofima.experiment.inflight import begun, interrupted, place
+from cofima.experiment.inflight import begun, interrupted, place, shared
 from cofima.experiment.run import run
 from cofima.interruption import listening
 from cofima.lock import alone
@@ -42,7 +44,8 @@ def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
     if store.finished(folder):
         return _continue(config, folder, progress)
     store.refuse_place(folder)
-    with alone(folder), listening():
+    first = not shared() or os.environ.get("RANK") == "0"
+    with alone(folder) if first else nullcontext(), listening():
         try:
             return _continue(config, folder, progress)
         except KeyboardInterrupt as error:
