@@ -1,7 +1,6 @@
 """Real processes, really killed; real disks, really full."""
 
 import os
-import random
 import re
 import signal
 import subprocess
@@ -25,8 +24,12 @@ from cofima.training.journal import Journal
 
 CONFTEST = Path(__file__).parent / "conftest.py"
 TRAIN = {"epochs": 3, "batch": 4}
-CHILD = """
-import importlib.util, sys
+
+# Learns each method once undisturbed ("whole"), and once in processes that are killed ("cut"). A process
+# tells each of its steps, and is killed at a random moment after a random number of them: while it
+# computes, or while it writes. The processes are forked, so that torch is imported once.
+KILLER = """
+import importlib.util, os, random, signal, sys, time, traceback
 from pathlib import Path
 spec = importlib.util.spec_from_file_location("tiny_conftest", sys.argv[1])
 tiny = sys.modules["tiny_conftest"] = importlib.util.module_from_spec(spec)
@@ -34,36 +37,55 @@ spec.loader.exec_module(tiny)
 from cofima.experiment.launch import launch
 from cofima.training.journal import Journal, Kept
 
-whole = Kept.offer
-def offer(self, step):
-    print("step", flush=True)
-    whole(self, step)
-Kept.offer = offer
-Journal.due = lambda self: True
-launch(tiny.tiny_config(sys.argv[3], train={"epochs": 3, "batch": 4}), Path(sys.argv[2]))
-print("finished", flush=True)
+def process(name, folder, steps=0):
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            whole = Kept.offer
+            def offer(self, step):
+                os.write(theirs, b".")
+                whole(self, step)
+            Kept.offer = offer
+            if steps:
+                Journal.due = lambda self: True
+            launch(tiny.tiny_config(name, train={"epochs": 3, "batch": 4}), folder)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(theirs)
+    while (seen := os.read(ours, 1)) and steps > 0:
+        steps -= 1
+        if steps == 0:
+            time.sleep(0.03 * chance.random())
+            os.kill(pid, signal.SIGKILL)
+    while seen:
+        seen = os.read(ours, 100)
+    os.close(ours)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+for name in sys.argv[4:]:
+    chance, killed = random.Random(name), 0
+    assert process(name, Path(sys.argv[2]) / name / "whole") == 0
+    for _ in range(int(sys.argv[3])):
+        killed += process(name, Path(sys.argv[2]) / name / "cut", chance.randint(4, 30)) == -signal.SIGKILL
+    assert process(name, Path(sys.argv[2]) / name / "cut") == 0
+    print(name, killed, flush=True)
 """
 
 
-def child(name: str, folder: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", CHILD, str(CONFTEST), str(folder), name]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+def kill(names: list[str], times: int, folder: Path) -> dict[str, int]:
+    """Let every method be killed so many times; return how often it was."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, str(CONFTEST), str(folder), str(times), *names],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-
-
-def kill_some_time_after(steps: int, name: str, folder: Path, chance: random.Random) -> bool:
-    """Let a process learn, and kill it at any moment after so many steps; false if it was quicker."""
-    process = child(name, folder)
-    assert process.stdout is not None
-    for line in process.stdout:
-        steps -= line == "step\n"
-        if steps == 0 or line == "finished\n":
-            break
-    time.sleep(chance.random() * 0.02)  # while it computes, or while it writes
-    process.send_signal(signal.SIGKILL)
-    process.stdout.close()
-    return process.wait(timeout=60) == -signal.SIGKILL
+    assert done.returncode == 0, done.stderr
+    lines = (line.split() for line in done.stdout.splitlines())
+    return {name: int(killed) for name, killed in lines}
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
@@ -72,28 +94,30 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     return weights | {f"state.{key}": value for key, value in load_file(generation / store.STATE).items()}
 
 
-def killed_run_is_the_same(name: str, kills: int, tiny, tmp_path: Path, same_bits) -> None:
-    config, chance = tiny.config(name, train=TRAIN), random.Random(name)
-    whole = launch(config, tmp_path / "whole")
-    for _ in range(kills):
-        assert kill_some_time_after(chance.randint(4, 40), name, tmp_path / "cut", chance)
-    cut = launch(config, tmp_path / "cut")
-    same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
-    assert [row["accuracy"] for row in cut.history] == [row["accuracy"] for row in whole.history]
+def killed_runs_are_the_same(names: list[str], folder: Path, same_bits) -> None:
     images = torch.arange(4 * 3 * 16 * 16, dtype=torch.int64).remainder(256).view(4, 3, 16, 16).byte()
-    assert torch.equal(cut.logits(images), whole.logits(images))
+    for name in names:
+        same_bits(tensors(folder / name / "cut"), tensors(folder / name / "whole"))
+        cut, whole = (store.load(folder / name / which) for which in ("cut", "whole"))
+        assert [row["accuracy"] for row in cut.history] == [row["accuracy"] for row in whole.history]
+        assert torch.equal(cut.logits(images), whole.logits(images))
+        assert not (folder / name / "cut" / store.INFLIGHT).exists()
 
 
-def test_killed_by_the_system_in_the_middle_of_tasks(tiny, tmp_path: Path, same_bits) -> None:
-    killed_run_is_the_same("cofima", 2, tiny, tmp_path, same_bits)
+def test_killed_by_the_system_in_the_middle_of_tasks(tmp_path: Path, same_bits) -> None:
+    names = ["cofima", "der_pp"]
+    killed = kill(names, 3, tmp_path)
+    assert all(killed[name] >= 2 for name in names), killed
+    killed_runs_are_the_same(names, tmp_path, same_bits)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", methods.names())
-def test_every_method_survives_real_kills(name: str, tiny, tmp_path: Path, same_bits) -> None:
-    if name == "prototype":
-        pytest.skip("it trains nothing: there is no middle of a task")
-    killed_run_is_the_same(name, 1 if name in ("joint", "ranpac") else 3, tiny, tmp_path, same_bits)
+def test_every_method_survives_real_kills(tmp_path: Path, same_bits) -> None:
+    killed = kill(methods.names(), 6, tmp_path)
+    assert set(killed) == set(methods.names())
+    assert killed["prototype"] == 0, "it trains nothing: there is no middle of a task"
+    assert all(count >= 1 for name, count in killed.items() if name != "prototype"), killed
+    killed_runs_are_the_same(methods.names(), tmp_path, same_bits)
 
 
 # --- signals ---------------------------------------------------------------------------------------
@@ -112,7 +136,7 @@ def test_a_signal_is_answered_with_where_to_go_on(tmp_path: Path) -> None:
     assert "task 1" in running.stdout.readline()
     time.sleep(1)
     running.send_signal(signal.SIGTERM)
-    _, stderr = running.communicate(timeout=120)
+    _, stderr = running.communicate(timeout=300)
     assert running.returncode == 128 + signal.SIGTERM
     said = begun(tmp_path / "long")
     assert stderr == f"cofima: interrupted; the same command continues at {place(said)}\n"
