@@ -17,9 +17,9 @@ from cofima.models import backbone
 from cofima.models.backbone import ModelOptions
 from cofima.models.net import Net
 from cofima.seeds import Seeds
-from cofima.training import journal
+from cofima.training import keeper
 from cofima.training.inflight import NOT_KEPT
-from cofima.training.journal import Journal
+from cofima.training.keeper import Keeper
 from cofima.training.position import Position
 from cofima.training.sgd import Context, Train
 from ratios import cells, interleaved
@@ -42,7 +42,7 @@ def every_step(rounds: int = 9) -> list[float]:
         method.train(stream[0])
 
     with tempfile.TemporaryDirectory() as folder:
-        ready = Journal(Path(folder) / "inflight", {"with": {}}, lambda: "")
+        ready = Keeper(Path(folder) / "inflight", {"with": {}}, lambda: "")
         return interleaved(lambda: epoch(NOT_KEPT), {"ready": lambda: epoch(ready)}, rounds)["ready"]
 
 
@@ -57,11 +57,11 @@ def one_writing() -> tuple[float, float, float, float]:
     method = SeqFT()
     method.facts, method.running = {"seconds": {}, "notes": []}, {}
     with tempfile.TemporaryDirectory() as folder:
-        keeper = Journal(Path(folder) / "inflight", {"with": {}}, lambda: "")
-        keeper.task(method, 0)
+        mine = Keeper(Path(folder) / "inflight", {"with": {}}, lambda: "")
+        mine.task(method, 0)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         wall, cpu = time.perf_counter(), time.process_time()
-        keeper.write(where, {"epoch": 0, "step": 1, "complete": False})
+        mine.write(where, {"epoch": 0, "step": 1, "complete": False})
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         size = sum(value.nbytes for value in where.tensors(complete=False).values()) / 1e6
@@ -71,20 +71,20 @@ def one_writing() -> tuple[float, float, float, float]:
 
 def share_of_a_run() -> tuple[float, float, int]:
     """Return seconds of a run, the seconds that it spent on writing, and how often it wrote."""
-    writings, whole = [], Journal.write
+    writings, whole = [], Keeper.write
 
     def write(self, where, place) -> None:
         whole(self, where, place)
         writings.append(place)
 
-    journal.EVERY, every = 1.0, journal.EVERY
-    Journal.write = write
+    keeper.EVERY, every = 1.0, keeper.EVERY
+    Keeper.write = write
     try:
         with tempfile.TemporaryDirectory() as folder:
             config = read("demo.yaml", ["method=joint", "options={}", "train.epochs=12"])
             history = launch(config, Path(folder) / "run").history
     finally:
-        journal.EVERY, Journal.write = every, whole
+        keeper.EVERY, Keeper.write = every, whole
     seconds = [row["seconds"] for row in history]
     return sum(s["total"] for s in seconds), sum(s["inflight"] for s in seconds), len(writings)
 

@@ -18,7 +18,7 @@ PLAIN_PICKLES = ROOT / "data" / "unpickle.py"  # reads CIFAR's files, and refuse
 
 # a layer imports itself and what stands before it
 LAYERS = [
-    ("errors", "seeds", "progress", "files", "interruption", "lock"),
+    ("errors", "seeds", "progress", "files", "interruption", "lock", "plugins", "ranks"),
     ("data",),
     ("models",),
     ("weights",),
@@ -31,6 +31,8 @@ LAYERS = [
     ("report",),
     ("serve",),
     ("merging",),
+    ("analyse",),
+    ("trackers",),
     ("sklearn",),
     ("terminal",),
     ("describe",),

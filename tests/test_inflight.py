@@ -22,8 +22,8 @@ from cofima.interruption import Interrupted, listening
 from cofima.methods import Method
 from cofima.progress import SILENT, Progress
 from cofima.store import Model
-from cofima.training import journal, sealed
-from cofima.training.journal import Journal, Kept
+from cofima.training import keeper, sealed
+from cofima.training.keeper import Keeper, Kept
 
 QUICK = {"epochs": 2, "batch": 4}
 GROUPS = (2, 1, 2)  # a task of one class has random streams of its own
@@ -46,7 +46,7 @@ class Ears(Progress):
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write after every step."""
-    monkeypatch.setattr(Journal, "due", lambda self: True)
+    monkeypatch.setattr(Keeper, "due", lambda self: True)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
     whole = go_on(tiny, config, stream, tmp_path / "whole")
     assert not (tmp_path / "whole" / store.INFLIGHT).exists()
     chance = random.Random(f"{name} {network}")
-    monkeypatch.setattr(Journal, "due", lambda self: chance.random() < 0.6)  # some steps are lost
+    monkeypatch.setattr(Keeper, "due", lambda self: chance.random() < 0.6)  # some steps are lost
     kills = 0
     while True:
         killed_after(chance.randint(1, 6))
@@ -261,7 +261,7 @@ def test_a_task_that_is_learned_already_is_forgotten_in_silence(cut) -> None:
 
 def test_a_later_format_is_left_out_and_said(cut) -> None:
     folder, finish = cut
-    said_otherwise(folder, format=journal.FORMAT + 1)
+    said_otherwise(folder, format=keeper.FORMAT + 1)
     assert any("another version of cofima" in note for note in finish().history[0]["notes"])
 
 

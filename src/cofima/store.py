@@ -21,9 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cofima import methods
+from cofima import methods, plugins
 from cofima.config import Config
 from cofima.data.images import ImageSet
+from cofima.data.own import own
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
 from cofima.files import sync, write_text
@@ -196,9 +197,9 @@ def finished(folder: Path) -> bool:
     return len(kept["tasks"]) >= int(kept["planned_tasks"])
 
 
-def opened(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the generation in force and what its config.json says, checked file by file; load nothing."""
-    generation = current(folder)
+def opened(folder: Path, generation: Path | None = None) -> tuple[Path, dict[str, Any]]:
+    """Return a generation (else the one in force) and its config.json, checked file by file; load nothing."""
+    generation = generation or current(folder)
     if generation is None:
         raise not_a_model(folder)
     kept = _read_config(folder, generation)
@@ -207,9 +208,19 @@ def opened(folder: Path) -> tuple[Path, dict[str, Any]]:
     return generation, kept
 
 
-def load(folder: str | Path, *, where: str = "auto", progress: Progress = SILENT) -> Model:
-    """Read a model back, checked file by file, ready to predict or to learn the next task."""
-    generation, kept = opened(Path(folder))
+def load(
+    folder: str | Path,
+    *,
+    where: str = "auto",
+    progress: Progress = SILENT,
+    generation: Path | None = None,
+) -> Model:
+    """Read a model back, checked file by file, ready to predict or to learn the next task.
+
+    It is the generation in force, unless another one of the folder is given.
+    """
+    generation, kept = opened(Path(folder), generation)
+    plugins.refuse_missing(Path(folder), kept.get("plugins", []))
     weights, state = (load_file(generation / name) for name in (WEIGHTS, STATE))
     images = load_file(generation / IMAGES) if IMAGES in kept["files"] else None
     config = Config.model_validate(kept["config"] | {"device": where})
@@ -324,7 +335,7 @@ def seal(generation: Path, said: dict[str, Any]) -> None:
     said["versions"]["python"] = platform.python_version()
     there = [name for name in (WEIGHTS, STATE, HISTORY, IMAGES) if (generation / name).is_file()]
     said["files"] = {name: _sha256(generation / name) for name in there}
-    text = json.dumps(said | {"sha256": _digest(said)}, indent=2)
+    text = json.dumps(said | {"sha256": digest(said)}, indent=2)
     (generation / CONFIG).write_text(text + "\n", "utf-8")
 
 
@@ -338,7 +349,15 @@ def _said(model: Model) -> dict[str, Any]:
         "tasks": [list(task) for task in model.tasks],
         "serving": model.serving,
         "planned_tasks": model.planned,
+        **_plugins(model.config),
     }
+
+
+def _plugins(config: Config) -> dict[str, Any]:
+    """Name the files outside the package that a model was made with; nothing where there are none."""
+    dataset = own().get(config.dataset)
+    needed = plugins.said([config.method, *([dataset.plugin] if dataset else [])])
+    return {"plugins": needed} if needed else {}
 
 
 def _read_config(folder: Path, generation: Path) -> dict[str, Any]:
@@ -349,7 +368,7 @@ def _read_config(folder: Path, generation: Path) -> dict[str, Any]:
         raise _damaged(folder, generation.name, [f"{generation / CONFIG}: unreadable ({error})"]) from error
     if newer:
         raise CofimaError(f"{folder} was written by a newer cofima (format {kept['format']}): update cofima")
-    if written != _digest(kept):
+    if written != digest(kept):
         raise _damaged(folder, generation.name, [f"{generation / CONFIG}: {CHANGED}"])
     return kept
 
@@ -395,7 +414,8 @@ def _plain(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.detach().cpu().contiguous() for key, value in weights.items()}
 
 
-def _digest(said: dict[str, Any]) -> str:
+def digest(said: dict[str, Any]) -> str:
+    """Return the sha256 that config.json has of all else in it."""
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 

@@ -184,3 +184,20 @@ def test_the_library_itself_reads_a_folder(photograph, tmp_path: Path) -> None:
     assert (len(source.train), len(source.test)) == (6, 4)
     stored = {path.read_bytes() for path in (tmp_path / "pets" / "test" / "dog").iterdir()}
     assert {picture.read() for picture in source.test if picture.label == 1} == stored
+
+
+def test_the_library_itself_reads_parquet(photograph, tmp_path: Path) -> None:
+    hf = pytest.importorskip("datasets", reason="needs the extra [hf]")
+    features = hf.Features({"image": hf.Image(), "label": hf.ClassLabel(names=["cat", "dog"])})
+    for part, count in (("train", 6), ("test", 4)):
+        columns = {
+            "image": [{"bytes": photograph(100 * count + n), "path": None} for n in range(count)],
+            "label": [n % 2 for n in range(count)],
+        }
+        place = tmp_path / "pets" / "data" / f"{part}-00000-of-00001.parquet"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        hf.Dataset.from_dict(columns, features=features).to_parquet(place)
+    source = datasets.find("hf:pets", options(tmp_path))
+    assert source.class_names == ("cat", "dog")
+    assert [picture.label for picture in source.train] == [0, 1] * 3
+    assert [picture.read() for picture in source.test] == [photograph(400 + n) for n in range(4)]

@@ -6,6 +6,7 @@ import shutil
 import threading
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,21 @@ def status(url: str, data: bytes | None = None, **headers: str) -> int:
         return error.code
 
 
+def asked(served: str, function: dict[str, Any], kinds: dict[int, str], path: str) -> dict[str, Any]:
+    """Call a function of the page as its script would, with a file; return how it ended."""
+    httpx = pytest.importorskip("httpx")
+    files, session = [{"path": path, "meta": {"_type": "gradio.FileData"}}], uuid.uuid4().hex
+    data = [files if kinds[part] == "file" else "new" for part in function["inputs"]]
+    body = {"data": data, "fn_index": function["id"], "session_hash": session}
+    httpx.post(f"{served}gradio_api/queue/join", json=body)
+    with httpx.stream("GET", f"{served}gradio_api/queue/data?session_hash={session}", timeout=30) as events:
+        for line in events.iter_lines():
+            event = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {}
+            if event.get("msg") == "process_completed":
+                return dict(event)
+    raise AssertionError("the page did not answer")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_no_file_outside_the_uploads_can_be_read(
     served: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,17 +194,20 @@ def test_no_file_outside_the_uploads_can_be_read(
     for path in tries:
         assert status(f"{served}gradio_api/file={path}") in (403, 404), path
         assert status(f"{served}file={path}") in (403, 404), path
+    httpx = pytest.importorskip("httpx")
+    hidden = paint(tmp_path / "hidden", "red", 1)[0]  # an image that the page would name, were it read
     config = json.load(urllib.request.urlopen(f"{served}config"))
-    for function in config["dependencies"]:
-        files = [{"path": str(secret), "meta": {"_type": "gradio.FileData"}}]
-        body = {
-            "data": [files, files][: len(function["inputs"])],
-            "fn_index": function["id"],
-            "session_hash": "x",
-        }
-        data = json.dumps(body).encode()
-        status(f"{served}gradio_api/queue/join", data, **{"Content-Type": "application/json"})
-    assert not [file for file in (tmp_path / "uploads").rglob("*") if "secret" in file.name]
+    kinds = {part["id"]: part["type"] for part in config["components"]}
+    taking = [f for f in config["dependencies"] if {kinds[i] for i in f["inputs"]} & {"file", "image"}]
+    assert taking
+    for function in taking:
+        ended = asked(served, function, kinds, str(hidden))
+        assert (ended["success"], ended["output"].get("data")) == (False, None)
+    assert not [file for file in (tmp_path / "uploads").rglob("*") if file.is_file()]
+    with hidden.open("rb") as file:  # the same call with what was uploaded is answered
+        uploaded = httpx.post(f"{served}gradio_api/upload", files={"files": file}).json()[0]
+    assert asked(served, taking[0], kinds, uploaded)["success"]
+    assert cofima.load(model).classes == ["blue", "green", "red"]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -169,6 +169,24 @@ def test_what_was_uploaded_is_a_model_folder_with_its_card(folder: Path, hub: Hu
     assert cofima.load(tmp_path).classes == store.load(folder).classes
 
 
+def test_where_folders_lie_on_this_machine_is_not_uploaded(folder: Path, hub: Hub, tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    model = store.load(folder)
+    model.config = model.config.model_copy(update={"dataset": f"folder:{private}/photos"})
+    model.data["name"] = f"{private}/photos"
+    model.history[-1]["notes"] = [f"of {private}/check"]
+    store.save(model, folder)
+    push(folder, "me/parts")
+    assert not [name for name, content in hub.files.items() if b"private" in content]
+    for name, content in hub.files.items():
+        path = tmp_path / "there" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    there = store.load(tmp_path / "there")
+    assert there.config.dataset == "folder:photos"
+    assert there.history[-1]["notes"] == ["of check"]
+
+
 def test_a_state_that_is_no_longer_in_force_is_removed_there(folder: Path, hub: Hub) -> None:
     hub.files = {"0001/config.json": b"{}", "notes.txt": b"mine"}
     push(folder, "me/parts")

@@ -1,7 +1,6 @@
 """The task that a run was cut off in: whose it is, whether it may go on, and how to say where."""
 
 import hashlib
-import os
 import signal
 from importlib.metadata import version
 from pathlib import Path
@@ -9,18 +8,18 @@ from typing import Any
 
 import torch
 
-from cofima import store
+from cofima import ranks, store
 from cofima.interruption import Interrupted
 from cofima.store import Model
 from cofima.training import sealed
 from cofima.training.inflight import NOT_KEPT, Inflight
-from cofima.training.journal import Journal, wanted
+from cofima.training.keeper import Keeper, wanted
 
 
-def keeper(model: Model, folder: Path) -> Inflight:
+def keeping(model: Model, folder: Path) -> Inflight:
     """Return what keeps the training of a task in the middle, for this run in this folder."""
     every = wanted()
-    if every is None or shared():
+    if every is None or ranks.world() > 1:  # several processes go on after finished tasks only
         return NOT_KEPT
     device = model.method.context.device.type
     made = {"cofima": version("cofima"), "torch": version("torch"), "device": device}
@@ -29,23 +28,18 @@ def keeper(model: Model, folder: Path) -> Inflight:
         "data": model.data,
         "with": made | {"threads": torch.get_num_threads()},
     }
-    return Journal(folder / store.INFLIGHT, said, lambda: _generation(folder), every)
+    return Keeper(folder / store.INFLIGHT, said, lambda: _generation(folder), every)
 
 
 def begun(folder: Path) -> dict[str, Any]:
     """Return what is said of the task in progress: nothing, unless it goes on from the state in force."""
-    if wanted() is None or shared():
+    if wanted() is None or ranks.world() > 1:
         return {}
     try:
         said = sealed.read_said(folder / store.INFLIGHT) or {}
     except ValueError:
         return {}
     return said if said.get("after") == _generation(folder) else {}
-
-
-def shared() -> bool:
-    """Tell whether several processes learn this run together: they go on after finished tasks only."""
-    return os.environ.get("WORLD_SIZE", "1") not in ("", "1")
 
 
 def place(said: dict[str, Any]) -> str:

@@ -1,20 +1,22 @@
 """From a configuration to a finished run; the same call continues one that was cut off."""
 
-import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cofima import store
+from cofima import ranks, store
 from cofima.config import Config, difference
 from cofima.data import datasets, presets
 from cofima.data.presets import Wants
 from cofima.data.stream import Stream, from_groups, split
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
-from cofima.experiment.inflight import begun, interrupted, place, shared
+from cofima.experiment.inflight import begun, interrupted, place
+from cofima.experiment.journal import Listener
 from cofima.experiment.run import run
+from cofima.experiment.several import refuse_several
 from cofima.interruption import listening
 from cofima.lock import alone
 from cofima.methods import build
@@ -34,27 +36,32 @@ FREE = (
 )  # may differ when a run is continued
 
 
-def launch(config: Config, folder: Path, progress: Progress = SILENT) -> Model:
+def launch(
+    config: Config, folder: Path, progress: Progress = SILENT, listeners: Sequence[Listener] = ()
+) -> Model:
     """Learn what ``config`` says into ``folder``, from where it was cut off if it was.
 
     A finished run is returned as it is. A folder that holds a run of another configuration, or of
-    other images, is refused and left alone; so is one that another process is writing.
+    other images, is refused and left alone; so is one that another process is writing. Processes that
+    ``torchrun`` started share the work.
     """
-    device.choose(config.device)
-    if store.finished(folder):
-        return _continue(config, folder, progress)
-    store.refuse_place(folder)
-    first = not shared() or os.environ.get("RANK") == "0"
-    with alone(folder) if first else nullcontext(), listening():
-        try:
-            return _continue(config, folder, progress)
-        except KeyboardInterrupt as error:
-            raise interrupted(error, folder) from None
+    refuse_several(config, None)
+    with ranks.joined(device.choose(config.device)):
+        if store.finished(folder):
+            return _continue(config, folder, progress, listeners)
+        store.refuse_place(folder)
+        with nullcontext() if ranks.rank() else alone(folder), listening():
+            try:
+                return _continue(config, folder, progress, listeners)
+            except KeyboardInterrupt as error:
+                raise interrupted(error, folder) from None
 
 
-def _continue(config: Config, folder: Path, progress: Progress) -> Model:
+def _continue(config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener]) -> Model:
     started, midway = store.current(folder) is not None, begun(folder)
     model = store.load(folder, where=config.device, progress=progress) if started else None
+    learned = len(model.tasks) if model else 0
+    ranks.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
     if model is not None:
         _refuse_change(model.config.model_dump(mode="json"), config, folder)
         if any("kind" in row for row in model.history):
@@ -67,11 +74,16 @@ def _continue(config: Config, folder: Path, progress: Progress) -> Model:
     elif midway:
         _refuse_change(midway["config"], config, folder, f"remove {folder / store.INFLIGHT} to begin anew")
         progress.say(f"continuing {folder} at {place(midway)}")
-    return _learn(config, model, folder, midway, progress)
+    return _learn(config, model, folder, midway, progress, listeners)
 
 
 def _learn(
-    config: Config, model: Model | None, folder: Path, midway: dict[str, Any], progress: Progress
+    config: Config,
+    model: Model | None,
+    folder: Path,
+    midway: dict[str, Any],
+    progress: Progress,
+    listeners: Sequence[Listener],
 ) -> Model:
     absent = datasets.missing(config.dataset, config.data)  # before a backbone is fetched
     if absent:
@@ -84,15 +96,17 @@ def _learn(
         if config.model.checkpoint is not None:
             progress.say(f"backbone {config.backbone}: {config.model.checkpoint} read as {facts.layout}")
         build(config.method, config.options).check(module)  # before images are read
+    refuse_several(config, module if model is None else model.method.net.backbone)
     stream = load_stream(config, facts, progress)
+    ranks.refuse_difference(f"dataset {config.dataset}", stream.facts.get("fingerprint"), len(stream))
     before = model.data if model else midway.get("data", {})
-    _refuse_other_images(before, stream.facts, config.dataset, folder)
+    refuse_other_images(before, stream.facts, config.dataset, folder)
     if model is None:
         assert module is not None
         view = make_view(facts, stream, config)
         model = attach(config, facts, view, Net(module, facts.features), len(stream), progress)
         model.data = {"name": config.dataset} | stream.facts
-    return run(model, stream, folder, progress)
+    return run(model, stream, folder, progress, listeners)
 
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
@@ -133,7 +147,8 @@ def _view(facts: BackboneFacts, config: Config, flip: bool = False, crop: float 
     return presets.overridden(view, config.data.flip, config.data.crop)
 
 
-def _refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
+def refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
+    """Refuse images that are not those of before."""
     for key in ("fingerprint", "split_hash"):
         if key in before and before[key] != now.get(key):
             raise CofimaError(

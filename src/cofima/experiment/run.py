@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cofima import store
+from cofima import ranks, store
 from cofima.data.stream import Stream, Task
-from cofima.experiment.inflight import keeper
+from cofima.experiment.inflight import keeping
+from cofima.experiment.journal import Journal, Listener
 from cofima.models import backbone
 from cofima.progress import Progress
 from cofima.store import Model
@@ -21,18 +23,25 @@ from cofima.training.inflight import NOT_KEPT
 from cofima.weights.distance import weight_distance
 
 
-def run(model: Model, stream: Stream, folder: Path, progress: Progress) -> Model:
+def run(
+    model: Model, stream: Stream, folder: Path, progress: Progress, listeners: Sequence[Listener] = ()
+) -> Model:
     """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
     method = model.method
-    method.context = replace(method.context, inflight=keeper(model, folder))
+    journal = Journal(folder, model.history, listeners if ranks.rank() == 0 else ())
+    method.context = replace(method.context, watch=journal.epoch, inflight=keeping(model, folder))
     for task in stream[len(model.tasks) :]:
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
+            journal.begin()
             method.learn(task)
             with method.timed("evaluate"):
                 score = method.score(stream[: task.index + 1])
         model.tasks.append(task.names)
+        if ranks.rank() > 0:
+            continue  # the first process writes
         model.history.append(_row(model, task, score, folder))
         store.save(model, folder, progress)
+        journal.task(model.history[-1])
         progress.say(_summary(model, len(stream)))
     method.context = replace(method.context, inflight=NOT_KEPT)  # what comes later is not of this run
     return model
@@ -60,7 +69,7 @@ def _row(model: Model, task: Task, score: Score, folder: Path) -> dict[str, Any]
         "state_bytes": sum(v.numel() * v.element_size() for v in model.method.state().values()),
         "train_images": len(task.train),
         "notes": facts["notes"],
-    }
+    } | ({"processes": ranks.world()} if ranks.world() > 1 else {})
 
 
 def _summary(model: Model, tasks: int) -> str:

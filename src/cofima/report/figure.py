@@ -59,7 +59,7 @@ def matrix(row: Row) -> str | None:
         return None
     side = max(2.8, 1.1 + 0.3 * tasks)
     colours = matplotlib.colormaps["cividis"]
-    with _style():
+    with style():
         figure = Figure(figsize=(side, side), layout="constrained")
         axes = figure.add_subplot()
         for t in range(tasks):
@@ -75,7 +75,7 @@ def matrix(row: Row) -> str | None:
         axes.set(xticks=_ticks(tasks), yticks=_ticks(tasks))
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
-        return _svg(figure)
+        return svg(figure)
 
 
 def _lines(rows: Sequence[Row], curve: Callable[[Run], Sequence[float | None]], title: str) -> str | None:
@@ -85,7 +85,7 @@ def _lines(rows: Sequence[Row], curve: Callable[[Run], Sequence[float | None]], 
         return None
     labels = [_cut(row.label) for row, _ in drawn]
     columns = 3 if max(map(len, labels)) <= 10 else 2 if max(map(len, labels)) <= 22 else 1
-    with _style():
+    with style():
         figure = Figure(figsize=(4.8, 3.1 + 0.23 * -(-len(labels) // columns)), layout="constrained")
         axes = figure.add_subplot()
         axes.grid(axis="y", color=GRID, linewidth=0.8)
@@ -97,7 +97,7 @@ def _lines(rows: Sequence[Row], curve: Callable[[Run], Sequence[float | None]], 
         )
         for text in legend.get_texts():
             text.set_parse_math(False)  # a dollar sign in a label is a dollar sign
-        return _svg(figure)
+        return svg(figure)
 
 
 def _line(axes: Any, row: Row, points: list[tuple[int, Summary]], place: int) -> Any:
@@ -140,7 +140,7 @@ def _cut(label: str) -> str:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def style() -> Iterator[None]:
     """Set our style over matplotlib's own defaults, whatever the user's settings are, and put them back."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -148,7 +148,7 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
     """Return the figure as an SVG element without date or program version."""
     figure.patch.set_visible(False)
     for axes in figure.axes:

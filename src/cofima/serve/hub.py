@@ -1,8 +1,11 @@
 """A model goes to the Hugging Face hub: the generation in force, and its card."""
 
+import hashlib
+import json
 import os
 import re
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
@@ -14,6 +17,7 @@ from cofima.serve.card import model_card
 
 OFFLINE = ("1", "true", "yes", "on")
 GENERATION = re.compile(r"\d{4}/")
+PLACE = re.compile(r"(folder:|of )?(/.+)")  # as config.json and history.jsonl name folders of this machine
 
 
 def push(
@@ -47,14 +51,36 @@ def push(
     generation = store.current(folder)
     assert generation is not None
     card = model_card(model, repo.rpartition("/")[2], licence)
+    told = without_places(generation)
     additions = [
-        CommitOperationAdd(f"{generation.name}/{file.name}", file) for file in sorted(generation.iterdir())
+        CommitOperationAdd(f"{generation.name}/{file.name}", told.get(file.name, file))
+        for file in sorted(generation.iterdir())
     ]
     additions += [
         CommitOperationAdd(store.CURRENT, f"{generation.name}\n".encode()),
         CommitOperationAdd("README.md", card.encode()),
     ]
     return _send(repo, additions, private, f"{model.method.label}, {len(model.classes)} classes")
+
+
+def without_places(generation: Path) -> dict[str, bytes]:
+    """Return config.json and history.jsonl with names instead of paths: where folders lie is private."""
+    lines = (generation / store.HISTORY).read_text("utf-8").splitlines()
+    history = "".join(json.dumps(_named(json.loads(line))) + "\n" for line in lines).encode()
+    said = _named(json.loads((generation / store.CONFIG).read_text("utf-8")))
+    said["files"][store.HISTORY] = hashlib.sha256(history).hexdigest()
+    del said["sha256"]
+    config = json.dumps(said | {"sha256": store.digest(said)}, indent=2) + "\n"
+    return {store.HISTORY: history, store.CONFIG: config.encode()}
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _named(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_named(one) for one in value]
+    place = PLACE.fullmatch(value) if isinstance(value, str) else None
+    return value if place is None else (place[1] or "") + PurePath(place[2]).name
 
 
 def _send(repo: str, additions: list[CommitOperationAdd], private: bool, message: str) -> str:

@@ -33,7 +33,7 @@ def wanted() -> float | None:
         raise CofimaError(f"COFIMA_INFLIGHT = {text}: expected seconds, or off") from None
 
 
-class Journal(Inflight):
+class Keeper(Inflight):
     """Write where the first training of a task is; find it again.
 
     A writing costs time in proportion to the network, so it waits until it is a small share of all the
@@ -131,18 +131,18 @@ class Journal(Inflight):
 class Kept(Flight):
     """A training whose steps are written down."""
 
-    def __init__(self, journal: Journal, where: Position) -> None:
-        self.journal, self.where = journal, where
+    def __init__(self, keeper: Keeper, where: Position) -> None:
+        self.keeper, self.where = keeper, where
         self.epoch, self.step, self.complete = 0, 0, False
         self.found: dict[str, Tensor] = {}
-        kept = journal.find(where)
+        kept = keeper.find(where)
         if kept is not None:
             said, self.found = kept
             self.epoch, self.step, self.complete = said["epoch"], said["step"], said["complete"]
             where.load(self.found, said)
             own = {k.removeprefix("method."): v for k, v in self.found.items() if k.startswith("method.")}
-            journal.learner.restore_midway(own)
-            journal.learner.add_spent(said["seconds"])
+            keeper.learner.restore_midway(own)
+            keeper.learner.add_spent(said["seconds"])
         interruption.patient(True)
 
     def begin(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
@@ -158,14 +158,14 @@ class Kept(Flight):
     def offer(self, step: int) -> None:
         """Write if it is time, or if somebody wants to leave."""
         self.step = step
-        if self.journal.due() or interruption.asked() is not None:
+        if self.keeper.due() or interruption.asked() is not None:
             self._write()
             self._leave()
 
     def end(self) -> None:
         """Write what the training came to, if it is time: what follows may take long as well."""
         self.found = {}
-        if not self.complete and (self.journal.due() or interruption.asked() is not None):
+        if not self.complete and (self.keeper.due() or interruption.asked() is not None):
             self.epoch, self.step, self.complete = self.epoch + 1, 0, True
             self._write()
         self._leave()
@@ -173,7 +173,7 @@ class Kept(Flight):
 
     def _write(self) -> None:
         place = {"epoch": self.epoch, "step": self.step, "complete": self.complete}
-        self.journal.write(self.where, place)
+        self.keeper.write(self.where, place)
 
     def _leave(self) -> None:
         if (asked := interruption.asked()) is not None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from cofima.training import journal
-from cofima.training.journal import Journal
+from cofima.training import keeper
+from cofima.training.keeper import Keeper
 
 SIZE = 400_000_000  # bytes: four seconds at the speed that a disk is taken to have
 
@@ -45,18 +45,18 @@ def simulate(
         if fault is not None:
             raise fault
 
-    monkeypatch.setattr(journal, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(journal.sealed, "write", write)
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(keeper.sealed, "write", write)
     state = {"weight": torch.empty(SIZE // 4, device="meta")}
     where: Any = SimpleNamespace(tensors=lambda complete: state, said=dict)
-    learner, keeper = Learner(), Journal(Path(), {"with": {}}, lambda: "")
-    keeper.task(learner, 0)
-    keeper._plan(SIZE)
+    learner, mine = Learner(), Keeper(Path(), {"with": {}}, lambda: "")
+    mine.task(learner, 0)
+    mine._plan(SIZE)
     most = 0.0
     while now[0] < hours * 3600:
         now[0] += 1
-        if keeper.due():
-            keeper.write(where, {"complete": False})
+        if mine.due():
+            mine.write(where, {"complete": False})
         most = max(most, learner.seconds / now[0])
     return written, learner, most
 
@@ -64,18 +64,18 @@ def simulate(
 @pytest.mark.parametrize("cost", [0.01, 1.0, 4.0])
 def test_it_never_takes_more_than_its_share(cost: float, monkeypatch: pytest.MonkeyPatch) -> None:
     written, learner, most = simulate(monkeypatch, cost, hours=2)
-    assert most <= journal.SHARE
+    assert most <= keeper.SHARE
     assert learner.seconds == pytest.approx(cost * len(written))
     gaps = [after - before for before, after in pairwise(written)]
-    assert min(gaps) >= journal.EVERY
-    assert max(gaps) <= max(journal.EVERY, cost / journal.SHARE) + cost + 1, "and not less often than that"
+    assert min(gaps) >= keeper.EVERY
+    assert max(gaps) <= max(keeper.EVERY, cost / keeper.SHARE) + cost + 1, "and not less often than that"
 
 
 def test_a_disk_that_is_slower_than_expected_is_paid_back(monkeypatch: pytest.MonkeyPatch) -> None:
     written, learner, _ = simulate(monkeypatch, cost=40.0, hours=3)
     assert len(written) > 1
-    assert written[1] >= 2 * 40 / journal.SHARE
-    assert learner.seconds / (3 * 3600) <= journal.SHARE
+    assert written[1] >= 2 * 40 / keeper.SHARE
+    assert learner.seconds / (3 * 3600) <= keeper.SHARE
 
 
 def test_what_cannot_be_written_is_said_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,4 +84,4 @@ def test_what_cannot_be_written_is_said_once_and_tried_again(monkeypatch: pytest
     assert len(written) > 10
     assert len(learner.notes) == 1
     assert "No space left on device" in learner.notes[0]
-    assert most <= journal.SHARE
+    assert most <= keeper.SHARE

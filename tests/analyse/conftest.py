@@ -1,0 +1,50 @@
+"""Tiny runs that keep the state after every task, each learned once for all tests here."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cofima.experiment.launch import launch
+
+Kept = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def kept(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """Return a function that learns three tasks with a method, or finds the run if it was learned before."""
+    made: dict[str, Path] = {}
+
+    def learn(method: str = "coma", network: str = "vit_test", **more: Any) -> Path:
+        name = f"{method} {network} {more}"
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("kept") / method
+            settings = {"keep_checkpoints": True, "train": {"epochs": 2}} | more
+            launch(tiny.config(method, network, **settings), made[name])
+        return made[name]
+
+    return learn
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Learn the cells of an analysis in this process, which knows the tiny networks; return their names."""
+    from cofima import store
+    from cofima.analyse import cells
+    from cofima.experiment.grid import Outcome
+
+    learned: list[str] = []
+
+    def run(configs: Any, out: Path, jobs: int, progress: Any) -> Outcome:
+        outcome = Outcome()
+        for config in configs:
+            folder = out / cells.name(config)
+            if not store.finished(folder):
+                learned.append(folder.name)
+                launch(config, folder)
+            outcome.done.append(folder)
+        return outcome
+
+    monkeypatch.setattr(cells, "run_grid", run)
+    return learned

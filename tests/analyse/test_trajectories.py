@@ -1,0 +1,85 @@
+"""Ways of several runs in one plane."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cofima.analyse.kept import open_run
+from cofima.analyse.relearn import load_tasks, relearn
+from cofima.analyse.trajectories import class_means, trajectories
+from cofima.errors import CofimaError
+from cofima.models.backbone import build_empty
+from cofima.progress import SILENT
+from cofima.weights import weight_distance
+
+
+@pytest.fixture(scope="module")
+def folders(kept: Any) -> list[Path]:
+    """Return the paper's three: re-initialised, averaged over tasks, averaged at a constant share."""
+    mean = kept("weight_ensemble", options={"init": "previous"})
+    return [kept("weight_ensemble"), mean, kept("coma")]
+
+
+def test_the_three_ways_of_the_paper(folders: list[Path]) -> None:
+    result = trajectories(folders, grid=5, images=4)
+    assert len(result.rows) == 3 * 4
+    starts = [(row["x"], row["y"], row["beside"]) for row in result.rows if row["after"] == 0]
+    assert starts[0] == starts[1] == starts[2]
+    assert [row["lam"] for row in result.rows if row["after"] == 3] == [1 / 3, 1 / 3, 0.4]
+    for folder in folders:  # a way in the plane is never longer than the way itself
+        run = open_run(folder)
+        rows = [row for row in result.rows if row["run"] == str(folder)]
+        for t in range(3):
+            drawn = np.hypot(rows[t + 1]["x"] - rows[t]["x"], rows[t + 1]["y"] - rows[t]["y"])
+            assert drawn <= weight_distance(run.backbone(t), run.backbone(t + 1)) * (1 + 1e-6)
+    assert "weight_ensemble" in result.figures["trajectories"]  # folders tell two runs of a method apart
+
+
+def test_training_before_a_merge_is_drawn_where_it_led(folders: list[Path]) -> None:
+    from cofima.analyse.plane import principal
+    from cofima.analyse.trajectories import _way
+
+    run = open_run(folders[2])
+    states = [run.backbone(t) for t in range(4)]
+    flat = principal(states)
+    task = relearn(run, 3, SILENT)
+    trained = {key: task.trained[f"backbone.{key}"] for key in run.parameters}
+    (start, end) = _way(flat, run, "", states).steps[-1]
+    assert end == pytest.approx(flat.coordinates(trained)[:2], rel=1e-3, abs=1e-5)
+    assert start == pytest.approx(flat.coordinates(states[2])[:2])
+
+
+def test_class_means_are_the_nearest_by_cosine(folders: list[Path]) -> None:
+    run = open_run(folders[0])
+    context, stream = load_tasks(run, SILENT)
+    net = build_empty(run.facts.name, run.facts.size)
+    net.load_state_dict(run.start)
+    net.eval()
+    right = total = 0
+    with torch.no_grad():
+        means = []
+        for label in range(6):
+            task = stream[label // 2]
+            pixels, _ = task.train.batch((task.train.labels == label).nonzero()[:, 0])
+            means.append(torch.nn.functional.normalize(net(context.view.test(pixels))).mean(0))
+        for task in stream:
+            pixels, labels = task.test.batch(torch.arange(len(task.test)))
+            for feature, label in zip(net(context.view.test(pixels)), labels, strict=True):
+                cosines = [torch.cosine_similarity(feature, mean, dim=0) for mean in means]
+                right += int(torch.stack(cosines).argmax()) == int(label)
+                total += 1
+    assert class_means(net, stream, context, None) == pytest.approx(100 * right / total)
+
+
+def test_runs_that_cannot_share_a_plane_are_refused(folders: list[Path], kept: Any) -> None:
+    with pytest.raises(CofimaError) as caught:
+        trajectories([folders[0], kept("coma", "resnet_test"), kept("coma", seed=4)], grid=0)
+    assert "began at other weights" in str(caught.value)
+    assert "learned other tasks" in str(caught.value)
+    norms = [kept("coma", "resnet_test"), kept("slca", "resnet_test")]
+    assert len(trajectories(norms, grid=0).rows) == 8
+    with pytest.raises(CofimaError, match=r"batch normalisation.*--grid 0"):
+        trajectories(norms, grid=5)
