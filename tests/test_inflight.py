@@ -16,6 +16,7 @@ from cofima import methods, store
 from cofima.data.stream import Stream
 from cofima.errors import CofimaError
 from cofima.experiment.inflight import begun, interrupted
+from cofima.experiment.journal import read
 from cofima.experiment.launch import launch
 from cofima.experiment.run import run
 from cofima.interruption import Interrupted, listening
@@ -85,6 +86,12 @@ def scores(model: Model) -> list[Any]:
     return [(row["accuracy"], row["lam"], row["distance"], row["notes"]) for row in model.history]
 
 
+def lines(folder: Path) -> list[Any]:
+    """Return what metrics.jsonl says, but for the time that it took."""
+    keys = ("kind", "task", "epoch", "step", "loss", "lr", "seen")
+    return [tuple(line.get(key) for key in keys) for line in read(folder)]
+
+
 # --- every method ----------------------------------------------------------------------------------
 
 
@@ -112,6 +119,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
     assert kills >= (2 if trains else 0)
     same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
     assert scores(cut) == scores(whole)
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
     assert not (tmp_path / "cut" / store.INFLIGHT).exists()
 
 

@@ -8,47 +8,63 @@ import errno
 import fcntl
 import os
 import socket
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from cofima.errors import CofimaError, CofimaWarning
 
 NAME = ".lock"
-_mine: dict[Path, int] = {}  # folders that this process holds, and how often
+
+
+@dataclass
+class _Hold:
+    """A folder that this process holds, how often, and which folders were made for it."""
+
+    handle: int | None
+    made: list[Path]
+    times: int = 0
+
+
+_holds: dict[Path, _Hold] = {}
+_guard = threading.Lock()
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Hold a folder against other processes, within; refuse it where another one holds it.
 
-    The folder is made if it is not there, and taken away again if nothing came into it. Who holds it
-    already may hold it once more.
+    The folder is made if it is not there, and taken away again if nothing came into it. A process that
+    holds it already may hold it once more: what its threads do is its own affair.
     """
     where = folder.resolve()
-    if where in _mine:
-        _mine[where] += 1
-        try:
-            yield
-        finally:
-            _mine[where] -= 1
-        return
-    new = [path for path in (where, *where.parents) if not path.exists()]
-    handle = _take(folder)
-    _mine[where] = 1
+    with _guard:
+        if where not in _holds:
+            made = [path for path in (where, *where.parents) if not path.exists()]
+            _holds[where] = _Hold(_take(folder), made)
+        _holds[where].times += 1
     try:
         yield
     finally:
-        del _mine[where]
-        if handle is not None:
-            if _is(where / NAME, handle):
+        with _guard:
+            _holds[where].times -= 1
+            if not _holds[where].times:
+                _release(where, _holds.pop(where))
+
+
+def _release(where: Path, hold: _Hold) -> None:
+    if hold.handle is not None:
+        with suppress(OSError):  # what is left of it holds nobody up
+            if _is(where / NAME, hold.handle):
                 (where / NAME).unlink()  # while it is held: see _take
-            os.close(handle)
-        with suppress(OSError):  # there is something in it
-            for path in new:
-                path.rmdir()
+        os.close(hold.handle)
+    with suppress(OSError):  # there is something in it
+        for path in hold.made:
+            path.rmdir()
 
 
 def _take(folder: Path) -> int | None:
