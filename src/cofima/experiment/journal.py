@@ -41,6 +41,19 @@ def read(folder: Path) -> list[Line]:
     return lines
 
 
+def complete(folder: Path, history: Sequence[Line]) -> list[Line]:
+    """Return the lines of a run, and those of tasks that only its history has; nothing is written."""
+    lines = read(folder)
+    told = {line["task"] for line in lines if line["kind"] == "task"}
+    last = lines[-1] if lines else {"step": 0, "time": 0.0}
+    return lines + [_task_line(r, last["step"], last["time"]) for r in history if r["task"] not in told]
+
+
+def _task_line(row: Line, step: int, when: float) -> Line:
+    right = sum(a * n for a, n in zip(row["accuracy"], row["sizes"], strict=True)) / sum(row["sizes"])
+    return {"kind": "task", "task": row["task"], "step": step, "time": when, "seen": right} | row
+
+
 class Journal:
     """The lines of one run, on disk and to those who listen.
 
@@ -90,9 +103,7 @@ class Journal:
     def task(self, row: Line) -> None:
         """Write down a task that is finished and on disk, as the history has it."""
         self._settle(row["task"], None)
-        right = sum(a * n for a, n in zip(row["accuracy"], row["sizes"], strict=True)) / sum(row["sizes"])
-        place = {"kind": "task", "task": row["task"], "step": self._step(), "time": round(time.time(), 3)}
-        self._append(place | {"seen": right} | row)
+        self._append(_task_line(row, self._step(), round(time.time(), 3)))
 
     def _settle(self, task: int, epoch: int | None) -> None:
         """Take over the epochs of a task that was cut off, up to the one that comes now."""

@@ -37,27 +37,33 @@ FREE = (
 
 
 def launch(
-    config: Config, folder: Path, progress: Progress = SILENT, listeners: Sequence[Listener] = ()
+    config: Config,
+    folder: Path,
+    progress: Progress = SILENT,
+    listeners: Sequence[Listener] = (),
+    tasks: int | None = None,
 ) -> Model:
     """Learn what ``config`` says into ``folder``, from where it was cut off if it was.
 
-    A finished run is returned as it is. A folder that holds a run of another configuration, or of
-    other images, is refused and left alone; so is one that another process is writing. Processes that
-    ``torchrun`` started share the work.
+    ``tasks`` ends it after so many tasks. A finished run is returned as it is. A folder that holds a run
+    of another configuration, or of other images, is refused and left alone; so is one that another
+    process is writing. Processes that ``torchrun`` started share the work.
     """
     refuse_several(config, None)
     with ranks.joined(device.choose(config.device)):
         if store.finished(folder):
-            return _continue(config, folder, progress, listeners)
+            return _continue(config, folder, progress, listeners, tasks)
         store.refuse_place(folder)
         with nullcontext() if ranks.rank() else alone(folder), listening():
             try:
-                return _continue(config, folder, progress, listeners)
+                return _continue(config, folder, progress, listeners, tasks)
             except KeyboardInterrupt as error:
                 raise interrupted(error, folder) from None
 
 
-def _continue(config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener]) -> Model:
+def _continue(
+    config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener], tasks: int | None
+) -> Model:
     started, midway = store.current(folder) is not None, begun(folder)
     model = store.load(folder, where=config.device, progress=progress) if started else None
     learned = len(model.tasks) if model else 0
@@ -66,15 +72,15 @@ def _continue(config: Config, folder: Path, progress: Progress, listeners: Seque
         _refuse_change(model.config.model_dump(mode="json"), config, folder)
         if any("kind" in row for row in model.history):
             raise CofimaError(f"{folder} is in use (cofima history {folder}): a run cannot continue it")
-        if len(model.tasks) >= model.planned:
-            progress.say(f"done: {folder} has learned all {model.planned} tasks")
+        if len(model.tasks) >= min(model.planned, tasks or model.planned):
+            progress.say(f"done: {folder} has learned {len(model.tasks)} of {model.planned} tasks")
             return model
         at = f", at {place(midway)}" if midway else ""
         progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}{at}")
     elif midway:
         _refuse_change(midway["config"], config, folder, f"remove {folder / store.INFLIGHT} to begin anew")
         progress.say(f"continuing {folder} at {place(midway)}")
-    return _learn(config, model, folder, midway, progress, listeners)
+    return _learn(config, model, folder, midway, progress, listeners, tasks)
 
 
 def _learn(
@@ -84,6 +90,7 @@ def _learn(
     midway: dict[str, Any],
     progress: Progress,
     listeners: Sequence[Listener],
+    tasks: int | None,
 ) -> Model:
     absent = datasets.missing(config.dataset, config.data)  # before a backbone is fetched
     if absent:
@@ -106,7 +113,7 @@ def _learn(
         view = make_view(facts, stream, config)
         model = attach(config, facts, view, Net(module, facts.features), len(stream), progress)
         model.data = {"name": config.dataset} | stream.facts
-    return run(model, stream, folder, progress, listeners)
+    return run(model, stream[:tasks], folder, progress, listeners)
 
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
@@ -124,6 +131,8 @@ def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILEN
         stream = stream.held_out(config.held_out, config.data.split_seed)
     if config.data.limit is not None:
         stream = stream.limited(config.data.limit, config.data.split_seed)
+    if config.data.test_limit is not None:
+        stream = stream.tested_on(config.data.test_limit, config.data.split_seed)
     without = [f"task {task.index + 1} has no test images" for task in stream if not len(task.test)]
     if without:
         raise problems(f"dataset {config.dataset}", without)

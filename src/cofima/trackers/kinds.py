@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cofima import store
 from cofima.errors import CofimaError, did_you_mean, problems
 from cofima.experiment import journal
 from cofima.trackers.mlflow import Mlflow
@@ -30,12 +31,12 @@ def choose(wanted: Sequence[str], folder: Path, config: dict[str, Any]) -> list[
 
 def replay(trackers: Sequence[Tracker], folder: Path) -> int:
     """Give trackers every line of a run, and return how many there were."""
-    lines = journal.read(folder)
+    history = store.read_history(folder) if store.current(folder) is not None else []
+    if any("kind" in row for row in history):
+        raise CofimaError(f"{folder} is in use (cofima history {folder}): only runs are shown by trackers")
+    lines = journal.complete(folder, history)
     if not lines:
-        raise CofimaError(
-            f"{folder} has no {journal.METRICS}: it holds no run, or one of an earlier version "
-            "(cofima run on it writes what is known of its tasks)"
-        )
+        raise CofimaError(f"{folder} holds no run: it has no {journal.METRICS} and no finished task")
     try:
         for line in lines:
             for tracker in trackers:
