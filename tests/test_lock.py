@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,23 @@ def test_everything_that_writes_asks_and_reading_does_not(tiny, tmp_path: Path) 
     assert store.load(tmp_path).classes == model.classes
     os.close(handle)
     store.undo(tmp_path)
+
+
+def test_a_holder_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+    handle = held_elsewhere(tmp_path)
+    threading.Timer(0.5, lambda: os.close(handle)).start()
+    with alone(tmp_path, patience=60):
+        assert (tmp_path / lock.NAME).read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_threads_of_one_process_share_it_until_the_last_lets_go(tmp_path: Path) -> None:
+    first, second = alone(tmp_path), alone(tmp_path)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert (tmp_path / lock.NAME).exists()
+    second.__exit__(None, None, None)
+    assert not (tmp_path / lock.NAME).exists()
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import fcntl
 import os
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,17 +36,18 @@ _guard = threading.Lock()
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Hold a folder against other processes, within; refuse it where another one holds it.
 
     The folder is made if it is not there, and taken away again if nothing came into it. A process that
-    holds it already may hold it once more: what its threads do is its own affair.
+    holds it already may hold it once more: what its threads do is its own affair. ``patience`` says how
+    many seconds to wait for a holder that is about to end.
     """
     where = folder.resolve()
     with _guard:
         if where not in _holds:
             made = [path for path in (where, *where.parents) if not path.exists()]
-            _holds[where] = _Hold(_take(folder), made)
+            _holds[where] = _Hold(_take(folder, patience), made)
         _holds[where].times += 1
     try:
         yield
@@ -67,9 +69,9 @@ def _release(where: Path, hold: _Hold) -> None:
             path.rmdir()
 
 
-def _take(folder: Path) -> int | None:
+def _take(folder: Path, patience: float) -> int | None:
     """Return the open file that holds the folder, or None where the file system knows no locks."""
-    path = folder / NAME
+    path, until = folder / NAME, time.monotonic() + patience
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -86,6 +88,9 @@ def _take(folder: Path) -> int | None:
         except BlockingIOError:
             holder = os.pread(handle, 200, 0).decode(errors="replace").strip()
             os.close(handle)
+            if time.monotonic() < until:
+                time.sleep(0.2)
+                continue
             raise CofimaError(
                 f"{folder} is being written by {holder or 'another process'}: wait for it, or end it; "
                 "nothing was changed"
