@@ -25,7 +25,7 @@ from cofima.training.sgd import Context, Train
 from ratios import cells, interleaved
 
 
-def every_step(rounds: int = 9) -> list[float]:
+def every_step(rounds: int = 7) -> list[float]:
     """Return the cost of an epoch that is ready to be written after each step, over one that is not."""
     module, facts = backbone.create("vit_micro", ModelOptions())
     stream = split(blobs(classes=4, per_class=64, side=facts.stored), 4, 4, None)
@@ -81,7 +81,7 @@ def share_of_a_run() -> tuple[float, float, int]:
     Keeper.write = write
     try:
         with tempfile.TemporaryDirectory() as folder:
-            config = read("demo.yaml", ["method=joint", "options={}", "train.epochs=12"])
+            config = read("demo.yaml", ["method=joint", "options={}", "train.epochs=6"])
             history = launch(config, Path(folder) / "run").history
     finally:
         keeper.EVERY, Keeper.write = every, whole

@@ -103,6 +103,6 @@ class Position:
 
 def _like(value: Tensor, weight: Tensor) -> Tensor:
     """Lay a copy out in memory as its weight is: arithmetic may round otherwise across two layouts."""
-    if value.shape != weight.shape:
+    if value.shape != weight.shape or not value.ndim:
         return value.clone()
     return torch.empty_like(weight, dtype=value.dtype).copy_(value)
