@@ -196,7 +196,8 @@ def test_the_page_of_the_model_folder_has_every_key(tmp_path: Path, tiny: Any) -
         json.loads(line) for line in (tmp_path / "0002" / "history.jsonl").read_text("utf-8").splitlines()
     ]
     assert first_cells("model_folder.md", "config.json") == kept.keys()
-    assert first_cells("model_folder.md", "history.jsonl") == rows[-1].keys()
+    several = {"processes"}  # only where there were several
+    assert first_cells("model_folder.md", "history.jsonl") - several == rows[-1].keys()
     page = (ROOT / "docs" / "model_folder.md").read_text("utf-8")
     inside = [
         *kept["backbone"],

@@ -1,6 +1,7 @@
 """What every command shares: where it prints, how it shows progress, what Ctrl-C says."""
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,8 +28,6 @@ DataRoot = Annotated[
     typer.Option(
         "--data-root",
         callback=_look_there,
-        exists=True,
-        file_okay=False,
         help="Where datasets are; else COFIMA_DATA and the present folder are searched.",
     ),
 ]
@@ -72,12 +71,15 @@ def complain(error: CofimaError) -> None:
 def interruptible(
     kept: str = "finished tasks are kept, the same command continues after them",
 ) -> Iterator[None]:
-    """Tell a user who presses Ctrl-C what is kept."""
+    """Tell a user who presses Ctrl-C, or a system that ends a run, what is kept."""
     try:
         yield
-    except KeyboardInterrupt:
-        errors.print(f"cofima: interrupted; {kept}", highlight=False)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as error:
+        number = getattr(error, "signal", signal.SIGINT)
+        errors.print(
+            f"cofima: interrupted; {getattr(error, 'kept', '') or kept}", highlight=False, soft_wrap=True
+        )
+        raise typer.Exit(128 + number) from None
 
 
 def print_runs(runs: list[report.Run]) -> None:
