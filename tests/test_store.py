@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from cofima import store
 from cofima.errors import CofimaError
+from cofima.experiment.journal import METRICS
 from cofima.experiment.launch import launch
 from cofima.progress import Progress
 from cofima.store import CONFIG, CURRENT, HISTORY, STATE, WEIGHTS
@@ -58,7 +59,7 @@ def say(folder: Path) -> str:
 
 def test_one_generation_a_task_and_the_last_two_are_kept(learned: Path) -> None:
     assert (learned / CURRENT).read_text() == "0003\n"
-    assert sorted(p.name for p in learned.iterdir()) == ["0002", "0003", CURRENT]
+    assert sorted(p.name for p in learned.iterdir()) == ["0002", "0003", CURRENT, METRICS]
     assert {p.name for p in (learned / "0003").iterdir()} == {WEIGHTS, STATE, HISTORY, CONFIG}
     assert len((learned / "0003" / HISTORY).read_text().splitlines()) == 3
     assert len((learned / "0002" / HISTORY).read_text().splitlines()) == 2
@@ -69,8 +70,10 @@ def test_every_generation_is_kept_when_asked_for(tiny, tmp_path: Path) -> None:
         "seq_ft", train={"epochs": 0}, keep_checkpoints=True, stream={"first": 1, "increment": 1}
     )
     launch(kept, tmp_path / "model")
-    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [f"{n:04d}" for n in range(1, 7)] + [
-        CURRENT
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
+        *(f"{n:04d}" for n in range(1, 7)),
+        CURRENT,
+        METRICS,
     ]
 
 
@@ -174,7 +177,7 @@ def test_a_crash_anywhere_keeps_the_state_before_and_the_run_goes_on(
         assert len(store.load(folder).tasks) == done
     launch(config, folder)
     unpruned = ["0001"] if (where, generation) == ("_prune", 3) else []  # done: nothing is written any more
-    assert sorted(p.name for p in folder.iterdir()) == [*unpruned, "0002", "0003", CURRENT]
+    assert sorted(p.name for p in folder.iterdir()) == [*unpruned, "0002", "0003", CURRENT, METRICS]
     for name in (WEIGHTS, STATE):
         assert (folder / "0003" / name).read_bytes() == (learned / "0003" / name).read_bytes()
 
@@ -212,7 +215,7 @@ def test_what_a_killed_process_left_is_cleared_away(folder: Path, config, tiny, 
     (fresh / ".0001.99999").mkdir(parents=True)
     (fresh / ".0001.99999" / WEIGHTS).write_bytes(b"half")
     launch(config, fresh)
-    assert sorted(p.name for p in fresh.iterdir()) == ["0002", "0003", CURRENT]
+    assert sorted(p.name for p in fresh.iterdir()) == ["0002", "0003", CURRENT, METRICS]
 
 
 # --- damage ----------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The command line: it parses, calls one function, and prints."""
 
-import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -12,11 +11,20 @@ from rich.table import Table as RichTable
 import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
-from cofima import describe, methods, report
+from cofima import describe, methods, ranks, report
 from cofima.commands import analyse, backbones, data
 from cofima.commands.app import app as serve_app
 from cofima.commands.card import card
-from cofima.commands.console import DataRoot, be_quiet, errors, interruptible, out, print_runs, progress
+from cofima.commands.console import (
+    DataRoot,
+    be_quiet,
+    complain,
+    errors,
+    interruptible,
+    out,
+    print_runs,
+    progress,
+)
 from cofima.commands.evaluate import evaluate
 from cofima.commands.export import export
 from cofima.commands.extend import extend
@@ -26,9 +34,12 @@ from cofima.commands.grid import grid
 from cofima.commands.history import history
 from cofima.commands.learn import learn
 from cofima.commands.merge import WithLists, merge
+from cofima.commands.plugin import WithPlugins
 from cofima.commands.predict import predict
 from cofima.commands.push import push
 from cofima.commands.rename import rename
+from cofima.commands.report import report_
+from cofima.commands.track import TrackWith, track, tracked
 from cofima.commands.undo import undo
 from cofima.errors import CofimaError
 from cofima.experiment.cells import plain_name
@@ -36,6 +47,7 @@ from cofima.experiment.launch import launch
 from cofima.terminal import show_warnings
 
 app = typer.Typer(
+    cls=WithPlugins,
     add_completion=False,
     no_args_is_help=True,
     help="Teach a pre-trained image classifier new classes, task after task, without forgetting.",
@@ -55,6 +67,8 @@ app.command(epilog="Example: cofima push parts my-name/parts --private")(push)
 app.command("app", epilog="Example: cofima app parts")(serve_app)
 app.command(epilog="Example: cofima grid desk.yaml --only seed=1993 --jobs 2")(grid)
 app.add_typer(data.app, name="data")
+app.command(epilog="Example: cofima track runs/parts --to tensorboard")(track)
+app.command("report", epilog="Example: cofima report runs/demo --out runs/demo")(report_)
 app.add_typer(analyse.app, name="analyse")
 app.command(epilog="Example: cofima fisher runs/parts photos -o parts.safetensors")(fisher)
 app.command(cls=WithLists, epilog="Example: cofima merge runs/a runs/b -o runs/both --lam 0.5")(merge)
@@ -76,14 +90,20 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    plugin: Annotated[
+        Path | None, typer.Option(help="A file of yours with a method or datasets; also after any command.")
+    ] = None,
     silent: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")
     ] = False,
 ) -> None:
     be_quiet(silent)
+    if ranks.expected() > 1 and context.invoked_subcommand != "run":
+        raise CofimaError(f"cofima {context.invoked_subcommand} is for one process: leave torchrun out")
 
 
 @app.command(epilog="Example: cofima demo --out runs/demo")
@@ -126,30 +146,16 @@ def run(
         bool, typer.Option("--skip-bad", help="Leave out unreadable images and classes, and count them.")
     ] = False,
     data_root: DataRoot = None,
+    track_with: TrackWith = None,
 ) -> None:
     """Learn a stream of tasks; the same command continues after a crash, and says when it is done."""
     changes = [*(overrides or []), *(["data.skip_bad=true"] if skip_bad else [])]
     how = configs.read(config, changes)
     where = folder or Path("runs") / plain_name(how)
     with interruptible():
-        launch(how, where, progress())
+        tracked(track_with or [], how, where, lambda heard: launch(how, where, progress(), heard))
     print_runs(report.find([where]))
     out.print(f"Model: {where}", highlight=False, markup=False)
-
-
-@app.command("report", epilog="Example: cofima report runs/demo --out runs/demo")
-def report_(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Where report.md, .csv, .tex and .html go.")
-    ] = None,
-) -> None:
-    """Print and write one table of runs: mean and standard deviation over seeds, with figures."""
-    found = report.find(runs)
-    print_runs(found)
-    written = report.write(found, folder or Path(os.path.commonpath([run.resolve() for run in runs])))
-    for path in written:
-        out.print(f"Wrote {path}", highlight=False, markup=False)
 
 
 @app.command("list", epilog="Example: cofima list methods")
@@ -187,7 +193,7 @@ def main() -> None:
     try:
         app()
     except CofimaError as error:
-        errors.print(f"cofima: {error}", highlight=False, markup=False, soft_wrap=True)
+        complain(error)
         sys.exit(2)
 
 

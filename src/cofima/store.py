@@ -21,9 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cofima import methods
+from cofima import methods, plugins
 from cofima.config import Config
 from cofima.data.images import ImageSet
+from cofima.data.own import own
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
 from cofima.files import sync, write_text
@@ -211,6 +212,7 @@ def load(
     It is the generation in force, unless another one of the folder is given.
     """
     generation, kept = opened(Path(folder), generation)
+    plugins.refuse_missing(Path(folder), kept.get("plugins", []))
     weights, state = (load_file(generation / name) for name in (WEIGHTS, STATE))
     images = load_file(generation / IMAGES) if IMAGES in kept["files"] else None
     config = Config.model_validate(kept["config"] | {"device": where})
@@ -333,7 +335,15 @@ def _said(model: Model) -> dict[str, Any]:
         "tasks": [list(task) for task in model.tasks],
         "serving": model.serving,
         "planned_tasks": model.planned,
+        **_plugins(model.config),
     }
+
+
+def _plugins(config: Config) -> dict[str, Any]:
+    """Name the files outside the package that a model was made with; nothing where there are none."""
+    dataset = own().get(config.dataset)
+    needed = plugins.said([config.method, *([dataset.plugin] if dataset else [])])
+    return {"plugins": needed} if needed else {}
 
 
 def _read_config(folder: Path, generation: Path) -> dict[str, Any]:

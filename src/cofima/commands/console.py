@@ -1,6 +1,7 @@
 """What every command shares: where it prints, how it shows progress, what Ctrl-C says."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cofima import report
+from cofima import ranks, report
+from cofima.errors import CofimaError
 from cofima.progress import SILENT, Progress
 from cofima.terminal import TerminalProgress, print_table
 
@@ -25,14 +27,13 @@ DataRoot = Annotated[
     typer.Option(
         "--data-root",
         callback=_look_there,
-        exists=True,
-        file_okay=False,
         help="Where datasets are; else COFIMA_DATA and the present folder are searched.",
     ),
 ]
-out = Console()
-errors = Console(stderr=True)
+out = Console(quiet=not ranks.speaks())  # of several processes, the first
+errors = Console(stderr=True, quiet=not ranks.speaks())
 _quiet = False
+GRACE = 5  # seconds: torchrun ends the others of a job within a tenth of one
 
 
 def be_quiet(quiet: bool) -> None:
@@ -41,14 +42,28 @@ def be_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
+def is_quiet() -> bool:
+    """Tell whether results and errors only are to be shown."""
+    return _quiet
+
+
 def progress() -> Progress:
     """Return who listens to long work."""
-    return SILENT if _quiet else TerminalProgress(out)
+    return SILENT if _quiet or out.quiet else TerminalProgress(out)
 
 
 def say(text: str) -> None:
     """Print a line as it is."""
     out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def complain(error: CofimaError) -> None:
+    """Print what is wrong, once: other processes speak if the first did not, and so did not end them."""
+    name, spoken = "cofima", errors
+    if not ranks.speaks():
+        time.sleep(GRACE)
+        name, spoken = f"cofima (process {os.environ['RANK']})", Console(stderr=True)
+    spoken.print(f"{name}: {error}", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

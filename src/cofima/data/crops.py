@@ -6,20 +6,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from cofima.ranks import Part, all_of
+
 _TRIES = 10
 _LEAST_RATIO, _MOST_RATIO = 3 / 4, 4 / 3
 
 
-def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator) -> Tensor:
+def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator, part: Part | None = None) -> Tensor:
     """Draw a box (top, left, height, width) within each height and width of ``shapes``: int64 [B, 4].
 
     As torchvision's RandomResizedCrop: the share of the area is uniform in [least, 1], the logarithm
     of width / height uniform between 3/4 and 4/3; a shape that does not fit is drawn again, and after
-    ten tries the largest centre of a permitted ratio is taken.
+    ten tries the largest centre of a permitted ratio is taken. These may be a ``part`` of a batch: what is
+    drawn for an image is the same.
     """
     full = shapes.double()
-    area, ratio = torch.rand(2, len(full), _TRIES, generator=generator, dtype=torch.float64)
-    place = torch.rand(2, len(full), generator=generator, dtype=torch.float64)
+    part = part or all_of(len(full))
+    area, ratio = part.rand(2, _TRIES, dim=1, generator=generator, dtype=torch.float64)
+    place = part.rand(2, dim=1, generator=generator, dtype=torch.float64)
     area = (least + (1 - least) * area) * full.prod(1, keepdim=True)
     ratio = torch.exp(math.log(_LEAST_RATIO) + math.log(_MOST_RATIO / _LEAST_RATIO) * ratio)
     sides = torch.stack([(area / ratio).sqrt().round(), (area * ratio).sqrt().round()], 2)
@@ -70,10 +74,11 @@ def resize(pixels: Tensor, height: int, width: int) -> Tensor:
     return interpolate(images, size=(height, width), mode="bicubic", antialias=True).round_().clamp_(0, 255)
 
 
-def random_windows(pixels: Tensor, size: int, generator: torch.Generator) -> Tensor:
+def random_windows(pixels: Tensor, size: int, generator: torch.Generator, part: Part | None = None) -> Tensor:
     """Cut a square of ``size`` pixels out of each image, any place as likely as any other."""
+    part = part or all_of(len(pixels))
     room = torch.tensor(pixels.shape[2:]) - size + 1
-    places = (torch.rand(len(pixels), 2, generator=generator, dtype=torch.float64) * room).floor().long()
+    places = (part.rand(2, generator=generator, dtype=torch.float64) * room).floor().long()
     windows = [
         image[:, top : top + size, left : left + size]
         for image, (top, left) in zip(pixels, places.tolist(), strict=True)

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from cofima.data import from_torchvision, hub, sources
+from cofima.data import from_torchvision, hub, own, sources
 from cofima.data.digits import digits
 from cofima.data.folder import load_folder
 from cofima.data.forms import Form
@@ -33,7 +33,7 @@ _PREFIXES = {_FOLDER: "folder:PATH", hub.PREFIX: "hf:NAME", from_torchvision.PRE
 
 def names() -> list[str]:
     """Return the names that ``load`` knows; capitals in a name stand for a path or another name."""
-    return sorted([*_KNOWN, *sources.names()])
+    return sorted([*_KNOWN, *sources.names(), *own.own()])
 
 
 def describe(name: str) -> str:
@@ -46,6 +46,8 @@ def describe(name: str) -> str:
         about = sources.about(name)
         counts = " or ".join(f"{train:,} + {test:,}" for train, test in about.variants.values())
         return f"{about.title}: {about.classes} classes, {counts} images"
+    if name in own.own():
+        return own.own()[name].about
     return _KNOWN[_PREFIXES[prefix] if prefix else name]
 
 
@@ -86,7 +88,7 @@ def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source
         return hub.find(name, options)
     if name.startswith(from_torchvision.PREFIX):
         return from_torchvision.find(name, options, progress)
-    return sources.find(name, options, progress)
+    return own.find(name, options) if name in own.own() else sources.find(name, options, progress)
 
 
 def load(name: str, form: Form | int, *, options: DataOptions, progress: Progress = SILENT) -> Dataset:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cofima.data.crops import brightened, crop_and_resize, crop_boxes, random_windows, resize, scaled_boxes
 from cofima.data.forms import Form
+from cofima.ranks import Part, all_of
 
 INTERPOLATIONS = ("bicubic", "bilinear")
 Colour = tuple[float, float, float]
@@ -74,33 +75,35 @@ class View:
         """
         return self._normalised(self._centre(pixels))
 
-    def train(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+    def train(self, pixels: Tensor, generator: torch.Generator, part: Part | None = None) -> Tensor:
         """Crop, mirror and brighten each image by chance, then normalise.
 
-        All chance comes from the CPU ``generator``: the same on every device.
+        All chance comes from the CPU ``generator``: the same on every device. These images may be a ``part``
+        of a batch; then each is varied as it would be if all of the batch were here.
         """
-        images = self._cropped(pixels, generator)
+        part = part or all_of(len(pixels))
+        images = self._cropped(pixels, generator, part)
         if self.flip:
-            mirrored = (torch.rand(len(pixels), generator=generator) < 0.5).to(pixels.device)
+            mirrored = (part.rand(generator=generator) < 0.5).to(pixels.device)
             images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
         if self.brightness:
-            factor = 1 + self.brightness * (2 * torch.rand(len(pixels), generator=generator) - 1)
+            factor = 1 + self.brightness * (2 * part.rand(generator=generator) - 1)
             images = brightened(images, factor)
         return self._normalised(images)
 
-    def _cropped(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+    def _cropped(self, pixels: Tensor, generator: torch.Generator, part: Part) -> Tensor:
         self._check(pixels)
         if self.window:
             squares = self.form.trained(pixels)[0] if pixels.ndim == 2 else pixels
-            return random_windows(resize(squares, self.whole, self.whole), self.size, generator)
+            return random_windows(resize(squares, self.whole, self.whole), self.size, generator, part)
         if self.crop == 1:
             return self._centre(pixels)
         if pixels.ndim == 2:
             pixels, shapes = self.form.trained(pixels)
-            boxes = scaled_boxes(crop_boxes(shapes, self.crop, generator), shapes, self.whole)
+            boxes = scaled_boxes(crop_boxes(shapes, self.crop, generator, part), shapes, self.whole)
         else:
             shapes = torch.tensor(pixels.shape[2:]).expand(len(pixels), 2)
-            boxes = crop_boxes(shapes, self.crop, generator)
+            boxes = crop_boxes(shapes, self.crop, generator, part)
         return crop_and_resize(pixels, boxes, self.size, self.interpolation)
 
     def _centre(self, pixels: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 import resource
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cofima import store
+from cofima import ranks, store
 from cofima.data.stream import Stream, Task
+from cofima.experiment.journal import Journal, Listener
 from cofima.models import backbone
 from cofima.progress import Progress
 from cofima.store import Model
@@ -18,17 +21,25 @@ from cofima.training.evaluate import Score
 from cofima.weights.distance import weight_distance
 
 
-def run(model: Model, stream: Stream, folder: Path, progress: Progress) -> Model:
+def run(
+    model: Model, stream: Stream, folder: Path, progress: Progress, listeners: Sequence[Listener] = ()
+) -> Model:
     """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
     method = model.method
+    journal = Journal(folder, model.history, listeners if ranks.rank() == 0 else ())
+    method.context = replace(method.context, watch=journal.epoch)
     for task in stream[len(model.tasks) :]:
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
+            journal.begin()
             method.learn(task)
             with method.timed("evaluate"):
                 score = method.score(stream[: task.index + 1])
         model.tasks.append(task.names)
+        if ranks.rank() > 0:
+            continue  # the first process writes
         model.history.append(_row(model, task, score, folder))
         store.save(model, folder, progress)
+        journal.task(model.history[-1])
         progress.say(_summary(model, len(stream)))
     return model
 
@@ -55,7 +66,7 @@ def _row(model: Model, task: Task, score: Score, folder: Path) -> dict[str, Any]
         "state_bytes": sum(v.numel() * v.element_size() for v in model.method.state().values()),
         "train_images": len(task.train),
         "notes": facts["notes"],
-    }
+    } | ({"processes": ranks.world()} if ranks.world() > 1 else {})
 
 
 def _summary(model: Model, tasks: int) -> str:

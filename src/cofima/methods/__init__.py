@@ -4,10 +4,12 @@ import inspect
 import pkgutil
 from dataclasses import fields
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from cofima import plugins
 from cofima.errors import CofimaError, did_you_mean
 from cofima.methods.base import Method
 
@@ -16,20 +18,17 @@ __all__ = ["Method", "build", "find", "names", "options_of"]
 
 def names() -> list[str]:
     """Return the names of all methods."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in found if name != "base" and not name.startswith("_"))
+    return sorted([*_packaged(), *_own()])
 
 
 def find(name: str) -> type[Method]:
     """Return the class of a method, importing its file alone."""
     if name not in names():
         raise CofimaError(f"unknown method '{name}'{did_you_mean(name, names())}")
+    if name not in _packaged():
+        return _own()[name]
     module = import_module(f"{__name__}.{name}")
-    classes = [
-        member
-        for _, member in inspect.getmembers(module, inspect.isclass)
-        if issubclass(member, Method) and member.__module__ == module.__name__
-    ]
+    classes = _classes(module)
     if len(classes) != 1:
         raise TypeError(f"{module.__name__} must define one Method, found {[c.__name__ for c in classes]}")
     return classes[0]
@@ -39,6 +38,32 @@ def build(name: str, options: dict[str, Any] | None = None) -> Method:
     """Make a method with its options checked."""
     method: Method = TypeAdapter(find(name)).validate_python(options or {})
     return method
+
+
+def _packaged() -> list[str]:
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return [name for name in found if name != "base" and not name.startswith("_")]
+
+
+def _own() -> dict[str, type[Method]]:
+    """Return the methods of plugins: like those of the package, one a file, and named after it."""
+    found: dict[str, type[Method]] = {}
+    for plugin in plugins.loaded():
+        classes = _classes(plugin.module)
+        if len(classes) > 1:
+            names = ", ".join(kind.__name__ for kind in classes)
+            raise CofimaError(f"plugin {plugin.file} defines several methods ({names}): one a file, please")
+        if classes and plugin.name in _packaged():
+            raise CofimaError(f"plugin {plugin.file}: '{plugin.name}' is a method of cofima; rename the file")
+        if classes:
+            found[plugin.name] = classes[0]
+    return found
+
+
+def _classes(module: ModuleType) -> list[type[Method]]:
+    """Return the methods that a module defines itself."""
+    members = [member for _, member in inspect.getmembers(module, inspect.isclass)]
+    return [kind for kind in members if issubclass(kind, Method) and kind.__module__ == module.__name__]
 
 
 def options_of(method: Method) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim import Optimizer
 
+from cofima import ranks
 from cofima.data.images import ImageSet
 from cofima.data.stream import Task
 from cofima.methods.base import Method
@@ -64,9 +65,10 @@ class Prompted(Method):
         return evaluate(self.predict, seen, self.context, self.with_queries)
 
     def with_queries(self, images: ImageSet, label: str) -> Iterator[tuple[Tensor, ...]]:
-        """Yield images as they are seen at test time, their queries, and their labels."""
-        queries, start = self.fixed(images, label), 0
-        for some, labels in plain_batches(images, self.context, label):
+        """Yield this process's images as they are seen at test time, their queries, and their labels."""
+        part = ranks.part(len(images))
+        queries, start = self.fixed(images, label), part.start
+        for some, labels in plain_batches(images, self.context, label, part):
             yield some, queries[start : start + len(some)].to(some.device), labels
             start += len(some)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
+from cofima import ranks
 from cofima.data.images import Images
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
@@ -50,6 +51,11 @@ class Method:
     """Whether more images of known classes can be learnt."""
     grows_with_tasks: ClassVar[bool] = False
     """Whether the method must keep something small for each task, beside what it keeps for each class."""
+    one_process: ClassVar[str] = ""
+    """Why the method cannot be learnt by several processes, each on its part of every batch, if so.
+
+    It can, where :meth:`loss` is a mean over images, plus terms that are the same whatever the images.
+    """
     any_backbone: ClassVar[dict[str, Any]] = {}
     """Options with which the method works on every backbone, where its defaults need a transformer."""
 
@@ -78,11 +84,12 @@ class Method:
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
         busy = time.process_time()
         with torch.random.fork_rng(), self.timed("total"):
-            torch.manual_seed(self.context.seeds.number("torch", task.index))
+            torch.manual_seed(self.context.seeds.number("torch", task.index) + ranks.rank())
             self.begin(task)
             self.train(task)
             self.fixed.doubt()
             self.end(task)
+            ranks.agree(self.net, self.head())
         self.facts["seconds"]["cpu"] = time.process_time() - busy
 
     def begin(self, task: Task) -> None:
@@ -193,8 +200,9 @@ class Method:
         if self.fixed_features:
             return self.fixed(images)
         self.net.eval()
-        pairs = plain_batches(images, self.context, "features")
-        return torch.cat([self.net.features(x).float().cpu() for x, _ in pairs])
+        part = ranks.part(len(images))
+        pairs = plain_batches(images, self.context, "features", part)
+        return part.gather(torch.cat([self.net.features(x).float().cpu() for x, _ in pairs]))
 
     def note(self, text: str) -> None:
         """Say something about this task to the user, and keep it in the history."""

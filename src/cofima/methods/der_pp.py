@@ -18,10 +18,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from cofima import ranks
 from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.parts.distill import known_mse
-from cofima.parts.replay import MemorySize, Reservoir
+from cofima.parts.replay import Again, MemorySize, Reservoir
 
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -63,17 +64,18 @@ class DERpp(Method):
         logits = self.net(images)
         self.labels, self.logits = labels, logits.detach()
         loss = cross_entropy(logits, labels)
+        self.batch = ranks.at_hand(len(images))
         if self.alpha and len(self.memory):
-            again, _, old, known = self.replay(len(images))
-            loss = loss + self.alpha * known_mse(again, old, known)
+            again, kept = self.replay()
+            loss = loss + self.alpha * kept.known_weight * known_mse(again, kept.logits, kept.known)
         if self.beta and len(self.memory):
-            again, labels, _, _ = self.replay(len(images))
-            loss = loss + self.beta * cross_entropy(again, labels)
+            again, kept = self.replay()
+            loss = loss + self.beta * kept.weight * cross_entropy(again, kept.labels)
         return loss
 
     def after_step(self) -> None:
         """Let the batch pass by the memory, with the logits from before the step."""
-        self.memory.add(self.pixels, self.labels, self.logits, self.places)
+        self.memory.add_part(self.batch, self.pixels, self.labels, self.logits, generator=self.places)
 
     def end(self, task: Task) -> None:
         """Remember a first task that trained nothing (one class alone), too."""
@@ -84,12 +86,10 @@ class DERpp(Method):
                     logits = self.net(self.context.view.test(pixels.to(self.context.device)))
                     self.memory.add(pixels, labels, logits, self.places)
 
-    def replay(self, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the present logits of images drawn and augmented anew; labels, old logits, known classes."""
-        pixels, *kept = self.memory.draw(count, self.draws)
-        images = self.context.view.train(pixels.to(self.context.device), self.draws)
-        labels, logits, known = (part.to(self.context.device) for part in kept)
-        return self.net(images), labels, logits, known
+    def replay(self) -> tuple[Tensor, Again]:
+        """Return the present logits of images drawn and augmented anew, and what is kept of them."""
+        kept = self.memory.again(self.batch, self.draws, self.context.device)
+        return self.net(self.context.view.train(kept.pixels, self.draws, kept.part)), kept
 
     def state(self) -> dict[str, Tensor]:
         """Keep the memory."""

@@ -20,7 +20,7 @@ from cofima.errors import CofimaError
 from cofima.methods.base import Method
 from cofima.models.net import Net
 from cofima.parts.adapt import Adapt, Petl, adapt, insert, unsuited
-from cofima.parts.projection import ProjectedHead, RidgeSums, best_ridge, hidden_pairs
+from cofima.parts.projection import ProjectedHead, RidgeSums, best_ridge
 from cofima.training.sgd import Context
 
 
@@ -79,7 +79,7 @@ class RanPAC(Method):
             self.sums, self.chosen = RidgeSums.empty(self.projection), 1.0
         with self.timed("statistics"):
             features, labels = self.features(task.train), task.train.labels
-            self.sums.add(hidden_pairs(self.readout, features, labels), task.classes.stop)
+            self.sums.add_images(self.readout, features, labels, task.classes.stop)
         with self.timed("solve"):
             if self.ridge == "auto" and len(labels) > 1:  # one image cannot be held out from itself
                 chance = self.context.seeds.generator("ridge", task.index)

@@ -10,10 +10,10 @@ import copy
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from cofima import ranks
 from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.models.head import Head
@@ -53,9 +53,8 @@ class SLCA(Method):
         """Return the local cross-entropy; a single new class also competes with old classes' features."""
         loss = super().loss(images, labels)
         if len(self.task.classes) == 1:
-            old = torch.randint(self.task.classes.start, (len(images),), generator=self.draws)
-            counts = torch.bincount(old, minlength=self.task.classes.start).tolist()
-            features, classes = self.old_features.draw(counts, self.draws)
+            whole = ranks.at_hand(len(images)).whole
+            features, classes = self.old_features.draw_any(whole, self.draws)
             loss = loss + cross_entropy(self.net.head(features), classes)
         return loss
 

@@ -159,6 +159,11 @@ class Sampler:
         self.factors = [gaussians.factor(label).T.contiguous().to(device) for label in range(len(gaussians))]
         self.device = device
 
+    def draw_any(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw features with labels, each of any class as likely as of any other."""
+        labels = torch.randint(len(self.means), (count,), generator=generator)
+        return self.draw(torch.bincount(labels, minlength=len(self.means)).tolist(), generator)
+
     def draw(self, counts: list[int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw ``counts[c]`` features of each class ``c``, class by class, with their labels."""
         noise = torch.randn(sum(counts), self.means.shape[1], generator=generator).to(self.device)

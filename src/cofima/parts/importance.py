@@ -7,9 +7,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from cofima import ranks
 from cofima.data.stream import Task
 from cofima.models.net import Net
-from cofima.training.sgd import Context, batches, plain_batches
+from cofima.training.sgd import Context, batches, in_order, plain_batches
 from cofima.weights.fisher import diagonal_fisher
 from cofima.weights.pieces import Weights
 
@@ -34,13 +35,16 @@ class FisherOptions(BaseModel):
 def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> Weights:
     """Return the Fisher information of ``net`` on a task's training images, seen as at test time."""
     local = how.logits == "local" and len(task.classes) > 1  # one logit alone has no information
+    part, generator = ranks.part(len(task.train)), context.seeds.generator("fisher", task.index)
     fisher = diagonal_fisher(
         net,
-        plain_batches(task.train, context, "fisher"),
+        plain_batches(task.train, context, "fisher", part),
         how.labels,
         columns=slice(task.classes.start, task.classes.stop) if local else None,
-        generator=context.seeds.generator("fisher", task.index),
+        generator=generator,
+        drawn=_drawn(part, context.train.batch, generator) if ranks.world() > 1 else None,
     )
+    fisher = {key: part.mean(value) for key, value in fisher.items()}
     if how.norm == "mean":
         total = sum(float(f.double().sum()) for f in fisher.values())
         count = sum(f.numel() for f in fisher.values())
@@ -50,8 +54,12 @@ def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> W
 
 def released_fisher(net: Net, task: Task, context: Context) -> Weights:
     """Return what the authors' code computes: squared batch gradients of augmented images, clipped."""
-    fisher = diagonal_fisher(net, _augmented(task, context), estimator="batch", training=True)
-    return {key: f.clamp(max=RELEASED_CLIP) for key, f in fisher.items()}
+    order = batches(
+        len(task.train), context.train.batch, context.seeds.generator("fisher loader", task.index)
+    )
+    part = ranks.part(len(order))  # of the batches: the mean gradient of each is squared
+    fisher = diagonal_fisher(net, _augmented(task, context, order, part), estimator="batch", training=True)
+    return {key: part.mean(f).clamp(max=RELEASED_CLIP) for key, f in fisher.items()}
 
 
 def weighted(fisher: Weights, task: Task, by: Literal["classes", "samples", "tasks"]) -> Weights:
@@ -65,10 +73,20 @@ def add_fisher(total: Weights, fisher: Weights) -> Weights:
     return {key: total[key] + value if key in total else value for key, value in fisher.items()}
 
 
-def _augmented(task: Task, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
-    seeds, augment = context.seeds, context.seeds.generator("fisher augment", task.index)
-    order = batches(len(task.train), context.train.batch, seeds.generator("fisher loader", task.index))
-    for index in context.progress.track(order, len(order), "fisher"):
+def _drawn(part: ranks.Part, batch: int, generator: torch.Generator) -> Iterator[float]:
+    """Return what decides the labels of this part's images: what one process would draw for them."""
+    sizes = [len(at) for at in in_order(part.whole, batch)]
+    numbers = [torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes]
+    return iter(torch.cat(numbers)[part.rows].tolist())
+
+
+def _augmented(
+    task: Task, context: Context, order: list[Tensor], part: ranks.Part
+) -> Iterator[tuple[Tensor, Tensor]]:
+    augment = context.seeds.generator("fisher augment", task.index)
+    for index in order[: part.start]:  # draw what others use, and vary no image by it
+        context.view.train(task.train.batch(index[:0])[0], augment, ranks.Part(0, 0, len(index)))
+    for index in context.progress.track(order[part.rows], part.stop - part.start, "fisher"):
         pixels, labels = task.train.batch(index)
         with torch.no_grad():
             images = context.view.train(pixels.to(context.device), augment)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, relu
 
+from cofima import ranks
 from cofima.models.head import Head
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
@@ -53,14 +54,27 @@ class RidgeSums:
         """Return the sums over no image."""
         return cls(_zeros(width * (width + 1) // 2), _zeros(width, 0))
 
-    def add(self, pairs: Iterable[tuple[Tensor, Tensor]], classes: int) -> None:
-        """Add hidden features [images, width] with labels; columns of new classes start at 0."""
+    def add_images(self, head: ProjectedHead, features: Tensor, labels: Tensor, classes: int) -> None:
+        """Add images by their features; of several processes each computes a part of the sums."""
+        part = ranks.part(len(labels))
+        pairs = hidden_pairs(head, features[part.rows], labels[part.rows])
+        self.add(pairs, classes, shared=part.shared)
+
+    def add(self, pairs: Iterable[tuple[Tensor, Tensor]], classes: int, shared: bool = False) -> None:
+        """Add hidden features [images, width] with labels; columns of new classes start at 0.
+
+        Where they are ``shared``, what the other processes were given is added as well.
+        """
         new = _zeros(len(self.cross), classes - self.cross.shape[1])
         self.cross = torch.cat([self.cross, new], dim=1)
         gram = self.gram()
+        if shared and ranks.rank() > 0:  # what was summed before counts once
+            gram, self.cross = gram.zero_(), self.cross.zero_()
         for hidden, labels in pairs:
             gram.addmm_(hidden.T, hidden)
             self.cross.index_add_(1, labels, hidden.T)
+        if shared:
+            gram, self.cross = ranks.total(gram), ranks.total(self.cross)
         for row, place in zip(gram, self._places(), strict=True):
             self.packed[place] = row[: place.stop - place.start]
 

@@ -17,6 +17,8 @@ from torch.nn.functional import embedding, normalize
 from torch.optim import Adam
 from torch.utils.hooks import RemovableHandle
 
+from cofima import ranks
+
 
 class Pool(nn.Module):
     """Prompts of one shape, each found by its key."""
@@ -67,7 +69,7 @@ def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 def voted(chosen: Tensor, pool: int) -> Tensor:
     """Give every image the prompts that most images chose; ties go to those that are first in the pool."""
-    votes = torch.bincount(chosen.flatten(), minlength=pool)
+    votes = ranks.total(torch.bincount(chosen.flatten(), minlength=pool))
     winners = votes.sort(descending=True, stable=True).indices[: chosen.shape[1]]
     return winners.expand_as(chosen)
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
+from cofima import ranks
 from cofima.data.images import Images, ImageSet
 from cofima.errors import CofimaError
 from cofima.parts.exemplars import best_of_each, first_of_each, held_out
@@ -85,6 +86,23 @@ def with_exemplars(
     return owned(memory.select(first_of_each(memory.labels, quota)), images.select(best))
 
 
+@dataclass(frozen=True)
+class Again:
+    """Images that were drawn from a memory for one step: this process's part of them.
+
+    ``weight`` is what a mean over them counts beside the mean over this process's part of the batch, and
+    ``known_weight`` what one over all their known logits does: 1 in a single process.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    logits: Tensor
+    known: Tensor
+    part: ranks.Part
+    weight: float
+    known_weight: float
+
+
 class Reservoir:
     """A uniform sample of everything that passed by, with the logits it had then (Vitter, 1985).
 
@@ -118,10 +136,24 @@ class Reservoir:
         self.pixels[to], self.labels[to] = pixels[at].cpu(), labels.cpu()[at]
         self.logits[to], self.known[to] = logits.float().cpu()[at], logits.shape[1]
 
+    def add_part(self, batch: ranks.Part, *part: Tensor, generator: torch.Generator) -> None:
+        """Let a batch pass by of which this process has a part: its pixels, labels and logits."""
+        pixels, labels, logits = (batch.gather(rows) for rows in part)
+        self.add(pixels, labels, logits, generator)
+
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return pixels, labels, logits and known of ``count`` images kept (or all), no image twice."""
         at = torch.randperm(len(self), generator=generator)[:count]
         return self.pixels[at], self.labels[at], self.logits[at], self.known[at]
+
+    def again(self, batch: ranks.Part, generator: torch.Generator, device: torch.device) -> Again:
+        """Draw as many images as the batch has, the same for all processes, and return this one's part."""
+        drawn = self.draw(batch.whole, generator)
+        known, part = drawn[3].double(), ranks.part(len(drawn[0]))
+        weight = part.weight / batch.weight
+        even = weight * float(known[part.rows].mean() / known.mean())
+        pixels, labels, logits, own = (kept[part.rows].to(device) for kept in drawn)
+        return Again(pixels, labels, logits, own, part, weight, even)
 
     def state(self) -> dict[str, Tensor]:
         """Return what is kept as tensors."""

@@ -15,6 +15,8 @@ _LATEX = {
     "−": r"$-$",
     "–": "--",
     "…": r"\ldots{}",
+    "<": "$<$",
+    ">": "$>$",
 } | {char: f"\\{char}" for char in "&%$#_{}"}
 # what else of the backbone's identity stands in a line for programs
 BACKBONE = [
@@ -59,22 +61,23 @@ def latex(tables: Sequence[Table]) -> str:
 
 def _markdown_table(table: Table) -> str:
     lines = [
-        f"## {_plain(table.title)}",
+        f"## {plain(table.title)}",
         "",
-        _bar(table.columns),
-        _bar(["---", *["---:"] * (len(table.columns) - 1)]),
+        bar(table.columns),
+        bar(["---", *["---:"] * (len(table.columns) - 1)]),
     ]
     for r, row in enumerate(table.rows):
-        cells = [_plain(cell) for cell in row]
-        lines.append(_bar([f"**{cell}**" if (r, c) in table.best else cell for c, cell in enumerate(cells)]))
-    return "\n".join([*lines, "", _plain(table.note), ""])
+        cells = [plain(cell) for cell in row]
+        lines.append(bar([f"**{cell}**" if (r, c) in table.best else cell for c, cell in enumerate(cells)]))
+    return "\n".join([*lines, "", plain(table.note), ""])
 
 
-def _bar(cells: Sequence[str]) -> str:
+def bar(cells: Sequence[str]) -> str:
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return text on one line in which Markdown and HTML see no markup."""
     return re.sub(r"([\\`*_\[\]<>|&#~])", r"\\\1", " ".join(text.split()))
 
@@ -83,17 +86,17 @@ def _latex_table(table: Table) -> str:
     lines = [
         r"\begin{table}",
         r"  \centering",
-        f"  \\caption{{{_tex(table.title)}. {_tex(table.note)}}}",
+        f"  \\caption{{{tex(table.title)}. {tex(table.note)}}}",
         f"  \\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
         r"    \toprule",
-        f"    {' & '.join(map(_tex, table.columns))} \\\\",
+        f"    {' & '.join(map(tex, table.columns))} \\\\",
         r"    \midrule",
     ]
     for r, (group, row) in enumerate(zip(table.groups, table.rows, strict=True)):
         if group.joint and r and not table.groups[r - 1].joint:
             lines.append(r"    \midrule")
         cells = [
-            _tex(row[0]),
+            tex(row[0]),
             row[1],
             *(_tex_number(cell, (r, c) in table.best) for c, cell in enumerate(row[2:], 2)),
         ]
@@ -109,5 +112,6 @@ def _tex_number(cell: str, bold: bool) -> str:
     return "$" + " \\pm ".join([shown, *spread]) + "$"
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
+    """Return text on one line in which LaTeX sees no commands."""
     return "".join(_LATEX.get(char, char) for char in " ".join(text.split()))

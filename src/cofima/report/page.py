@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +11,6 @@ from cofima.errors import CofimaError
 from cofima.files import write_text
 from cofima.report import figure
 from cofima.report.details import block, details, scroll
-from cofima.report.formats import csv_text, latex, markdown
 from cofima.report.groups import Row
 from cofima.report.runs import Run
 from cofima.report.table import COLUMNS, Table, build
@@ -22,18 +21,8 @@ THEME = {colour: f"var(--series-{place})" for place, colour in enumerate(figure.
 }
 
 
-def write(runs: Sequence[Run], folder: str | Path) -> list[Path]:
-    """Write report.md, .csv, .tex and .html and the main figures, each replaced as a whole or not at all."""
-    if not runs:
-        raise CofimaError("there are no runs to report")
-    tables = build(runs)
-    texts = {
-        "report.md": markdown(tables),
-        "report.csv": csv_text(tables),
-        "report.tex": latex(tables),
-        "report.html": html(runs),
-        **_drawings(tables),
-    }
+def write_texts(texts: Mapping[str, str], folder: str | Path) -> list[Path]:
+    """Write files by their names into a folder, each replaced as a whole or not at all."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +33,7 @@ def write(runs: Sequence[Run], folder: str | Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _drawings(tables: Sequence[Table]) -> dict[str, str]:
+def drawings(tables: Sequence[Table]) -> dict[str, str]:
     """Return the figures of each table as files of their own, for papers and slides."""
     found: dict[str, str] = {}
     for number, table in enumerate(tables, start=1):
@@ -54,14 +43,15 @@ def _drawings(tables: Sequence[Table]) -> dict[str, str]:
     return found
 
 
-def html(runs: Sequence[Run]) -> str:
-    """Return the whole report as one HTML page."""
+def html(runs: Sequence[Run], first: str = "") -> str:
+    """Return the whole report as one HTML page; ``first`` are sections that come before all others."""
     tables = build(runs)
     style = files("cofima.report").joinpath("page.css").read_text(encoding="utf-8")
     title = "cofima report" + (f": {tables[0].title}" if len(tables) == 1 else "")
     body = [
         "<h1>cofima report</h1>",
         f'<p class="soft">{_count(len(runs), "run")} in {_count(len(tables), "table")}</p>',
+        first,
         *(_section(table, number) for number, table in enumerate(tables, start=1)),
         _meanings(),
         "<section><h2>Runs</h2>",

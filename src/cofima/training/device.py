@@ -2,11 +2,17 @@
 
 import torch
 
+from cofima import ranks
 from cofima.errors import CofimaError
 
 
 def choose(name: str = "auto") -> torch.device:
-    """Return the device by name; ``auto`` takes a GPU where there is one."""
+    """Return the device by name; ``auto`` takes a GPU where there is one.
+
+    Of several processes each takes the GPU of its number.
+    """
+    if ranks.expected() > 1:
+        return _one_of_several(name)
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -17,3 +23,20 @@ def choose(name: str = "auto") -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise CofimaError(f"device = {name}: not available here ({str(error).splitlines()[0]})") from error
     return device
+
+
+def _one_of_several(name: str) -> torch.device:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and not count):
+        return torch.device("cpu")
+    if name not in ("auto", "cuda"):
+        raise CofimaError(
+            f"device = {name}: several processes compute on the CPU, or each on a GPU of its own; "
+            "give cpu, cuda or auto"
+        )
+    if ranks.local() >= count:
+        raise CofimaError(
+            f"device = {name}: process {ranks.local()} of this machine has no GPU, there are {count}; "
+            f"give torchrun --nproc-per-node={max(count, 1)}, or device=cpu"
+        )
+    return torch.device("cuda", ranks.local())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cofima import ranks
 from cofima.data.images import ImageSet
 from cofima.data.stream import Task
 from cofima.training.sgd import Context, plain_batches
@@ -31,14 +32,16 @@ def evaluate(
 ) -> Score:
     """Score ``predict`` on the test images of the tasks seen, over all their classes.
 
-    It is given images, or what ``batches`` yields before the labels in place of them.
+    It is given images, or what ``batches`` yields before the labels in place of them: for this process's
+    part of each task's images.
     """
     score = Score([], [], [], [])
-    take = batches or (lambda images, label: plain_batches(images, context, label))
+    take = batches or (lambda images, label: plain_batches(images, context, label, ranks.part(len(images))))
     for task in seen:
         label = f"test {task.index + 1}/{len(seen)}"
         pairs = [(predict(*inputs).float(), y) for *inputs, y in take(task.test, label)]
-        logits, labels = (torch.cat(part) for part in zip(*pairs, strict=True))
+        part = ranks.part(len(task.test))
+        logits, labels = (part.gather(torch.cat(rows)) for rows in zip(*pairs, strict=True))
         own = logits[:, task.classes.start : task.classes.stop].argmax(1) + task.classes.start
         score.accuracy.append(_percent(logits.argmax(1) == labels))
         top = logits.topk(min(5, logits.shape[1]), dim=1).indices

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from cofima import ranks
 from cofima.data.images import Images, ImageSet
 from cofima.files import cache_folder
 from cofima.models.backbone import fingerprint
@@ -56,22 +57,24 @@ class FixedFeatures:
         names = self.names.get(images)
         if names is None or any(name not in self.shelf for name in names):
             names = self.names[images] = self._look(images, label)
-        return self.shelf.take(names)
+        return ranks.part(len(images)).gather(self.shelf.take(names))
 
     def batches(self, images: ImageSet, label: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the features of images with their labels, for the head."""
+        """Yield the features of this process's part of images with their labels, for the head."""
         size, device = self.context.train.batch, self.context.device
-        features, labels = self(images, label), images.labels
+        mine = ranks.part(len(images)).rows
+        features, labels = self(images, label)[mine], images.labels[mine]
         pairs = list(zip(torch.split(features, size), torch.split(labels, size), strict=True))
         for some, theirs in self.context.progress.track(pairs, len(pairs), label):
             yield some.to(device), theirs.to(device)
 
     def _look(self, images: Images, label: str) -> list[bytes]:
-        """Return the names of images, when the features of all are on the shelf."""
+        """Return the names of this process's part of images, when the features of these are on the shelf."""
         names: list[bytes] = []
         waiting: dict[bytes, Tensor] = {}
         fresh: dict[bytes, Tensor] = {}
-        places = torch.split(torch.arange(len(images)), AT_ONCE)
+        part = ranks.part(len(images))
+        places = torch.split(torch.arange(part.start, part.stop), AT_ONCE)
         for place in self.context.progress.track(places, len(places), label):
             pixels, _ = images.batch(place)
             for image in pixels:

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from cofima import ranks
 from cofima.data.images import Images, ImageSet
 from cofima.data.views import View
 from cofima.errors import CofimaError
 from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.seeds import Seeds
+from cofima.training.together import together
 
 CHECK_EVERY = 50  # steps between two looks at the loss: each look makes a GPU wait
 
@@ -88,6 +90,8 @@ class Context:
     progress: Progress = SILENT
     stop: Callable[[], bool] | None = None
     """Asked after each epoch of a task; true ends its training."""
+    watch: Callable[[int, int, Tensor, list[float]], None] | None = None
+    """Told after each epoch: the task, the epoch, the loss of every step, and the learning rates."""
 
 
 def sgd(
@@ -103,7 +107,7 @@ def sgd(
 ) -> None:
     """Train ``net`` on ``images`` for the epochs that ``context.train`` says.
 
-    ``before_step`` is given the pixels of a batch as they are stored, before they are varied. Another
+    ``before_step`` is given the pixels of this process's part of a batch as they are stored. Another
     ``optimizer`` than SGD keeps its rates, but for milestones that were asked for. ``stop`` is asked after
     each epoch whether to end here.
     """
@@ -114,6 +118,7 @@ def sgd(
         how = how.model_copy(update={"milestones": ()})
     schedule = make_schedule(optimizer, how)
     half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
+    loss = together(net, loss)
     net.train()
     net.backbone.train(bool(moving(net.backbone)))  # a frozen one computes as at test time
     if how.batchnorm == "frozen":
@@ -126,12 +131,13 @@ def sgd(
         losses = torch.zeros(len(steps), device=context.device)
         label = f"epoch {epoch + 1}/{how.epochs}"
         for step, index in enumerate(context.progress.track(steps, len(steps), label)):
-            pixels, labels = images.batch(index)
+            part = ranks.step(len(index))
+            pixels, labels = images.batch(index[part.rows])
             if before_step is not None:
                 before_step(pixels)
-            inputs = context.view.train(pixels.to(context.device, non_blocking=True), augment)
+            inputs = context.view.train(pixels.to(context.device, non_blocking=True), augment, part)
             with half:
-                value = loss(inputs, labels.to(context.device))
+                value = loss(inputs, labels.to(context.device)) * part.weight
             optimizer.zero_grad()
             torch.autograd.backward(value)
             optimizer.step()
@@ -139,7 +145,10 @@ def sgd(
             if after_step is not None:
                 after_step()
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
-                refuse_divergence(losses[: step + 1], task, epoch)
+                mean = ranks.total(losses[: step + 1].clone()) / ranks.world()
+                refuse_divergence(mean, task, epoch)
+        if context.watch is not None:
+            context.watch(task, epoch, mean, [float(group["lr"]) for group in optimizer.param_groups])
         schedule.step()
         if stop is not None and stop():
             break
@@ -186,12 +195,20 @@ def repeats(images: Images, balance: float, generator: torch.Generator) -> Tenso
     return (times + chance).floor().long()
 
 
-def plain_batches(images: Images, context: Context, label: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield every image once, in order, as it is seen at test time."""
-    index = _deal(torch.arange(len(images)), context.train.batch)
+def plain_batches(
+    images: Images, context: Context, label: str, part: ranks.Part | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield every image once, or of a part of them, in order, as it is seen at test time."""
+    part = part or ranks.all_of(len(images))
+    index = in_order(part.stop - part.start, ranks.each(context.train.batch), part.start)
     for at in context.progress.track(index, len(index), label):
         pixels, labels = images.batch(at)
         yield context.view.test(pixels.to(context.device)), labels.to(context.device)
+
+
+def in_order(count: int, size: int, start: int = 0) -> list[Tensor]:
+    """Deal ``count`` indices from ``start`` on into batches."""
+    return _deal(torch.arange(start, start + count), size)
 
 
 def refuse_divergence(losses: Tensor, task: int, epoch: int) -> None:

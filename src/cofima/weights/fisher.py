@@ -1,6 +1,6 @@
 """The diagonal Fisher information of any classifier."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from typing import Any, Literal, get_args
 
@@ -30,6 +30,7 @@ def diagonal_fisher(
     columns: slice | None = None,
     training: bool = False,
     generator: torch.Generator | None = None,
+    drawn: Iterator[float] | None = None,
 ) -> Weights:
     r"""Return the diagonal Fisher information of every parameter of ``model``.
 
@@ -53,12 +54,14 @@ def diagonal_fisher(
         columns: Logits that the softmax covers; class ids stay global.
         training: Keep dropout and batch statistics on, as the released code does; only with ``batch``.
         generator: Source of the sampled labels; by default a fresh one with seed 0.
+        drawn: What decides the sampled labels, if it was drawn before: a number from 0 to 1 for each sample.
 
     Raises:
         CofimaError: An unknown choice, no batches, a target without a logit, or gradients not finite.
     """
     _check_choices(labels, estimator, columns, training)
-    chosen = Labels(labels, columns or slice(None), generator or torch.Generator().manual_seed(0))
+    generator = generator or torch.Generator().manual_seed(0)
+    chosen = Labels(labels, columns or slice(None), generator, drawn)
     work = _at_least_single(model)
     with untouched(work, training):
         fisher = _Sums(work, chosen, estimator).over(batches)

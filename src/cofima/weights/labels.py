@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -20,14 +21,18 @@ class Labels:
         mode: Labels of the data, one draw from the model for each sample, or the expectation over all.
         columns: Logits that the softmax covers; a target ``start`` is its first class.
         generator: Source of the draws.
+        drawn: Numbers from 0 to 1 that were drawn before, one for each sample in order, instead of it.
     """
 
     mode: LabelMode
     columns: slice
     generator: torch.Generator
+    drawn: Iterator[float] | None = None
 
     def picks(self, targets: Tensor) -> Tensor:
         """Fix what decides each sample's label, so that computing a sample twice gives the same one."""
+        if self.mode == "sampled" and self.drawn is not None:
+            return torch.tensor(list(islice(self.drawn, len(targets))), dtype=torch.float64)
         if self.mode == "sampled":
             device = self.generator.device
             return torch.rand(len(targets), generator=self.generator, dtype=torch.float64, device=device)

@@ -1,0 +1,70 @@
+"""``cofima report``: tables of runs, alone or beside the paper's."""
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cofima import report
+from cofima.commands.console import out, print_runs, say
+from cofima.report import beside
+
+
+class Paper(StrEnum):
+    """The tables of the paper."""
+
+    one = "1"
+    two = "2"
+    three = "3"
+    scratch = "scratch"
+
+
+class Format(StrEnum):
+    """The forms in which a table is written."""
+
+    md = "md"
+    tex = "tex"
+    csv = "csv"
+    html = "html"
+
+
+def report_(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where report.md, .csv, .tex and .html go.")
+    ] = None,
+    tables: Annotated[
+        list[Paper] | None,
+        typer.Option("--table", help="A table of the paper with your runs in it; may be given again."),
+    ] = None,
+    formats: Annotated[
+        list[Format] | None,
+        typer.Option("--format", help="Print, or with --out write, only this form; may be given again."),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="METHOD|best", help="Test every row against this one, paired over seeds."),
+    ] = None,
+) -> None:
+    """Print and write one table of runs: mean and standard deviation over seeds, with figures.
+
+    With --table the layout is the paper's, and its numbers stand below yours. Runs of another protocol are
+    named apart from it, with what differs.
+    """
+    found = report.find(runs)
+    texts = beside.texts(found, [table.value for table in tables or []], against)
+    chosen = {name: text for name, text in texts.items() if not formats or name.split(".")[-1] in formats}
+    if (tables or formats) and folder is None:
+        shown = chosen if formats else {name: text for name, text in texts.items() if name.endswith(".md")}
+        for text in shown.values():
+            say(text)
+        return
+    if not tables:
+        print_runs(found)
+        for tested in beside.tests(found, against):
+            say(tested)
+    place = folder or Path(os.path.commonpath([run.resolve() for run in runs]))
+    for path in report.write_texts(chosen, place):
+        out.print(f"Wrote {path}", highlight=False, markup=False)

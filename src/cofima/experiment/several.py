@@ -1,0 +1,28 @@
+"""What several processes cannot share, said before any work."""
+
+from torch import nn
+
+from cofima import methods, ranks
+from cofima.config import Config
+from cofima.errors import problems
+from cofima.training.sgd import norms
+
+
+def refuse_several(config: Config, backbone: nn.Module | None = None) -> None:
+    """Refuse a run that would not compute in several processes what it computes in one."""
+    count = max(ranks.expected(), ranks.world())
+    if count == 1:
+        return
+    kind, how, wrong = methods.find(config.method), config.train, []
+    if kind.one_process:
+        wrong.append(f"method = {config.method}: {kind.one_process}")
+    if how.batch < count:
+        wrong.append(f"train.batch = {how.batch}: smaller than the number of processes")
+    trained = not (kind.frozen_backbone or kind.fixed_features)
+    if backbone is not None and trained and how.batchnorm == "train" and norms(backbone):
+        wrong.append(
+            f"train.batchnorm = train: each process would normalise {config.backbone} by the statistics of "
+            "its part of a batch; give train.batchnorm=frozen, or run in one process"
+        )
+    if wrong:
+        raise problems(f"a run in {count} processes", wrong)

@@ -1,0 +1,186 @@
+"""One run in several processes: who takes which part of the work, and how the parts become one again.
+
+``torchrun`` starts the processes and numbers them. All of them read the same configuration and images and
+draw the same random numbers; each computes its own part of every batch, and what the parts come to is
+summed or put together again, so that every process goes on from the same weights. A single process takes
+all, and nothing here changes anything for it.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import sha256
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cofima.errors import CofimaError
+
+PATIENCE = timedelta(hours=2)  # for a process that still decodes images; a dead one ends the job at once
+_STARTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun says
+
+
+def expected() -> int:
+    """Return how many processes were started for this command."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _STARTED) else 1
+
+
+def speaks() -> bool:
+    """Tell whether this process is the one that prints."""
+    return expected() == 1 or os.environ["RANK"] == "0"
+
+
+def local() -> int:
+    """Return the number of this process on its machine."""
+    return int(os.environ["LOCAL_RANK"]) if expected() > 1 else 0
+
+
+def world() -> int:
+    """Return how many processes work together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the number of this process among them; 0 writes."""
+    return dist.get_rank() if world() > 1 else 0
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[None]:
+    """Let the processes that were started together find each other, and part when all have finished.
+
+    After an error they do not wait for each other: who started them ends the others.
+    """
+    if expected() == 1 or dist.is_initialized():
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    yield
+    total(torch.zeros(1))  # the last task is on disk before any process leaves
+    dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows ``start`` to ``stop`` of ``whole``: what this process takes of a batch, or of a set of images."""
+
+    start: int
+    stop: int
+    whole: int
+    shared: bool = True
+    """Whether others take the other rows; a batch of fewer rows than processes is taken whole by each."""
+
+    @property
+    def rows(self) -> slice:
+        """Return which rows these are."""
+        return slice(self.start, self.stop)
+
+    @property
+    def weight(self) -> float:
+        """Return what this part's mean counts in the average of all parts' means: 1 if all are equal."""
+        return (self.stop - self.start) * world() / self.whole if self.shared else 1.0
+
+    def rand(
+        self,
+        *shape: int,
+        generator: torch.Generator,
+        dim: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Draw for the whole, along a further dimension ``dim`` of ``shape``; return what is this part's."""
+        whole = (*shape[:dim], self.whole, *shape[dim:])
+        return torch.rand(whole, generator=generator, dtype=dtype).narrow(
+            dim, self.start, self.stop - self.start
+        )
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Return the mean over the whole, in place of ``value``, which is that over this part."""
+        if world() == 1:
+            return value
+        return total(value.mul_(self.weight / world()))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return the rows of all parts, in order."""
+        if world() == 1 or not self.shared:
+            return rows
+        parts = [_part(self.whole, number, world()) for number in range(world())]
+        longest = max(part.stop - part.start for part in parts)
+        padded = rows.new_zeros(longest, *rows.shape[1:])
+        padded[: len(rows)] = rows
+        found = [torch.empty_like(padded) for _ in parts]
+        dist.all_gather(found, padded)
+        return torch.cat([some[: part.stop - part.start] for some, part in zip(found, parts, strict=True)])
+
+
+def all_of(count: int) -> Part:
+    """Return ``count`` rows as the part of a process that shares them with no other."""
+    return Part(0, count, count, shared=False)
+
+
+def part(count: int) -> Part:
+    """Return this process's part of ``count`` rows: consecutive ones, of as equal a number as can be."""
+    return _part(count, rank(), world())
+
+
+def _part(count: int, number: int, parts: int) -> Part:
+    if count < parts:
+        return all_of(count)
+    return Part(number * count // parts, (number + 1) * count // parts, count)
+
+
+def each(batch: int) -> int:
+    """Return how many rows of a batch the largest part has."""
+    return -(-batch // world())
+
+
+_step: Part | None = None
+
+
+def step(count: int) -> Part:
+    """Return this process's part of a batch of ``count`` images that all now train on."""
+    global _step
+    _step = part(count)
+    return _step
+
+
+def at_hand(count: int) -> Part:
+    """Return which part of the batch of this step ``count`` images are."""
+    return all_of(count) if world() == 1 or _step is None else _step
+
+
+def total(value: Tensor) -> Tensor:
+    """Return the sum over the processes, in place."""
+    if world() > 1:
+        dist.all_reduce(value)
+    return value
+
+
+@torch.no_grad()
+def agree(*modules: nn.Module) -> None:
+    """Give all processes the weights of the first: what each computes alone may differ in the last bit."""
+    if world() > 1:
+        for module in modules:
+            for value in module.state_dict().values():
+                dist.broadcast(value, 0)
+
+
+def refuse_difference(what: str, *values: object) -> None:
+    """Stop all processes if they do not see the same: they would wait for each other, or mix two runs."""
+    if world() == 1:
+        return
+    digest = sha256(repr(values).encode()).digest()
+    mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+    found = [torch.empty_like(mine) for _ in range(world())]
+    dist.all_gather(found, mine)
+    other = [number for number, one in enumerate(found) if not torch.equal(one, found[0])]
+    if other:
+        named = ", ".join(map(str, other))
+        raise CofimaError(
+            f"{what}: process {named} does not see what process 0 sees. All must be started by the same "
+            "command, with the same images, and share the folder of the run"
+        )

@@ -1,0 +1,121 @@
+"""Whether two methods differ: paired t-tests over the seeds that both have, corrected for many questions."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cofima.errors import CofimaError, did_you_mean
+
+Seeds = Mapping[int, float]  # one number a seed
+BEST = "best"
+
+
+@dataclass(frozen=True)
+class Test:
+    """The mean difference over ``n`` common seeds and its two-sided p; None where there is no test."""
+
+    n: int
+    difference: float | None
+    p: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Tests as rows of text: one row a method, one column a measure."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    note: str
+
+
+def paired(mine: Seeds, other: Seeds) -> Test:
+    """Test whether the mean difference over common seeds is 0 (Student's paired t-test, two-sided)."""
+    from scipy.stats import ttest_rel  # costs a second, and only tests need it
+
+    seeds = sorted(mine.keys() & other.keys())
+    differences = [mine[seed] - other[seed] for seed in seeds]
+    if not seeds:
+        return Test(0, None, None, "no common seed")
+    mean = math.fsum(differences) / len(seeds)
+    if len(seeds) < 2:
+        return Test(len(seeds), mean, None, "one common seed: a spread needs two")
+    if max(differences) - min(differences) < 1e-9:
+        return Test(len(seeds), mean, None, "the same difference at every seed: there is no spread")
+    found = ttest_rel([mine[seed] for seed in seeds], [other[seed] for seed in seeds])
+    return Test(len(seeds), mean, float(found.pvalue))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Correct p-values of one family (Holm, 1979), in the order given."""
+    order = sorted(range(len(values)), key=lambda at: values[at])
+    corrected, least = [0.0] * len(values), 0.0
+    for rank, at in enumerate(order):
+        least = max(least, min(1.0, (len(values) - rank) * values[at]))
+        corrected[at] = least
+    return corrected
+
+
+def against(rows: Mapping[str, Seeds], reference: str) -> dict[str, Test]:
+    """Test every row against one of them; the p-values are corrected for how many tests there are."""
+    found = {name: paired(seeds, rows[reference]) for name, seeds in rows.items() if name != reference}
+    tested = [name for name, test in found.items() if test.p is not None]
+    raw = [p for name in tested if (p := found[name].p) is not None]
+    for name, value in zip(tested, holm(raw), strict=True):
+        found[name] = replace(found[name], p=value)
+    return found
+
+
+def grid(
+    title: str, rows: Mapping[str, Mapping[str, Seeds]], known: Mapping[str, str], reference: str
+) -> Grid:
+    """Test every row of a table against one of them, or against the best of each column.
+
+    Args:
+        title: What is tested.
+        rows: For each label, for each column, one number a seed.
+        known: The method of each label.
+        reference: A label, a method that has one row, or ``best``: the row with the largest mean.
+    """
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    chosen = reference if reference == BEST else _chosen(reference, known)
+    texts = {label: [label] for label in rows}
+    reasons: dict[str, None] = {}
+    for column in columns:
+        here = {label: row[column] for label, row in rows.items() if row.get(column)}
+        mark = max(here, key=lambda label: _mean(here[label])) if chosen == BEST and here else chosen
+        tests = against(here, mark) if mark in here else {}
+        for label, cells in texts.items():
+            cells.append("reference" if label == mark and label in here else _text(tests.get(label), reasons))
+    note = (
+        f"Mean difference to {'the best of each column' if chosen == BEST else chosen} over common seeds, "
+        "p of Student's paired t-test (two-sided, corrected by Holm within each column), in brackets the "
+        "number of seeds."
+    )
+    why = f" No test: {'; '.join(reasons)}." if reasons else ""
+    return Grid(title, ["Method", *columns], list(texts.values()), note + why)
+
+
+def _chosen(reference: str, known: Mapping[str, str]) -> str:
+    labels = [label for label, method in known.items() if reference in (label, method)]
+    if len(labels) == 1:
+        return labels[0]
+    if labels:
+        raise CofimaError(f"--against {reference}: several rows are; give one of: {', '.join(labels)}")
+    names = [BEST, *known, *known.values()]
+    raise CofimaError(f"--against {reference}: no such row{did_you_mean(reference, names)}")
+
+
+def _mean(seeds: Seeds) -> float:
+    return math.fsum(seeds.values()) / len(seeds)
+
+
+def _text(test: Test | None, reasons: dict[str, None]) -> str:
+    if test is None or test.difference is None:
+        return "–"
+    if test.p is None:
+        reasons[test.reason] = None
+        return f"{test.difference:+.2f} ({test.n})"
+    p = "p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}"
+    return f"{test.difference:+.2f}, {p} ({test.n})"

@@ -1,0 +1,359 @@
+"""Our runs in the paper's tables: who may stand there, what stands beside them, and in which forms."""
+
+import csv
+import io
+import random
+import re
+import shutil
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cofima import config, report
+from cofima.commands.report import Format, Paper, report_
+from cofima.report import beside, paper_formats
+from cofima.report.layouts import LAYOUTS
+from cofima.report.paper import fill
+from cofima.report.printed import printed, record
+from cofima.report.published import published
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+IMAGES = {"cifar100": (50_000, 10_000), "imagenet_r": (24_000, 6_000), "cub200": (9_430, 2_358)}
+
+
+@pytest.fixture
+def paper_run(tmp_path, write_run):
+    """Return a function that writes a run as the recipe of the paper makes it, but for what is given."""
+
+    def make(
+        method="cofima",
+        seed=1993,
+        *changes: str,
+        dataset="cifar100",
+        backbone="vit_b16_in21k",
+        level=90.0,
+        name="",
+        images=None,
+        preset="slca",
+        split="a" * 64,
+        done=None,
+        known=True,
+    ) -> Path:
+        chosen = [f"dataset={dataset}", f"backbone={backbone}", f"seed={seed}"]
+        chosen += [f"method={method}"] if known else []
+        values = config.read("table1.yaml", [*chosen, *changes]).model_dump(mode="json")
+        train, test = images or IMAGES[dataset]
+        chance = random.Random(f"{method} {seed} {dataset} {changes}")
+        matrix = [[level - chance.random() for _ in range(t + 1)] for t in range(10)]
+        folder = tmp_path / (name or f"{method}-{dataset}-{backbone}-{seed}-{len(list(tmp_path.iterdir()))}")
+        return write_run(
+            folder,
+            method=method,
+            seed=seed,
+            matrix=matrix,
+            tasks=10,
+            per_task=10 if dataset == "cifar100" else 20,
+            done=done,
+            label=method,
+            config=values | ({} if known else {"method": method, "options": {"own": 1}}),
+            data={
+                "name": dataset,
+                "train": train,
+                "test": test,
+                "split_id": f"{dataset}:x",
+                "split_hash": split,
+                "fingerprint": "f" * 64,
+            },
+            preprocess={"preset": preset, "size": 224},
+            backbone={"name": backbone, "sha256": "e" * 64},
+        )
+
+    return make
+
+
+def rows_of(table, whose):
+    return {row.heads[0].text: row for row in printed(table).rows if row.whose == whose}
+
+
+def test_every_published_number_stands_in_one_cell():
+    cells = {}
+    for layout in LAYOUTS.values():
+        for line in layout.lines:
+            for dataset in layout.datasets:
+                for metric in layout.metrics:
+                    found = record(line, (dataset, metric), layout.key)
+                    if found is None:
+                        assert (line.method, metric) == ("joint", "Inc-Acc")
+                    else:
+                        cells[found.model_dump_json()] = found
+    assert len(cells) == len(published().records) == 280
+    table1 = {(r.method, r.dataset, r.metric): r.mean for r in published().records if r.table == "1"}
+    assert table1["CoFiMA", "CUB-200", "Last-Acc"] == 87.11
+    assert table1["Joint-Training", "ImageNet-R", "Last-Acc"] == 79.6
+
+
+def test_every_disagreement_is_marked_and_explained():
+    for key in LAYOUTS:
+        shown = printed(fill(key, []))
+        cells = [c for row in shown.rows for c in (*row.heads, *row.cells)] + [c for c, _ in shown.groups]
+        marked = {mark for cell in cells for mark in cell.marks.split(",") if mark}
+        explained = {note[0] for note in shown.notes if re.match("[a-z]: ", note)}
+        assert marked == explained
+        assert len(explained) == sum(key in d.tables for d in published().disagreements)
+    coma = rows_of(fill("1", []), "paper")["CoMA"]
+    assert coma.cells[2].marks == ""  # Cars-196 Last-Acc: the authors' runs agree
+    assert coma.cells[0].marks == "a"
+
+
+def test_without_runs_the_table_is_the_paper_s():
+    shown = printed(fill("1", []))
+    assert [row.heads[0].text for row in shown.rows][:2] == ["Joint-Training", "GDumb"]
+    assert [row.heads[1].text for row in shown.rows] == ["–", *"✗✗✗", *"✓" * 10]
+    assert [row.rule for row in shown.rows].index(True) == 1
+    best = [row.heads[0].text for row in shown.rows for cell in row.cells if cell.bold]
+    assert best == ["CoFiMA"] * 8
+    assert "No run here follows the protocol of this table." in shown.notes
+
+
+def test_our_numbers_stand_above_the_published_ones(paper_run):
+    folders = [paper_run(method, seed) for method in ("cofima", "slca") for seed in (1993, 1996, 1997)]
+    folders += [paper_run("joint", 1993), paper_run("cofima", 1993, dataset="imagenet_r", level=70.0)]
+    runs = report.find(folders)
+    table = fill("1", runs)
+    assert not table.apart
+    mine = rows_of(table, "here")
+    last = [report.metrics.last(run.matrix, run.sizes) for run in runs[:3]]
+    column = table.columns.index(("cifar100", "Last-Acc"))
+    expected = f"{statistics.fmean(last):.2f} ± {statistics.stdev(last):.2f} (3)"
+    assert mine["CoFiMA"].cells[column].text == expected
+    assert mine["CoFiMA"].cells[column + 2].text.endswith(" (1)")
+    assert mine["CoFiMA"].cells[0].text == "–"
+    assert mine["Joint-Training"].cells[column + 1].text == "–"
+    bold = [name for name, row in mine.items() if row.cells[column].bold]
+    assert bold in (["CoFiMA"], ["SLCA"])
+    names = [(row.heads[0].text, row.whose) for row in printed(table).rows]
+    assert names.index(("CoFiMA", "here")) + 1 == names.index(("CoFiMA", "paper"))
+    assert names[0] == ("Joint-Training", "here")
+
+
+@pytest.mark.parametrize(
+    ("how", "changes", "why"),
+    [
+        ({"images": (40_000, 10_000)}, (), "images 40000 + 10000: the table has 50,000 + 10,000"),
+        ({"preset": "timm"}, (), "preset timm: the table has slca"),
+        ({}, ("model.final_norm=pretrained",), "model.final_norm=pretrained (the recipe has reset)"),
+        ({}, ("stream.increment=5",), "stream.increment=5 (the recipe has 10)"),
+        ({}, ("stream.order_seed=7",), "stream.order_seed=7 (the recipe has null)"),
+        ({}, ("train.epochs=1", "train.milestones=[]"), "train.epochs=1 (the recipe has 20)"),
+        ({}, ("held_out=0.2",), "held_out=0.2 (the recipe has 0.0)"),
+        ({}, ("data.limit=5",), "data.limit=5 (the recipe has null)"),
+        ({"done": 3}, (), "not finished: 3 of 10 tasks"),
+        ({"backbone": "vit_b16_mocov3"}, (), "backbone vit_b16_mocov3: the table has vit_b16_in21k"),
+        ({}, ("model.pretrained=false",), "the backbone is not pre-trained"),
+    ],
+)
+def test_a_run_of_another_protocol_stands_apart_with_the_difference(paper_run, how, changes, why):
+    (run,) = report.find([paper_run("cofima", 1993, *changes, **how)])
+    table = fill("1", [run])
+    assert not table.entries
+    ((_, found),) = table.apart
+    assert why in found
+    assert any(why in note and note.startswith("Apart: ") for note in printed(table).notes)
+
+
+def test_a_run_on_other_data_stands_apart(make_run):
+    table = fill("1", report.find([make_run("digits")]))
+    ((_, why),) = table.apart
+    assert why[0] == "dataset digits: the table has CUB-200, Cars-196, CIFAR-100, ImageNet-R"
+    assert why[1].startswith("backbone vit_micro: the table has")
+
+
+def test_what_only_places_a_run_does_not_matter(paper_run):
+    changes = ("data.root=/elsewhere", "device=cpu", "keep_checkpoints=true", "stream.order_seed=1993")
+    runs = report.find([paper_run("cofima", 1993, *changes, backbone="vit_base_patch16_224.augreg_in21k")])
+    assert len(fill("1", runs).entries) == 1
+
+
+def test_other_options_have_a_row_of_their_own(paper_run):
+    folders = [paper_run("cofima", seed, *more) for seed in (1, 2) for more in ((), ("options.lam=0.5",))]
+    mine = rows_of(fill("1", report.find(folders)), "here")
+    assert list(mine) == ["CoFiMA", "CoFiMA (lam=0.5)"]
+    assert mine["CoFiMA (lam=0.5)"].cells[4].text.endswith("(2)")
+
+
+def test_runs_on_another_split_are_not_mixed_with_most(paper_run):
+    folders = [paper_run("cofima", seed, name=f"most-{seed}") for seed in (1, 2)]
+    folders += [paper_run("cofima", 3, split="b" * 64, name="other")]
+    table = fill("1", report.find(folders))
+    (entry,) = table.entries
+    assert sorted(entry.values(("cifar100", "Last-Acc"))) == [1, 2]
+    ((run, why),) = table.apart
+    assert run.folder.name == "other"
+    assert why[0].startswith("not the protocol of most runs: split: ")
+
+
+def test_both_splits_of_cub_are_the_paper_s_but_not_together(paper_run):
+    official = [
+        paper_run("cofima", s, dataset="cub200", images=(5_994, 5_794), split="c" * 64) for s in (1, 2)
+    ]
+    other = paper_run("cofima", 3, dataset="cub200")
+    assert not fill("1", report.find(official)).apart
+    assert not fill("1", report.find([other])).apart
+    assert len(fill("1", report.find([*official, other])).apart) == 1
+
+
+def test_a_seed_counts_once(paper_run):
+    table = fill("1", report.find([paper_run("slca", 1), paper_run("slca", 1)]))
+    assert table.repeats == 1
+    assert table.entries[0].summary(("cifar100", "Last-Acc")).n == 1
+
+
+def test_table_3_has_init_and_lambda(paper_run):
+    runs = report.find(
+        [
+            paper_run("weight_ensemble", 1, "options.init=pretrained"),
+            paper_run("weight_ensemble", 1, "options.init=previous"),
+            paper_run("coma", 1),
+            paper_run("ewc", 1),
+        ]
+    )
+    table = fill("3", runs)
+    here = [[cell.text for cell in row.heads] for row in printed(table).rows if row.whose == "here"]
+    assert here == [
+        ["Weight-Ensemble", "θ_0", "1/t"],
+        ["Weight-Ensemble", "θ*_{t−1}", "1/t"],
+        ["CoMA", "θ*_{t−1}", "0.4"],
+    ]
+    assert table.elsewhere == 1  # EWC is in Table 1
+
+
+def test_table_2_is_of_moco_with_its_own_schedule(paper_run):
+    (run,) = report.find([paper_run("cofima", 1, backbone="vit_b16_mocov3")])
+    assert run.config["train"]["epochs"] == 90
+    assert len(fill("2", [run]).entries) == 1
+    assert "L2P" not in rows_of(fill("2", []), "paper")
+
+
+def test_the_table_of_scratch_tells_starts_and_backbones_apart(paper_run):
+    runs = report.find(
+        [
+            paper_run("cofima", 1, "model.pretrained=false", "train.lr=0.1", backbone="resnet18", level=40.0),
+            paper_run("cofima", 1, backbone="resnet18", level=70.0),
+            paper_run("joint", 1, backbone="vit_ti16", level=80.0),
+        ]
+    )
+    table = fill("scratch", runs)
+    assert not table.apart
+    here = [[cell.text for cell in row.heads] for row in printed(table).rows if row.whose == "here"]
+    assert here[0][1:] == ["ResNet18", "scratch"]
+    assert "train.lr=0.1" in here[0][0]
+    assert here[1] == ["CoFiMA", "ResNet18", "pre-trained"]
+    assert here[2] == ["Joint-Training", "ViT-Tiny/16", "pre-trained"]
+    assert not any(cell.bold for row in printed(table).rows for cell in row.cells)
+
+
+def test_a_method_of_one_s_own_stands_below_the_paper_s(paper_run):
+    table = fill("1", report.find([paper_run("mine", 1, known=False), paper_run("ranpac", 1)]))
+    rows = printed(table).rows
+    assert (rows[-1].heads[0].text, rows[-1].whose) == ("mine (own=1)", "here")
+    assert rows[-1].rule
+
+
+def test_csv_has_every_number_with_its_source(paper_run):
+    table = fill("1", report.find([paper_run("slca", seed) for seed in (1, 2)]))
+    lines = list(csv.DictReader(io.StringIO(paper_formats.csv_text([table]))))
+    assert len(lines) == 108
+    (line,) = [
+        r for r in lines if (r["method"], r["dataset"], r["metric"]) == ("slca", "CIFAR-100", "Last-Acc")
+    ]
+    value = table.entries[0].summary(("cifar100", "Last-Acc"))
+    assert (float(line["mean"]), float(line["std"]), line["n"], line["seeds"]) == (
+        value.mean,
+        value.std,
+        "2",
+        "1 2",
+    )
+    assert (float(line["published_mean"]), float(line["published_std"])) == (91.53, 0.28)
+    assert line["published_source"].endswith("arXiv 2312.08977, Table 1")
+    assert [r for r in lines if r["mean"] == "" and r["method"] == "cofima"]
+
+
+@pytest.fixture
+def tables(paper_run, make_run):
+    """Return all tables of the paper with some runs in them, and one that stands apart."""
+    folders = [paper_run(method, seed) for method in ("cofima", "slca", "coma") for seed in (1, 2, 3)]
+    folders += [paper_run("joint", 1), make_run("digits & co_1")]
+    return report.find(folders)
+
+
+def test_markdown_is_one_table_for_each(tables):
+    text = beside.texts(tables, ["1", "2", "3", "scratch"], against="slca")["tables.md"]
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(widths) == 1
+    assert len(re.findall("^## ", text, re.MULTILINE)) == 6  # four tables, two of them with tests
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on PATH")
+def test_latex_compiles(tables, tmp_path):
+    text = beside.texts(tables, ["1", "2", "3", "scratch"], against="best")["tables.tex"]
+    uses = "".join(f"\\usepackage{{{name}}}" for name in ("booktabs", "graphicx", "amssymb"))
+    whole = f"\\documentclass{{article}}{uses}\\begin{{document}}\n{text}\\end{{document}}\n"
+    (tmp_path / "paper.tex").write_text(whole, "utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "paper.pdf").is_file()
+
+
+def test_latex_has_as_many_cells_as_columns(tables):
+    text = beside.texts(tables, ["1", "3"])["tables.tex"]
+    for columns, body in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
+        rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+        spans = [
+            1 + line.count(" & ") + sum(int(n) - 1 for n in re.findall(r"multicolumn\{(\d)", line))
+            for line in rows
+        ]
+        assert set(spans) == {len(columns)}
+    assert not re.search(r"[^\x00-\x7f]", text.replace("λ", ""))
+    for opening, closing in ("{}", ("\\begin", "\\end")):
+        assert text.count(opening) - text.count(f"\\{opening}") == text.count(closing) - text.count(
+            f"\\{closing}"
+        )
+
+
+def test_the_command_prints_one_form_and_writes_all(tables, tmp_path, capsys):
+    folders = [run.folder for run in tables]
+    report_(folders, tables=[Paper.one], formats=[Format.csv])
+    assert capsys.readouterr().out.startswith("table,method,label")
+    report_(folders, folder=tmp_path / "out", tables=[Paper.one], against="slca")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {*(f"table-1.{form}" for form in ("md", "csv", "tex", "html")), "table-1-tests.csv"}
+    report_(folders, folder=tmp_path / "one", tables=[Paper.two], formats=[Format.html])
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["table-2.html"]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH")
+def test_the_page_opens_offline_at_every_width(tables, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    text = beside.texts(tables, ["1", "3"], against="slca")["tables.html"]
+    (tmp_path / "tables.html").write_text(text, "utf-8")
+    asked = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        for width in (1280, 390):
+            page = browser.new_page(viewport={"width": width, "height": 900})
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto(f"file://{tmp_path}/tables.html")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            figures = page.locator("svg").all()
+            assert len(figures) > 3
+            assert all(figure.bounding_box()["height"] > 100 for figure in figures)
+            wide = page.locator(".scroll").first.evaluate("box => [box.scrollWidth, box.clientWidth]")
+            assert wide[1] <= width
+            assert page.locator("table.paper").count() == 2
+            page.screenshot(path=tmp_path / f"{width}.png", full_page=True)
+        browser.close()
+    assert set(asked) == {f"file://{tmp_path}/tables.html"}

@@ -1,0 +1,93 @@
+"""Learn tiny runs in double precision, alone or as one of the processes that torchrun started.
+
+``python learn.py FOLDER CASE...`` writes what each case learnt, and what it predicts, to FOLDER.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import conftest as tiny
+from cofima import ranks
+from cofima.data.stream import Stream
+from cofima.data.views import View
+from cofima.errors import CofimaError
+from cofima.store import Model
+from cofima.training.sgd import plain_batches
+
+CASES: dict[str, dict[str, Any]] = {
+    "cofima sampled": {"options": {"fisher": {"labels": "sampled"}}},
+    "cofima authors": {"options": {"variant": "authors"}},
+    "coma auto": {"options": {"lam": "auto"}},
+    "ranpac none": {"options": {"petl": "none"}},
+    "l2p vote": {"options": {"vote": True, "top_k": 3}},
+    "slca balanced": {"train": {"balance": 1.0}},
+}
+SIZES, EACH = (3, 1, 2), 6  # also a single class; 18, 6 and 12 images
+BATCH = 5  # two processes cannot share it equally, and the last batch has fewer images than four
+
+
+def in_double_precision() -> None:
+    """Compute all in float64, also where single precision is asked for."""
+    torch.set_default_dtype(torch.float64)
+    single = View._normalised
+    View._normalised = lambda self, images: single(self, images).double()  # type: ignore[method-assign]
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign,assignment]
+
+
+def learn(case: str) -> tuple[Model, Stream]:
+    """Learn all tasks of a case; images are cropped and mirrored."""
+    name, more = case.partition(" ")[0], CASES.get(case, {})
+    options = dict(more.get("options", {}))
+    if name == "ranpac":
+        options.setdefault("adapt", {"epochs": 2, "batch": BATCH, "dropout": 0.0})
+    train = {"epochs": 2, "batch": BATCH} | more.get("train", {})
+    config = tiny.tiny_config(name, options=options, train=train)
+    stream = replace(tiny.tiny_stream(SIZES, per_class=EACH), crop=0.5, flip=True)
+    model = tiny.tiny_model(config, stream)
+    passed: list[int] = []
+    model.method.net.backbone.register_forward_pre_hook(lambda _, args: passed.append(len(args[0])))
+    stream = model.method.stream(stream)
+    for task in stream:
+        model.method.learn(task)
+        model.tasks.append(task.names)
+        score = model.method.score(stream[: task.index + 1])
+        model.history.append({"accuracy": score.accuracy, "top5": score.top5, "passed": sum(passed)})
+    return model, stream
+
+
+@torch.inference_mode()
+def found(model: Model, stream: Stream) -> dict[str, Tensor]:
+    """Return the weights, what is remembered, and the logits of all test images."""
+    state = {f"state.{key}": value for key, value in model.method.state().items()}
+    weights = {f"model.{key}": value for key, value in model.weights().items()}
+    batches = [images for task in stream for images, _ in plain_batches(task.test, model.method.context, "")]
+    logits = torch.cat([model.method.predict(images) for images in batches])
+    return {key: v.contiguous().clone() for key, v in (state | weights | {"logits": logits}).items()}
+
+
+def main(folder: Path, cases: list[str]) -> None:
+    """Learn the cases one after the other."""
+    in_double_precision()
+    torch.use_deterministic_algorithms(True)
+    with ranks.joined(torch.device("cpu")):
+        for case in cases:
+            model, stream = learn(case)
+            save_file(found(model, stream), folder / f"{case}.{ranks.rank()}.safetensors")
+            (folder / f"{case}.{ranks.rank()}.json").write_text(json.dumps(model.history))
+        ranks.refuse_difference("the same", 1)
+        try:
+            ranks.refuse_difference("the number", ranks.rank())
+        except CofimaError as error:
+            (folder / f"refused.{ranks.rank()}.txt").write_text(str(error))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,158 @@
+"""metrics.jsonl: every epoch and task once, whatever happens to the run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cofima.errors import CofimaError, CofimaWarning
+from cofima.experiment import journal
+from cofima.experiment.journal import METRICS, Journal
+from cofima.experiment.launch import launch
+
+ROW = {"task": 1, "accuracy": [80.0], "sizes": [10]}
+
+
+def keys(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(line["kind"], line["task"], line.get("epoch")) for line in lines]
+
+
+def epoch(book: Journal, task: int, number: int, *losses: float) -> None:
+    book.epoch(task, number, torch.tensor(losses or (1.0,)), [0.1, 0.2])
+
+
+def test_a_run_writes_down_every_epoch_and_task(tmp_path: Path, tiny: Any) -> None:
+    config = tiny.config("seq_ft", train={"epochs": 3, "milestones": [2], "batch": 16})
+    model = tiny.run(tmp_path, config, tiny.stream((2, 2), per_class=12))
+    lines = journal.read(tmp_path)
+    assert keys(lines) == [
+        (kind, task, number)
+        for task in (1, 2)
+        for kind, number in [("epoch", 1), ("epoch", 2), ("epoch", 3), ("task", None)]
+    ]
+    assert [line["step"] for line in lines] == [2, 4, 6, 6, 8, 10, 12, 12]  # 24 images, 16 a step
+    assert [line["lr"] for line in lines[:3]] == pytest.approx([0.05, 0.05, 0.005])
+    assert [line["backbone_lr"] for line in lines[:3]] == pytest.approx([0.01, 0.01, 0.001])
+    assert lines[0]["time"] <= lines[-1]["time"]
+    for line, row in zip([line for line in lines if line["kind"] == "task"], model.history, strict=True):
+        assert row.items() <= line.items()
+        right = sum(a * n for a, n in zip(row["accuracy"], row["sizes"], strict=True)) / sum(row["sizes"])
+        assert line["seen"] == right
+
+
+def test_the_loss_is_the_mean_over_the_steps(tmp_path: Path, tiny: Any, monkeypatch: Any) -> None:
+    from cofima.methods.base import Method
+
+    plain, seen = Method.loss, []
+
+    def loss(self: Method, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        value = plain(self, images, labels)
+        seen.append(float(value.detach()))
+        return value
+
+    monkeypatch.setattr(Method, "loss", loss)
+    tiny.run(tmp_path, tiny.config(train={"epochs": 1, "batch": 16}), tiny.stream((2,), per_class=12))
+    assert journal.read(tmp_path)[0]["loss"] == pytest.approx(sum(seen) / 2)
+
+
+def test_a_run_that_was_cut_off_has_no_line_twice(tmp_path: Path, tiny: Any, stop_at: Any) -> None:
+    config = tiny.config("seq_ft", stream={"first": 2, "increment": 2})
+    launch(config, tmp_path / "whole")
+    with pytest.raises(stop_at(1, step=8)):  # in the second task, after an epoch or more
+        launch(config, tmp_path / "cut")
+    cut = journal.read(tmp_path / "cut")
+    assert [k for k in keys(cut) if k[1] == 2]
+    launch(config, tmp_path / "cut")
+    whole, again = journal.read(tmp_path / "whole"), journal.read(tmp_path / "cut")
+    assert keys(again) == keys(whole)
+    assert [line.get("loss") for line in again] == [line.get("loss") for line in whole]
+    assert [line["step"] for line in again] == [line["step"] for line in whole]
+
+
+def test_epochs_before_the_one_that_goes_on_are_kept(tmp_path: Path) -> None:
+    book = Journal(tmp_path, [])
+    for number in range(4):
+        epoch(book, 0, number, 1.0, 2.0)
+    again = Journal(tmp_path, [])
+    epoch(again, 0, 2, 3.0, 4.0)
+    lines = journal.read(tmp_path)
+    assert keys(lines) == [("epoch", 1, 1), ("epoch", 1, 2), ("epoch", 1, 3)]
+    assert [line["loss"] for line in lines] == [1.5, 1.5, 3.5]
+    assert [line["step"] for line in lines] == [2, 4, 6]
+
+
+def test_a_method_that_trains_twice_in_a_task_counts_on(tmp_path: Path) -> None:
+    book = Journal(tmp_path, [])
+    book.begin()
+    for number in (0, 1, 0, 1, 2):
+        epoch(book, 0, number)
+    book.task(ROW)
+    book.begin()
+    epoch(book, 1, 0)
+    assert [line.get("epoch") for line in journal.read(tmp_path)] == [1, 2, 3, 4, 5, None, 1]
+
+
+def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path: Path) -> None:
+    epoch(Journal(tmp_path, []), 0, 0)
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"kind": "epoch", "ta')
+    assert len(journal.read(tmp_path)) == 1
+    epoch(Journal(tmp_path, []), 0, 1)
+    assert keys(journal.read(tmp_path)) == [("epoch", 1, 1), ("epoch", 1, 2)]
+
+
+def test_tasks_of_before_are_written_from_the_history(tmp_path: Path) -> None:
+    Journal(tmp_path, [ROW, ROW | {"task": 2, "accuracy": [70.0, 90.0], "sizes": [10, 30]}])
+    lines = journal.read(tmp_path)
+    assert [line["seen"] for line in lines] == [80.0, 85.0]
+    Journal(tmp_path, [ROW, ROW | {"task": 2}])
+    assert journal.read(tmp_path) == lines
+
+
+def test_tasks_that_were_undone_are_dropped(tmp_path: Path) -> None:
+    book = Journal(tmp_path, [])
+    for task in (1, 2):
+        epoch(book, task - 1, 0)
+        book.task(ROW | {"task": task})
+        book.begin()
+    epoch(Journal(tmp_path, [ROW]), 1, 0)
+    assert keys(journal.read(tmp_path)) == [("epoch", 1, 1), ("task", 1, None), ("epoch", 2, 1)]
+
+
+def test_listeners_hear_every_line_once(tmp_path: Path) -> None:
+    first = Journal(tmp_path, [])
+    epoch(first, 0, 0)
+    first.task(ROW)
+    first.begin()
+    epoch(first, 1, 0)
+    epoch(first, 1, 1)
+    heard: list[dict[str, Any]] = []
+    book = Journal(tmp_path, [ROW], [heard.append])
+    assert keys(heard) == [("epoch", 1, 1), ("task", 1, None)]
+    epoch(book, 1, 1)
+    assert heard == journal.read(tmp_path)
+
+
+def test_a_listener_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
+    def broken(line: dict[str, Any]) -> None:
+        raise ConnectionError("no server")
+
+    book = Journal(tmp_path, [], [broken])
+    with pytest.warns(CofimaWarning, match=r"left out; .*metrics\.jsonl has all it missed: no server"):
+        epoch(book, 0, 0)
+    epoch(book, 0, 1)
+    assert len(journal.read(tmp_path)) == 2
+
+
+def test_only_one_of_several_processes_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cofima.ranks.rank", lambda: 1)
+    epoch(Journal(tmp_path, []), 0, 0)
+    assert not (tmp_path / METRICS).exists()
+
+
+def test_what_is_no_journal_is_said(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text(json.dumps({"loss": 1}) + "\n")
+    with pytest.raises(CofimaError, match=r"metrics\.jsonl line 1 is not a line of a run"):
+        journal.read(tmp_path)

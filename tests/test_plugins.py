@@ -1,0 +1,172 @@
+"""Methods and datasets in a file outside the package: found when named, in every process, and only then."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cofima import methods, plugins, store
+from cofima.commands.plugin import taken, use
+from cofima.config import check
+from cofima.data import datasets
+from cofima.data.options import DataOptions
+from cofima.errors import CofimaError, CofimaWarning
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+EMPTY = "x = 1\n"
+METHOD = """
+from dataclasses import dataclass
+from typing import ClassVar
+from cofima.methods.seq_ft import SeqFT
+
+@dataclass(eq=False)
+class Mine(SeqFT):
+    '''Fine-tune.'''
+    label: ClassVar[str] = "Mine"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Begin and end without plugins."""
+    monkeypatch.setattr(plugins, "_named", {})
+    monkeypatch.setenv(plugins.ENVIRONMENT, "")
+    yield
+    for name in [name for name in sys.modules if name.startswith("cofima_plugin_")]:
+        del sys.modules[name]
+
+
+def example(folder: Path) -> Path:
+    """Write the file that the page shows."""
+    (text,) = re.findall(r"^```python\n(# stripes\.py\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (folder / "stripes.py").write_text(text, "utf-8")
+    return folder / "stripes.py"
+
+
+def write(folder: Path, text: str, name: str = "mine.py") -> Path:
+    (folder / name).write_text(text, "utf-8")
+    return folder / name
+
+
+def test_the_example_works_from_outside_in_processes_of_its_own(tmp_path: Path) -> None:
+    example(tmp_path)
+    (tmp_path / "small.yaml").write_text(
+        "{method: stripes, dataset: stripes, stream: {first: 2, increment: 2}, train: {epochs: 1, batch: 8},"
+        " grid: {seed: [1]}}"
+    )
+    words = ["grid", "small.yaml", "--jobs", "1", "--plugin", "stripes.py", "--out", "runs"]
+    done = subprocess.run(
+        [sys.executable, "-m", "cofima", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "Shrunk" in done.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    kept = json.loads((folder / "0002" / "config.json").read_text())
+    (said,) = kept["plugins"]
+    assert (said["name"], said["file"]) == ("stripes", "stripes.py")
+    assert kept["data"]["split_id"] == "stripes:drawn"
+    with pytest.raises(CofimaError, match=r"'stripes' is not loaded: give --plugin PATH/stripes\.py"):
+        store.load(folder)
+    plugin = plugins.load(tmp_path / "stripes.py")
+    assert plugin.sha256 == said["sha256"]
+    assert store.load(folder).method.label == "Shrunk"
+    plugin.file.write_text(plugin.file.read_text() + "\n# later\n")
+    plugins.load(plugin.file)
+    with pytest.warns(CofimaWarning, match="has changed since"):
+        store.load(folder)
+
+
+def test_a_dataset_of_a_plugin_is_one_like_any_other(tmp_path: Path) -> None:
+    use(str(example(tmp_path)))
+    assert "stripes" in datasets.names()
+    assert datasets.describe("stripes") == "4 classes of drawn stripes"
+    assert check({"method": "stripes", "dataset": "stripes"}).options == {"strength": 0.01}
+    loaded = datasets.load("stripes", 16, options=DataOptions())
+    assert (len(loaded.train), len(loaded.test)) == (48, 24)
+    assert {"split_hash", "fingerprint"} <= loaded.facts.keys()
+
+
+def test_without_plugins_a_model_says_nothing_of_them(tmp_path: Path, tiny: Any) -> None:
+    tiny.run(tmp_path, tiny.config(), tiny.stream((2,), per_class=4))
+    assert "plugins" not in json.loads((tmp_path / "0001" / "config.json").read_text())
+
+
+def test_a_plugin_is_found_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "mine" not in methods.names()
+    monkeypatch.setenv(plugins.ENVIRONMENT, str(write(tmp_path, METHOD)))
+    assert "mine" in methods.names()
+    assert methods.find("mine").label == "Mine"
+
+
+def test_loading_tells_later_processes_where_it_is(tmp_path: Path) -> None:
+    file = plugins.load(write(tmp_path, METHOD)).file
+    plugins.load(file)
+    assert os.environ[plugins.ENVIRONMENT].split(os.pathsep) == [str(file)]
+
+
+def test_an_installed_package_brings_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_package").mkdir()
+    write(tmp_path / "my_package", METHOD, "__init__.py")
+    info = tmp_path / "my_package-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1\n")
+    entries = "[cofima.plugins]\ntheirs = my_package\nbroken = my_package.nowhere\n"
+    (info / "entry_points.txt").write_text(entries)
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins._installed.cache_clear()
+    try:
+        with pytest.warns(CofimaWarning, match=r"my_package\.nowhere .* cannot be loaded"):
+            assert methods.find("theirs").label == "Mine"
+    finally:
+        plugins._installed.cache_clear()
+        sys.modules.pop("my_package", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("mine.py", None, "there is no such file"),
+        ("mine.txt", EMPTY, "not a Python file"),
+        ("my-method.py", EMPTY, "cannot be one"),
+        ("mine.py", "x = = 1\n", r"mine\.py line 1: SyntaxError"),
+        ("mine.py", "\n\nimport nowhere_to_be_found\n", r"line 3: ModuleNotFoundError"),
+        ("mine.py", EMPTY, "defines no method .* and no dataset"),
+        ("mine.py", METHOD + METHOD.replace("Mine", "Other"), r"several methods \(Mine, Other\)"),
+        ("coma.py", METHOD, "'coma' is a method of cofima; rename the file"),
+    ],
+)
+def test_what_is_wrong_with_a_plugin_is_said(
+    tmp_path: Path, name: str, text: str | None, message: str
+) -> None:
+    if text is not None:
+        write(tmp_path, text, name)
+    with pytest.raises(CofimaError, match=message):
+        use(str(tmp_path / name))
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    plugins.load(write(tmp_path, METHOD))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(CofimaError, match="have the same name"):
+        plugins.load(write(tmp_path / "other", METHOD))
+
+
+def test_a_plugin_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(CofimaError):
+        plugins.load(write(tmp_path, "1 / 0\n"))
+    assert "cofima_plugin_mine" not in sys.modules
+    assert isinstance(plugins.load(write(tmp_path, METHOD)).module, ModuleType)
+
+
+def test_plugins_may_stand_anywhere_in_a_command() -> None:
+    words = ["run", "--plugin", "a.py", "demo.yaml", "--plugin=b.py", "seed=1", "--", "--plugin", "c.py"]
+    assert taken(words) == (["a.py", "b.py"], ["run", "demo.yaml", "seed=1", "--", "--plugin", "c.py"])
+    with pytest.raises(CofimaError, match="needs a Python file"):
+        taken(["run", "--plugin"])

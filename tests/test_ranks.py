@@ -1,0 +1,157 @@
+"""Parts of a batch: they are all of it, and what chance does to an image does not depend on them."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cofima import methods, ranks
+from cofima.cli import app
+from cofima.commands import console
+from cofima.data.views import View
+from cofima.errors import CofimaError
+from cofima.experiment.launch import launch
+from cofima.training import device
+
+COLOUR = (0.5, 0.5, 0.5)
+VIEWS = {
+    "crop": View(16, 20, COLOUR, COLOUR, flip=True, crop=0.3, brightness=0.2),
+    "window": View(16, 20, COLOUR, COLOUR, flip=True, whole=20, window=True, shape=(24, 22)),
+    "plain": View(16, 16, COLOUR, COLOUR),
+}
+
+
+def parts(count: int, processes: int, monkeypatch: pytest.MonkeyPatch) -> list[ranks.Part]:
+    """Return the part of each process."""
+    monkeypatch.setattr(ranks, "world", lambda: processes)
+    found = []
+    for number in range(processes):
+        monkeypatch.setattr(ranks, "rank", lambda number=number: number)
+        found.append(ranks.part(count))
+    return found
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 23])
+def test_parts_are_all_of_it_in_order(count: int, processes: int, monkeypatch) -> None:
+    found = parts(count, processes, monkeypatch)
+    sizes = [part.stop - part.start for part in found]
+    if count < processes:  # then each takes all
+        assert sizes == [count] * processes
+        assert not any(part.shared for part in found)
+    else:
+        assert torch.cat([torch.arange(count)[part.rows] for part in found]).tolist() == list(range(count))
+        assert max(sizes) - min(sizes) <= 1
+        assert max(sizes) == ranks.each(count)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [1, 2, 5, 23])
+def test_the_average_of_weighted_means_is_the_mean(count: int, processes: int, monkeypatch) -> None:
+    values = torch.randn(count, dtype=torch.float64)
+    means = [part.weight * values[part.rows].mean() for part in parts(count, processes, monkeypatch)]
+    torch.testing.assert_close(torch.stack(means).mean(), values.mean())
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("processes", [2, 3])
+def test_an_image_is_varied_the_same_in_any_part(name: str, processes: int, monkeypatch) -> None:
+    view = VIEWS[name]
+    height, width = view.shape or (view.stored, view.stored)
+    pixels = torch.randint(256, (7, 3, height, width), dtype=torch.uint8)
+    together = torch.Generator().manual_seed(1)
+    whole = view.train(pixels, together)
+    apart = []
+    for part in parts(7, processes, monkeypatch):
+        chance = torch.Generator().manual_seed(1)
+        apart.append(view.train(pixels[part.rows], chance, part))
+        assert torch.equal(chance.get_state(), together.get_state())  # the next batch is the same, too
+    assert torch.equal(torch.cat(apart), whole)
+
+
+def test_one_process_is_left_as_it_was() -> None:
+    rows = torch.arange(5.0)
+    part = ranks.part(5)
+    assert (part.start, part.stop, part.whole, part.weight) == (0, 5, 5, 1.0)
+    assert part.gather(rows) is rows
+    assert part.mean(rows) is rows
+    assert ranks.total(rows) is rows
+    assert rows.tolist() == [0, 1, 2, 3, 4]
+    assert ranks.expected() == ranks.world() == 1
+    assert ranks.at_hand(3) == ranks.all_of(3)
+
+
+@pytest.fixture
+def of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be the first of two processes that torchrun started; the other is never waited for."""
+    said = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+
+
+def refused(config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("cofima.data.datasets.load", lambda *_, **__: pytest.fail("images were read"))
+    with pytest.raises(CofimaError) as error:
+        launch(config, folder)
+    assert not folder.exists()
+    return str(error.value)
+
+
+@pytest.mark.usefixtures("of_two")
+def test_what_several_processes_cannot_share_is_refused_before_any_work(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(methods.find("seq_ft"), "one_process", "it looks at whole batches")
+    said = refused(tiny.config("seq_ft", train={"batch": 1}), tmp_path / "run", monkeypatch)
+    assert "a run in 2 processes" in said
+    assert "method = seq_ft: it looks at whole batches" in said
+    assert "train.batch = 1: smaller than the number of processes" in said
+
+
+@pytest.mark.usefixtures("of_two")
+def test_statistics_of_batches_are_refused_unless_they_are_frozen(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "joined", lambda _: nullcontext())
+    said = refused(tiny.config("slca", "resnet_test"), tmp_path / "run", monkeypatch)
+    assert "train.batchnorm=frozen" in said
+    from cofima.experiment.several import refuse_several
+
+    backbone = tiny.net("resnet_test").backbone
+    refuse_several(tiny.config("slca", "resnet_test", train={"batchnorm": "frozen"}), backbone)
+    refuse_several(tiny.config("prototype", "resnet_test"), backbone)  # it trains nothing
+    refuse_several(tiny.config("slca"), tiny.net("vit_test").backbone)
+
+
+@pytest.mark.usefixtures("of_two")
+def test_other_commands_are_for_one_process() -> None:
+    done = CliRunner().invoke(app, ["list", "methods"])
+    assert isinstance(done.exception, CofimaError)
+    assert str(done.exception) == "cofima list is for one process: leave torchrun out"
+
+
+@pytest.mark.usefixtures("of_two")
+def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device.choose("auto") == device.choose("cpu") == torch.device("cpu")
+    with pytest.raises(CofimaError, match="has no GPU, there are 0"):
+        device.choose("cuda")
+    for name in ("cuda:1", "mps"):
+        with pytest.raises(CofimaError, match=f"device = {name}: several processes"):
+            device.choose(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert device.choose("auto") == device.choose("cuda") == torch.device("cuda", 1)
+
+
+@pytest.mark.usefixtures("of_two")
+def test_only_the_first_process_speaks(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    assert ranks.speaks()
+    monkeypatch.setenv("RANK", "1")
+    assert not ranks.speaks()
+    monkeypatch.setattr(console, "GRACE", 0)
+    console.complain(CofimaError("there is no disk"))  # what the first process did not see
+    assert capsys.readouterr().err.strip() == "cofima (process 1): there is no disk"

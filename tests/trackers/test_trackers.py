@@ -1,0 +1,220 @@
+"""Each tracker against the real library: written to disk, read back, and nothing sent anywhere."""
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cofima import trackers
+from cofima.errors import CofimaError
+from cofima.experiment import journal
+from cofima.trackers.scalars import scalars
+
+CONFIG = {"method": "coma", "options": {"lam": 0.4}, "train": {"epochs": 2}}
+ROW = {
+    "accuracy": [90.0, 80.0],
+    "sizes": [10, 10],
+    "lam": 0.4,
+    "distance": {"trained": 2.0, "merged": None, "from_start": 1.5},
+    "seconds": {"train": 3.0, "total": 4.0},
+    "peak_memory_mb": 100.0,
+    "state_bytes": 1234,
+    "notes": ["a note"],
+    "classes": ["a", "b"],
+}
+
+
+def lines() -> list[dict[str, Any]]:
+    """Return the lines of two tasks of two epochs."""
+    found: list[dict[str, Any]] = []
+    for task in (1, 2):
+        for epoch in (1, 2):
+            number = 2 * (task - 1) + epoch
+            place = {"kind": "epoch", "task": task, "epoch": epoch, "step": 10 * number, "time": 1e9 + number}
+            found.append(place | {"loss": 1.0 / number, "lr": 0.1, "backbone_lr": 0.001, "seconds": 0.5})
+        found.append(
+            {"kind": "task", "task": task, "step": 20 * task, "time": 1e9 + 5 * task, "seen": 85.0} | ROW
+        )
+    return found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return a folder with the metrics of a run."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / journal.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines()))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Refuse every way out of this machine, in this process and in those it starts, and note who asks."""
+    asked: list[Any] = []
+    trap = socket.create_server(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{trap.getsockname()[1]}"
+
+    def listen() -> None:
+        while True:
+            try:
+                caller, _ = trap.accept()
+            except OSError:
+                return
+            asked.append(caller.recv(200))
+            caller.close()
+
+    threading.Thread(target=listen, daemon=True).start()
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, address)
+    plain = socket.socket.connect
+
+    def connect(self: socket.socket, where: Any) -> None:
+        if self.family != socket.AF_UNIX and where[0] not in ("127.0.0.1", "::1", "localhost"):
+            asked.append(where)
+            raise ConnectionRefusedError(f"{where} is outside")
+        plain(self, where)
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    yield asked
+    trap.close()
+
+
+def expected() -> dict[str, list[tuple[int, float]]]:
+    """Return the numbers that a tracker must show, by their names, with their steps."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in lines():
+        for name, value in scalars(line).items():
+            found.setdefault(name, []).append((line["step"], value))
+    return found
+
+
+def test_the_numbers_of_a_line_have_names() -> None:
+    found = expected()
+    assert found["train/loss"] == [(10, 1.0), (20, 0.5), (30, 1 / 3), (40, 0.25)]
+    assert found["accuracy/seen"] == [(20, 85.0), (40, 85.0)]
+    assert found["accuracy/task_2"] == [(20, 80.0), (40, 80.0)]
+    assert found["distance/from_start"] == [(20, 1.5), (40, 1.5)]
+    assert "distance/merged" not in found  # it was not measured
+    assert {"merge/lam", "seconds/total", "seconds/epoch", "memory/peak_memory_mb"} <= found.keys()
+
+
+def test_tensorboard_reads_what_was_written(run: Path, calls: list[Any]) -> None:
+    pytest.importorskip("tensorboard", reason="needs the package tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for _ in range(2):  # the second time replaces the first
+        assert trackers.replay(trackers.choose(["tensorboard"], run, CONFIG), run) == 6
+    events = EventAccumulator(str(run / "trackers" / "tensorboard"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == set(expected())
+    for name, values in expected().items():
+        assert [(e.step, e.value) for e in events.Scalars(name)] == [(s, pytest.approx(v)) for s, v in values]
+    assert events.Scalars("train/loss")[0].wall_time == 1e9 + 1
+    assert not calls
+
+
+def records(file: Path) -> Iterator[Any]:
+    """Read a .wandb file: a LevelDB log of protocol buffers, in blocks of 32 KiB after seven bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, whole = file.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last piece of a record
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
+
+
+def test_wandb_writes_offline(run: Path, calls: list[Any]) -> None:
+    pytest.importorskip("wandb", reason="needs the package wandb")
+    for _ in range(2):
+        trackers.replay(trackers.choose(["wandb"], run, CONFIG), run)
+    (file,) = (run / "trackers" / "wandb").glob("offline-run-*/*.wandb")
+    found: dict[str, list[tuple[int, float]]] = {}
+    started = []
+    for record in records(file):
+        if record.WhichOneof("record_type") == "run":
+            started.append({item.key: json.loads(item.value_json) for item in record.run.config.update})
+        elif record.WhichOneof("record_type") == "history":
+            row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+            for name in row.keys() & expected().keys():
+                found.setdefault(name, []).append((row["step"], row[name]))
+    assert found == expected()
+    assert started[0]["method"] == "coma"
+    assert not calls
+
+
+def test_mlflow_keeps_a_run_that_goes_on(run: Path, calls: list[Any]) -> None:
+    for package in ("mlflow", "sqlalchemy", "alembic"):
+        pytest.importorskip(package, reason=f"needs the package {package}")
+    (first,) = trackers.choose(["mlflow"], run, CONFIG)
+    for line in lines()[:4]:
+        first(line)
+    first.close()
+    trackers.replay(trackers.choose(["mlflow"], run, CONFIG), run)  # all lines again: none twice
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{run / 'trackers' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("cofima")
+    (kept,) = client.search_runs([experiment.experiment_id])
+    for name, values in expected().items():
+        history = client.get_metric_history(kept.info.run_id, name)
+        assert sorted((m.step, m.value) for m in history) == sorted(values)
+    assert kept.data.params["options.lam"] == "0.4"
+    assert (kept.info.run_name, kept.info.status) == ("parts", "FINISHED")
+    assert not calls
+
+
+def test_what_is_wrong_is_said_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cofima.trackers.kinds.find_spec", lambda name: None)
+    with pytest.raises(CofimaError) as caught:
+        trackers.choose(["tensorbord", "wandb:cloud", "mlflow"], tmp_path, {})
+    text = str(caught.value)
+    assert "3 problems" in text
+    assert "tensorbord: unknown tracker; did you mean 'tensorboard'?" in text
+    assert "wandb:cloud: wandb is offline, or wandb:online" in text
+    assert "mlflow: mlflow, sqlalchemy, alembic not installed: pip install 'cofima[track]'" in text
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CofimaError, match=r"has no metrics\.jsonl and no finished task"):
+        trackers.replay([], tmp_path)
+
+
+def test_a_run_is_tracked_as_it_goes(tmp_path: Path, tiny: Any) -> None:
+    pytest.importorskip("tensorboard", reason="needs the package tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from cofima.commands.track import track, tracked
+    from cofima.experiment.launch import launch
+
+    config, folder = tiny.config(stream={"first": 3, "increment": 3}), tmp_path / "run"
+    tracked(["tensorboard"], config, folder, lambda heard: launch(config, folder, listeners=heard))
+    place = folder / "trackers" / "tensorboard"
+
+    def losses() -> list[float]:
+        events = EventAccumulator(str(place))
+        events.Reload()
+        return [event.value for event in events.Scalars("train/loss")]
+
+    known = [line["loss"] for line in journal.read(folder) if line["kind"] == "epoch"]
+    assert losses() == pytest.approx(known)
+    for file in place.iterdir():
+        file.unlink()
+    tracked(["tensorboard"], config, folder, lambda heard: launch(config, folder, listeners=heard))
+    assert losses() == pytest.approx(known)  # a finished run is shown as it is
+    track(folder, [f"tensorboard:{tmp_path / 'all'}"])
+    assert list((tmp_path / "all" / "run").iterdir())
