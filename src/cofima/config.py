@@ -14,7 +14,7 @@ from cofima.data.datasets import DataOptions
 from cofima.errors import CofimaError, did_you_mean, problems
 from cofima.models import backbone
 from cofima.models.backbone import ModelOptions
-from cofima.recipes.layers import PARTS, Check, flattened
+from cofima.recipes.layers import PARTS, Check, flattened, merged
 from cofima.recipes.layers import override as override
 from cofima.training.sgd import Train
 
@@ -77,8 +77,26 @@ def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def read_values(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file, or a packaged recipe by its name, as it is written."""
+    """Read a YAML file, or a packaged recipe by its name, laid over the recipe that it extends, if any.
+
+    ``extends`` names a file beside it, or a packaged recipe. A ``grid`` of its own replaces the other's.
+    """
     file = _find(Path(path))
+    values = _read_file(file)
+    base, seen = values.pop("extends", None), [file]
+    while base is not None:
+        beside = file.parent / str(base)
+        file = beside if beside.is_file() else _find(Path(str(base)))
+        if file in seen:
+            raise CofimaError(f"{seen[0]}: extends goes in a circle, by way of {file}")
+        seen.append(file)
+        older = _read_file(file)
+        base = older.pop("extends", None)
+        values = merged(older | ({"grid": None} if "grid" in values else {}), values)
+    return values
+
+
+def _read_file(file: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -94,8 +112,13 @@ def resolve(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> 
     From the weakest to the strongest: the defaults, the recipe, its ``per_dataset``, ``per_backbone`` and
     ``per_method``, and the overrides.
     """
+    return check({k: v for k, v in laid(values, overrides, where).items() if k != "resources"}, where)
+
+
+def laid(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> dict[str, Any]:
+    """Lay blocks and overrides over a recipe as :func:`resolve` does, and check nothing but the blocks."""
     defaults = {part: Config.model_fields[part].default for part in PARTS}
-    return check(override(flattened(values, overrides, defaults, _checks(), where), overrides), where)
+    return override(flattened(values, overrides, defaults, _checks(), where), overrides)
 
 
 def check(values: Mapping[str, Any], where: str = "the configuration") -> Config:

@@ -103,4 +103,5 @@ def test_data_root_is_where_datasets_are_looked_for(make, tmp_path: Path) -> Non
     with pytest.raises(CofimaError, match="--data-root or COFIMA_DATA"):
         cofima("data", "check", "cub200")
     assert str(tmp_path / "else") in cofima("data", "check", "cub200", "--data-root", "else").stdout
-    assert cofima("data", "check", "cub200", "--data-root", "nowhere").exit_code == 2
+    with pytest.raises(CofimaError, match=r"nowhere \(no such folder\)"):
+        cofima("data", "check", "cub200", "--data-root", "nowhere")

@@ -96,7 +96,7 @@ def test_the_work_is_shared(both: Path) -> None:
         json.loads((both / name).read_text())[-1]["passed"]
         for name in ("1/cofima.0.json", "2/cofima.0.json", "2/cofima.1.json")
     )
-    assert sum(two) == one
+    assert one <= sum(two) < 1.1 * one  # each looks twice at two images before it trusts the fast Fisher
     assert max(two) < 0.65 * one  # of five images one takes two, the other three
 
 

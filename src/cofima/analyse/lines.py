@@ -55,9 +55,10 @@ def curves(
         handles = [_curve(axes, curve, place) for place, curve in enumerate(drawn)]
         for mark in marks:
             axes.axvline(mark.x, color=INK, linestyle=(0, (1, 1.5)), linewidth=1)
-            axes.annotate(
-                f" {mark.label}", (mark.x, 0.02), xycoords=("data", "axes fraction"), fontsize=9, va="bottom"
+            text = axes.text(
+                mark.x, 0.5, f" {mark.label}", transform=axes.get_xaxis_transform(), fontsize=9, va="center"
             )
+            text.set_bbox({"facecolor": "#ffffff", "alpha": 0.75, "edgecolor": "none", "pad": 1})
         axes.set(xlabel=across, ylabel=up)
         if ticks:
             axes.set_xticks(range(len(ticks)), ticks, rotation=60, ha="right", fontsize=8)

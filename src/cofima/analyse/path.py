@@ -92,5 +92,6 @@ def _draw(line: Line, task: Relearned, title: str, measured: str, *, loss: bool)
         )
         for part in PARTS
     ]
-    marks = [] if task.lam is None else [Mark(task.lam, "λ of the run")]
+    elsewhere = task.run.config.method == "wise_ft"  # its merge is with θ_0, not on this line
+    marks = [] if task.lam is None or elsewhere else [Mark(task.lam, "λ of the run")]
     return curves(drawn, "Share of the trained weights", measured, title, marks)

@@ -27,8 +27,6 @@ DataRoot = Annotated[
     typer.Option(
         "--data-root",
         callback=_look_there,
-        exists=True,
-        file_okay=False,
         help="Where datasets are; else COFIMA_DATA and the present folder are searched.",
     ),
 ]
@@ -42,6 +40,11 @@ def be_quiet(quiet: bool) -> None:
     """Show results and errors only, or progress too."""
     global _quiet
     _quiet = quiet
+
+
+def is_quiet() -> bool:
+    """Tell whether results and errors only are to be shown."""
+    return _quiet
 
 
 def progress() -> Progress:

@@ -21,6 +21,8 @@ class DataOptions(BaseModel):
     """Leave out unreadable images and one-sided classes instead of refusing the folder."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """At most so many training images of each class."""
+    test_limit: Annotated[int, Field(ge=1)] | None = None
+    """At most so many test images of each class: for a trial, since accuracies of few images say little."""
     preset: Preset | None = None
     """Whose transforms; if not given, ``slca`` for the datasets of the paper, and ``timm`` for all others."""
     flip: bool | None = None

@@ -117,6 +117,15 @@ class Stream(Sequence[Task]):
 
         return replace(self, tasks=tuple(map(cut, self)), facts=facts)
 
+    def tested_on(self, per_class: int, seed: int) -> "Stream":
+        """Return the stream with at most ``per_class`` test images of each class."""
+        facts = self.facts | {"test_limit": per_class, "test_limit_seed": seed}
+
+        def cut(task: Task) -> Task:
+            return replace(task, test=task.test.select(choose(task.test, lambda _: per_class, seed)))
+
+        return replace(self, tasks=tuple(map(cut, self)), facts=facts)
+
 
 def class_order(n: int, seed: int | None) -> list[int]:
     """Return the order in which ``n`` classes arrive; ``None`` leaves them as they are.

@@ -13,10 +13,23 @@ from typing import Any
 
 import yaml
 
-from cofima.config import Config, read_values, resolve
+from cofima.config import Config, check, laid, read_values
 from cofima.errors import CofimaError, problems
+from cofima.experiment.resources import Resources, check_resources
 
 FREE = {"device": "auto", "keep_checkpoints": False}  # what does not change what a cell computes
+YOUNGER = ("test_limit",)
+
+
+def reduced(limit: int | None, overrides: Sequence[str]) -> list[str]:
+    """Return overrides that make a trial of every cell: few images of each class, and one epoch.
+
+    What the user overrides has the last word.
+    """
+    if limit is None:
+        return list(overrides)
+    few = [f"data.limit={limit}", f"data.test_limit={limit}"]
+    return [*few, "train.epochs=1", "train.milestones=null", *overrides]
 
 
 def cells(path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> list[Config]:
@@ -24,6 +37,13 @@ def cells(path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] =
 
     ``overrides`` hold for every cell; ``only`` keeps the cells where ``key=value[,value]`` is true.
     """
+    return [config for config, _ in plan(path, overrides, only)]
+
+
+def plan(
+    path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
+) -> list[tuple[Config, Resources]]:
+    """Return every cell as :func:`cells` does, with what it may use of a machine."""
     values = read_values(path)
     named = values.pop("grid", None) or {}
     blocks = named if isinstance(named, list) else [named]
@@ -31,15 +51,18 @@ def cells(path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] =
     wrong += [f"--only {item}: expected key=value[,value]" for item in only if "=" not in item]
     if wrong:
         raise problems(str(path), wrong)
-    found: dict[str, Config] = {}
+    found: dict[str, tuple[Config, Resources]] = {}
     for changes in [cell for block in blocks for cell in _product(block)]:
+        where = f"cell {' '.join(changes)}".rstrip()
         try:
-            config = resolve(values, [*changes, *overrides], f"cell {' '.join(changes)}".rstrip())
+            said = laid(values, [*changes, *overrides], where)
+            needs = check_resources(said.pop("resources", {}), where)
+            config = check(said, where)
         except CofimaError as error:
             wrong.append(str(error))
             continue
         if all(_chosen(config, item) for item in only):
-            found.setdefault(name(config), config)
+            found.setdefault(name(config), (config, needs))
     if wrong:
         raise CofimaError("\n".join(dict.fromkeys(wrong)))
     if not found:
@@ -49,10 +72,18 @@ def cells(path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] =
 
 def name(config: Config) -> str:
     """Return the folder's name of a cell: what people look for, and a hash of everything it computes."""
+    digest = hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:8]
+    return f"{plain_name(config)}-{digest}"
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """Return everything that decides what a cell computes."""
     said = config.model_dump(mode="json") | FREE
     said["data"] = said["data"] | {"root": None}
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{plain_name(config)}-{digest}"
+    for key in YOUNGER:  # names of folders are older than these options
+        if said["data"][key] is None:
+            del said["data"][key]
+    return said
 
 
 def plain_name(config: Config) -> str:

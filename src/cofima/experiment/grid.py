@@ -1,19 +1,23 @@
-"""Many runs, side by side in processes; the same call continues, and does again only what failed."""
+"""Many runs, side by side; the same call continues, and does again only what failed."""
 
-import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
-from time import monotonic
 
 from cofima import store
 from cofima.config import Config
-from cofima.errors import CofimaError
+from cofima.experiment import prefix
+from cofima.experiment.board import Board, Row, board
 from cofima.experiment.cells import name
+from cofima.experiment.engines.base import Engine, Job
+from cofima.experiment.engines.local import Local
+from cofima.experiment.resources import Resources
 from cofima.progress import SILENT, Progress
+
+PULSE = 0.5  # seconds between two looks
+
+Watch = Callable[[Board], None]
+"""What is shown the board again and again."""
 
 
 @dataclass
@@ -24,8 +28,22 @@ class Outcome:
     failed: dict[Path, str] = field(default_factory=dict)
 
 
-def run_grid(cells: Sequence[Config], out: Path, jobs: int = 1, progress: Progress = SILENT) -> Outcome:
-    """Learn every cell into its own folder below ``out``, ``jobs`` at a time, each in a fresh process."""
+def run_grid(
+    cells: Sequence[Config],
+    out: Path,
+    jobs: int = 1,
+    progress: Progress = SILENT,
+    *,
+    engine: Engine | None = None,
+    watch: Watch | None = None,
+    needs: Mapping[str, Resources] | None = None,
+) -> Outcome:
+    """Learn every cell into its own folder below ``out``.
+
+    They run ``jobs`` at a time on this machine, or where ``engine`` says. ``watch`` is shown how far
+    everything is, again and again; without it changes are said to ``progress``. ``needs`` says what cells
+    may use of a machine, by their names.
+    """
     folders = {out / name(config): config for config in cells}
     outcome = Outcome([folder for folder in folders if store.finished(folder)])
     todo = {folder: config for folder, config in folders.items() if folder not in outcome.done}
@@ -33,47 +51,118 @@ def run_grid(cells: Sequence[Config], out: Path, jobs: int = 1, progress: Progre
         progress.say(f"{len(outcome.done)} of {len(folders)} cells are done already")
     if not todo:
         return outcome
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    start = monotonic()
-    with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-        started = {pool.submit(_learn, config, folder, threads): folder for folder, config in todo.items()}
-        try:
-            for future in progress.track(as_completed(started), len(started), "cells"):
-                _note(future, started[future], outcome, progress)
-                ready = len(outcome.done) + len(outcome.failed)
-                share = (len(folders) - ready) / (len(started) - len(folders) + ready)
-                left = share * (monotonic() - start) / 60
-                progress.say(f"{ready} of {len(folders)} cells, about {left:.0f} min left")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    engine = Local(jobs) if engine is None else engine
+    made = {
+        folder: Job(config, folder.absolute(), (needs or {}).get(folder.name, Resources()))
+        for folder, config in todo.items()
+    }
+    seen = board(todo, engine.slots)
+    try:
+        _run(_Schedule(made, out, engine, seen), outcome, watch or Lines(progress))
+    finally:
+        engine.stop()
     return outcome
 
 
-def _note(future: Future[str], folder: Path, outcome: Outcome, progress: Progress) -> None:
-    """Write down how a cell ended."""
-    try:
-        progress.say(f"{folder.name}: {future.result()}")
-        outcome.done.append(folder)
-    except BrokenProcessPool as error:
-        raise CofimaError(
-            f"a process of the grid was killed ({error}); finished cells and tasks are kept, "
-            "the same command continues. If memory ran out, give a smaller --jobs."
-        ) from error
-    except Exception as error:
-        outcome.failed[folder] = f"{type(error).__name__}: {error}"
-        progress.say(f"{folder.name}: failed, {error}")
+def _run(schedule: "_Schedule", outcome: Outcome, watch: Watch) -> None:
+    """Wait for jobs, note how they ended, and let those begin that waited for them."""
+    schedule.begin()
+    while schedule.running:
+        for job, fault in schedule.engine.ended(PULSE):
+            folder = schedule.end(job, fault)
+            if folder is not None and fault is None:
+                outcome.done.append(folder)
+            elif folder is not None:
+                outcome.failed[folder] = fault or ""
+        schedule.board.look()
+        watch(schedule.board)
+    prefix.clear(schedule.groups)
 
 
-def _learn(config: Config, folder: Path, threads: int) -> str:
-    """Learn one cell; called in a process of its own."""
-    import torch
+class _Schedule:
+    """Which job waits for which: cells that share a first task wait until that is learned."""
 
-    from cofima.experiment.launch import launch
+    def __init__(self, jobs: dict[Path, Job], out: Path, engine: Engine, seen: Board) -> None:
+        self.jobs, self.engine, self.board = jobs, engine, seen
+        self.groups = prefix.shared({folder: job.config for folder, job in jobs.items()}, out)
+        self.running: dict[Job, Path] = {}
 
-    torch.set_num_threads(threads)
-    model = launch(config, folder)
-    row = model.history[-1]
-    right = sum(a * n for a, n in zip(row["accuracy"], row["sizes"], strict=True)) / sum(row["sizes"])
-    seconds = sum(step["seconds"]["total"] for step in model.history)
-    return f"{right:.1f} % after the last task, {seconds / 60:.1f} min"
+    def begin(self) -> None:
+        """Submit first tasks, then the cells that wait for none."""
+        waiting: set[Path] = set()
+        for first, group in self.groups.items():
+            if store.current(first) is not None:
+                continue
+            waiting |= set(group)
+            lead = self.jobs[group[0]]
+            title = f"first task of {len(group)} cells like {group[0].name}"
+            self.board.rows[first] = Row(title, first, counts=False)
+            self._submit(Job(lead.config, first.absolute(), lead.resources, tasks=1), first)
+        for folder in self.jobs:
+            if folder not in waiting:
+                self._submit_cell(folder)
+
+    def end(self, job: Job, fault: str | None) -> Path | None:
+        """Note the end of a job; return the folder of a cell, or begin the cells that waited."""
+        folder = self.running.pop(job)
+        self.board.end(folder, fault)
+        if folder not in self.groups:
+            return folder
+        for cell in self.groups[folder]:  # if it failed they try for themselves, and say why
+            self._submit_cell(cell)
+        return None
+
+    def _submit_cell(self, folder: Path) -> None:
+        first = next((first for first, group in self.groups.items() if folder in group), None)
+        job = self.jobs[folder]
+        if first is not None:
+            job = Job(job.config, job.folder, job.resources, first=first.absolute())
+        self._submit(job, folder)
+
+    def _submit(self, job: Job, folder: Path) -> None:
+        self.board.rows[folder].submitted()
+        self.running[job] = folder
+        self.engine.submit(job)
+
+
+class Lines:
+    """Say what changes on a board, a line each."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.said: dict[Path, tuple[str, int]] = {}
+
+    def __call__(self, seen: Board) -> None:
+        """Say what is new."""
+        for folder, row in seen.rows.items():
+            before, now = self.said.get(folder, ("waiting", row.task)), (row.state, row.task)
+            if before != now:
+                self.progress.say(line(row))
+            if before[0] != now[0] and row.state in ("done", "failed") and row.counts:
+                self.progress.say(summary(seen))
+            self.said[folder] = now
+
+
+def line(row: Row) -> str:
+    """Say how far a row is."""
+    of = f"task {row.task}/{row.tasks}, {row.accuracy:.1f} %" if row.tasks else ""
+    words = {"failed": f"failed: {row.fault}", "done": f"done, {minutes(row.seconds)}"}
+    said = [row.state if row.state == "running" and not of else "", of, words.get(row.state, "")]
+    shared = "first task shared" if row.taken and row.task == 1 else ""
+    return f"{row.name}: {', '.join(part for part in (*said, shared) if part)}"
+
+
+def summary(seen: Board) -> str:
+    """Say how far the grid is, and how long it may take."""
+    parts = [f"{seen.count(state)} {state}" for state in ("done", "running", "waiting", "failed")]
+    left = "" if seen.left is None else f"; about {minutes(seen.left)} left"
+    return f"cells: {', '.join(parts)}{left}"
+
+
+def minutes(seconds: float) -> str:
+    """Write a time as a person says it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -33,19 +33,26 @@ FREE = (
 
 
 def launch(
-    config: Config, folder: Path, progress: Progress = SILENT, listeners: Sequence[Listener] = ()
+    config: Config,
+    folder: Path,
+    progress: Progress = SILENT,
+    listeners: Sequence[Listener] = (),
+    tasks: int | None = None,
 ) -> Model:
     """Learn what ``config`` says into ``folder``, from where it was cut off if it was.
 
-    A finished run is returned as it is. A folder that holds a run of another configuration, or of
-    other images, is refused and left alone. Processes that ``torchrun`` started share the work.
+    ``tasks`` ends it after so many tasks. A finished run is returned as it is. A folder that holds a run
+    of another configuration, or of other images, is refused and left alone. Processes that ``torchrun``
+    started share the work.
     """
     refuse_several(config, None)
     with ranks.joined(device.choose(config.device)):
-        return _launch(config, folder, progress, listeners)
+        return _launch(config, folder, progress, listeners, tasks)
 
 
-def _launch(config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener]) -> Model:
+def _launch(
+    config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener], tasks: int | None
+) -> Model:
     started = store.current(folder) is not None
     model = store.load(folder, where=config.device, progress=progress) if started else None
     learned = len(model.tasks) if model else 0
@@ -54,15 +61,20 @@ def _launch(config: Config, folder: Path, progress: Progress, listeners: Sequenc
         _refuse_change(model.config, config, folder)
         if any("kind" in row for row in model.history):
             raise CofimaError(f"{folder} is in use (cofima history {folder}): a run cannot continue it")
-        if len(model.tasks) >= model.planned:
-            progress.say(f"done: {folder} has learned all {model.planned} tasks")
+        if len(model.tasks) >= min(model.planned, tasks or model.planned):
+            progress.say(f"done: {folder} has learned {len(model.tasks)} of {model.planned} tasks")
             return model
         progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}")
-    return _learn(config, model, folder, progress, listeners)
+    return _learn(config, model, folder, progress, listeners, tasks)
 
 
 def _learn(
-    config: Config, model: Model | None, folder: Path, progress: Progress, listeners: Sequence[Listener]
+    config: Config,
+    model: Model | None,
+    folder: Path,
+    progress: Progress,
+    listeners: Sequence[Listener],
+    tasks: int | None,
 ) -> Model:
     store.refuse_place(folder)
     absent = datasets.missing(config.dataset, config.data)  # before a backbone is fetched
@@ -86,7 +98,7 @@ def _learn(
         model.data = {"name": config.dataset} | stream.facts
     else:
         refuse_other_images(model.data, stream.facts, config.dataset, folder)
-    return run(model, stream, folder, progress, listeners)
+    return run(model, stream[:tasks], folder, progress, listeners)
 
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
@@ -104,6 +116,8 @@ def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILEN
         stream = stream.held_out(config.held_out, config.data.split_seed)
     if config.data.limit is not None:
         stream = stream.limited(config.data.limit, config.data.split_seed)
+    if config.data.test_limit is not None:
+        stream = stream.tested_on(config.data.test_limit, config.data.split_seed)
     without = [f"task {task.index + 1} has no test images" for task in stream if not len(task.test)]
     if without:
         raise problems(f"dataset {config.dataset}", without)

@@ -162,4 +162,5 @@ def _stop_at_run(folders: list[str], files: list[str]) -> bool:
     is_run = "CURRENT" in files
     if is_run:
         folders.clear()
+    folders[:] = [name for name in folders if not name.startswith(".")]  # what a grid keeps for itself
     return is_run

@@ -1,0 +1,86 @@
+"""A first task that several cells share is learned once.
+
+Cells that agree in what decides the state after the first task (:mod:`cofima.methods._first_task`), and in
+everything else that a configuration holds, take it over from one folder, file by file.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from cofima import methods, store
+from cofima.config import Config
+from cofima.experiment.cells import identity
+from cofima.files import sync, write_text
+from cofima.methods._first_task import first_task
+
+FOLDER = ".first"  # hidden: what is in it is no result
+NOTE = "the first task was taken over from cells that share it"
+
+
+def key(config: Config) -> str | None:
+    """Return the name of a cell's first task, which equal first tasks share, or None if it shares none."""
+    first = first_task(methods.build(config.method, config.options))
+    if first is None:
+        return None
+    said = {k: v for k, v in identity(config).items() if k not in ("method", "options")}
+    text = json.dumps([said, first], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def shared(cells: Mapping[Path, Config], out: Path) -> dict[Path, list[Path]]:
+    """Return the folders of first tasks, each with the cells that begin from it.
+
+    Only cells that have not begun are looked at. A task that one cell alone needs is left to that cell,
+    unless it has been learned already.
+    """
+    found: dict[Path, list[Path]] = {}
+    for folder, config in cells.items():
+        name = key(config) if store.current(folder) is None else None
+        if name is not None:
+            found.setdefault(out / FOLDER / name, []).append(folder)
+    return {first: group for first, group in found.items() if len(group) > 1 or store.current(first)}
+
+
+def take(first: Path, config: Config, folder: Path) -> bool:
+    """Begin a cell with the first task of another, unless it has begun; tell whether it was done."""
+    if store.current(folder) is not None or store.current(first) is None:
+        return False
+    generation, said = store.opened(first)
+    said |= {"config": config.model_dump(mode="json"), "label": methods.find(config.method).label}
+    aside = folder / f".{generation.name}.{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for name in (store.WEIGHTS, store.STATE):
+        _link(generation / name, aside / name)
+    rows = [json.loads(line) for line in (generation / store.HISTORY).read_text("utf-8").splitlines()]
+    rows[-1]["notes"].append(NOTE)
+    (aside / store.HISTORY).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    store.seal(aside, said)
+    for file in (*aside.iterdir(), aside):
+        sync(file)
+    shutil.rmtree(folder / generation.name, ignore_errors=True)  # of a crash before CURRENT was written
+    aside.rename(folder / generation.name)
+    write_text(folder / store.CURRENT, generation.name + "\n")
+    return True
+
+
+def clear(groups: Mapping[Path, list[Path]]) -> None:
+    """Remove first tasks that every cell of their group has begun from."""
+    for first, group in groups.items():
+        if all(store.current(folder) is not None for folder in group):
+            shutil.rmtree(first, ignore_errors=True)
+            with suppress(OSError):
+                first.parent.rmdir()
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it; neither is ever changed."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

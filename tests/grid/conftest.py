@@ -1,0 +1,61 @@
+"""Grids that take a second: a network of timm's own, which processes without these tests know too."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cofima import store
+from cofima.config import Config
+from cofima.experiment.cells import cells
+
+SMALL: dict[str, Any] = {
+    "dataset": "blobs",
+    "data": {"limit": 4, "test_limit": 4},
+    "backbone": "test_vit",
+    "model": {"pretrained": False, "size": 32},
+    "train": {"epochs": 1, "batch": 16, "lr": 0.1, "backbone_lr_scale": 0.1},
+    "device": "cpu",
+    "per_method": {
+        **{m: {"options": {"align": {"epochs": 1, "samples": 8}}} for m in ("slca", "coma", "cofima", "ema")},
+        "ranpac": {"options": {"projection": 32, "adapt": {"epochs": 1}}},
+        "dual_prompt": {"options": {"g_layers": [0], "e_layers": [1]}},
+        **{m: {"options": {"memory_size": 12}} for m in ("gdumb", "der_pp", "bic")},
+    },
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Callable[..., list[Config]]:
+    """Return a maker of small cells from the value of a recipe's grid."""
+
+    def make(grid: Any, **more: Any) -> list[Config]:
+        path = tmp_path / "small.yaml"
+        path.write_text(yaml.safe_dump(SMALL | more | {"grid": grid}))
+        return cells(path)
+
+    return make
+
+
+def learned(folder: Path) -> tuple[str, list[Any]]:
+    """Return what a cell computed: hashes of its weights and its state, and its accuracies."""
+    generation = store.current(folder)
+    assert generation is not None
+    files = json.loads((generation / "config.json").read_text())["files"]
+    rows = store.read_history(folder)
+    return files[store.WEIGHTS] + files[store.STATE], [row["accuracy"] for row in rows]
+
+
+@pytest.fixture
+def same_cells() -> Callable[[Sequence[Path], Path], None]:
+    """Return a check that folders hold the same, bit for bit, as those of these names elsewhere."""
+
+    def check(folders: Sequence[Path], other: Path) -> None:
+        assert folders
+        for folder in folders:
+            assert learned(folder) == learned(other / folder.name), folder.name
+
+    return check

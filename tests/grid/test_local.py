@@ -1,0 +1,124 @@
+"""Cells on this machine: warm processes that keep nothing, and die alone."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cofima import methods, store
+from cofima.errors import CofimaError
+from cofima.experiment.board import Board
+from cofima.experiment.cells import name
+from cofima.experiment.engines import make
+from cofima.experiment.engines.base import Job
+from cofima.experiment.engines.local import Local
+from cofima.experiment.grid import run_grid
+from cofima.experiment.prefix import FOLDER
+from cofima.experiment.worker import LOG
+from cofima.progress import Progress
+
+# one of each kind: averages, prompts, projections, fixed features, memories, penalties, moving averages
+KINDS = ["cofima", "dual_prompt", "ranpac", "prototype", "der_pp", "bic", "ewc", "ema", "joint"]
+
+
+def finish(engine: Local, jobs: list[Job]) -> dict[Path, str | None]:
+    """Run jobs to their ends, one after the other in the order of the list."""
+    over: dict[Path, str | None] = {}
+    try:
+        for job in jobs:
+            engine.submit(job)
+        until = time.monotonic() + 600
+        while len(over) < len(jobs) and time.monotonic() < until:
+            over |= {job.folder: fault for job, fault in engine.ended(1.0)}
+    finally:
+        engine.stop()
+    return over
+
+
+def test_a_warm_process_learns_what_a_fresh_one_learns(
+    tmp_path: Path, small: Callable[..., Any], same_cells: Callable[..., None]
+) -> None:
+    """Two processes learn the same cells in opposite orders: what one left behind would show."""
+    found = small({"method": KINDS, "seed": 1})
+    orders = {"up": found, "down": found[::-1]}
+    for place, order in orders.items():
+        over = finish(Local(1), [Job(config, tmp_path / place / name(config)) for config in order])
+        assert set(over.values()) == {None}
+    same_cells([tmp_path / "up" / name(config) for config in found], tmp_path / "down")
+    logs = [(tmp_path / "up" / name(config) / LOG).read_text() for config in found]
+    assert len({log.partition("process ")[2].partition(",")[0] for log in logs}) == 1  # it was one process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_is_the_same_in_a_fresh_process(
+    method: str, tmp_path: Path, small: Callable[..., Any], same_cells: Callable[..., None]
+) -> None:
+    before, config = (
+        small({"method": ["cofima", method], "seed": [2]})[0],
+        small({"method": method, "seed": 1})[0],
+    )
+    warm = [Job(before, tmp_path / "other" / name(before)), Job(config, tmp_path / "warm" / name(config))]
+    fresh = [Job(config, tmp_path / "fresh" / name(config))]
+    assert set((finish(Local(1), warm) | finish(Local(1), fresh)).values()) == {None}
+    same_cells([tmp_path / "warm" / name(config)], tmp_path / "fresh")
+
+
+class Ears(Progress):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.heard.append(message)
+
+
+def test_a_process_that_is_killed_costs_its_own_cell_and_the_same_call_mends_it(
+    tmp_path: Path, small: Callable[..., Any]
+) -> None:
+    """The longest cell's process is killed; the other cell, in the process that follows it, is learned."""
+    long = small({"method": "seq_ft", "seed": 1}, train={"epochs": 10**6, "batch": 16})[0]
+    other = small({"method": "prototype", "seed": 1})[0]
+    engine = Local(1, devices=["7"])
+
+    def kill(seen: Board) -> None:
+        row = seen.rows[tmp_path / name(long)]
+        if row.state == "running":
+            os.kill(engine.workers[0].process.pid or 0, signal.SIGKILL)
+
+    outcome = run_grid([long, other], tmp_path, engine=engine, watch=kill)
+    assert [folder.name for folder in outcome.done] == [name(other)]
+    ((folder, fault),) = outcome.failed.items()
+    assert folder.name == name(long)
+    assert "killed by SIGKILL" in fault
+    assert "--jobs" in fault
+    assert "CUDA_VISIBLE_DEVICES=7" in (tmp_path / name(other) / LOG).read_text()  # the place is taken over
+
+
+def test_a_first_task_is_learned_once_and_failures_have_a_log(
+    tmp_path: Path, small: Callable[..., Any], same_cells: Callable[..., None]
+) -> None:
+    found = small([{"method": "coma", "options.lam": [0.2, 0.8], "seed": 1}, {"method": "slca", "seed": 1}])
+    broken = found[0].model_copy(update={"dataset": f"folder:{tmp_path / 'gone'}", "seed": 5})
+    ears = Ears()
+    outcome = run_grid([*found, broken], tmp_path / "shared", 1, ears)
+    assert sorted(folder.name for folder in outcome.done) == sorted(map(name, found))
+    alone = finish(Local(1), [Job(config, tmp_path / "alone" / name(config)) for config in found])
+    assert set(alone.values()) == {None}
+    same_cells(outcome.done, tmp_path / "alone")
+    assert sum("first task shared" in line for line in ears.heard) == 3
+    assert any(line.startswith("first task of 3 cells") and "done" in line for line in ears.heard)
+    assert not (tmp_path / "shared" / FOLDER).exists()  # nobody needs it any more
+    ((folder, fault),) = outcome.failed.items()
+    assert "no folder" in fault
+    assert fault in (folder / LOG).read_text()
+    assert store.current(folder) is None
+    assert "cells: 3 done, 0 running, 0 waiting, 1 failed" in ears.heard[-1]
+
+
+def test_engines_refuse_what_they_cannot_do(tmp_path: Path) -> None:
+    with pytest.raises(CofimaError, match="--address somewhere: is for --engine ray or slurm"):
+        make("local", tmp_path, 1, "somewhere", [])

@@ -1,0 +1,98 @@
+"""Cells on a Ray cluster: a real one of two nodes on this machine, one of which is lost."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cofima.errors import CofimaError
+from cofima.experiment.board import Board
+from cofima.experiment.cells import name
+from cofima.experiment.engines.base import Job
+from cofima.experiment.engines.local import Local
+from cofima.experiment.engines.on_ray import OnRay
+from cofima.experiment.grid import run_grid
+from cofima.experiment.worker import LOG
+
+ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Start a cluster whose head computes nothing."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_DISABLE_MEMORY_MONITOR", "1")
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.mark.slow
+def test_the_cells_of_a_lost_node_go_on_elsewhere(
+    cluster: Any, tmp_path: Path, small: Callable[..., Any], same_cells: Callable[..., None]
+) -> None:
+    """One node is lost when its first cell has learned a task; the other ends it, with the same bits."""
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    cluster.wait_for_nodes()
+    found = small({"method": ["seq_ft", "ewc"], "seed": [1, 2]}, train={"epochs": 60, "batch": 4})
+    lost: list[str] = []
+
+    def lose(seen: Board) -> None:
+        begun = [row for row in seen.rows.values() if row.state == "running" and row.task == 1]
+        if begun and not lost:
+            lost.append(begun[0].name)
+            cluster.remove_node(_node_of(begun[0].folder / LOG, nodes), allow_graceful=False)
+
+    engine = OnRay(cluster.address)
+    outcome = run_grid(found, tmp_path / "ray", engine=engine, watch=lose)
+    assert not outcome.failed
+    assert lost
+    log = (tmp_path / "ray" / lost[0] / LOG).read_text()
+    assert log.count(", process ") >= 2  # it was begun twice,
+    assert "after task " in log  # the second time from what its folder held
+    jobs = [Job(config, tmp_path / "here" / name(config)) for config in found if name(config) == lost[0]]
+    here = Local(1)
+    here.submit(jobs[0])
+    while not here.ended(1.0):
+        pass
+    here.stop()
+    same_cells([tmp_path / "ray" / lost[0]], tmp_path / "here")
+
+
+def _node_of(log: Path, nodes: list[Any]) -> Any:
+    """Return the node whose process writes a log."""
+    number = int(log.read_text().rpartition("process ")[2].partition(",")[0])
+    parents = set()
+    while number > 1:
+        parents.add(number)
+        number = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+    for node in nodes:
+        (raylet,) = node.all_processes["raylet"]
+        if raylet.process.pid in parents:
+            return node
+    raise AssertionError(f"no node has the process {parents}")
+
+
+def test_a_cluster_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert not ray.is_initialized()
+    os.environ.pop("RAY_ADDRESS", None)
+    with pytest.raises(CofimaError, match="no Ray cluster answers"):
+        OnRay("auto")
+
+
+def test_a_grid_runs_on_ray(
+    tmp_path: Path, small: Callable[..., Any], same_cells: Callable[..., None]
+) -> None:
+    found = small({"method": "coma", "options.lam": [0.2, 0.8], "seed": 1}, resources={"cpus": 1})
+    outcome = run_grid(found, tmp_path / "ray", engine=OnRay(jobs=2))
+    assert not outcome.failed
+    assert len(outcome.done) == 2
+    run_grid(found, tmp_path / "here")
+    same_cells(outcome.done, tmp_path / "here")

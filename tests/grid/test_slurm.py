@@ -1,0 +1,58 @@
+"""Cells through submitit, with its own executor in the place of Slurm."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cofima.errors import CofimaError
+from cofima.experiment.engines.base import Job
+from cofima.experiment.engines.on_slurm import OnSlurm
+from cofima.experiment.grid import run_grid
+from cofima.experiment.resources import Resources
+from cofima.experiment.worker import LOG
+
+submitit = pytest.importorskip("submitit", reason="the extra [slurm] is not installed")
+
+
+def test_a_grid_runs_through_submitit(
+    tmp_path: Path, small: Callable[..., Any], same_cells: Callable[..., None]
+) -> None:
+    found = small({"method": "coma", "options.lam": [0.2, 0.8], "seed": 1})
+    broken = found[0].model_copy(update={"dataset": f"folder:{tmp_path / 'gone'}", "seed": 5})
+    outcome = run_grid([*found, broken], tmp_path / "slurm", engine=OnSlurm(tmp_path / "slurm", "local", 2))
+    assert len(outcome.done) == 2
+    assert "no folder" in next(iter(outcome.failed.values()))
+    run_grid(found, tmp_path / "here")
+    same_cells(outcome.done, tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_job_that_its_time_limit_ends_is_queued_again_and_goes_on(
+    tmp_path: Path, small: Callable[..., Any]
+) -> None:
+    config = small({"method": "seq_ft", "seed": 1}, train={"epochs": 40, "batch": 4})[0]
+    engine = OnSlurm(tmp_path, "local")
+    engine.submit(Job(config, tmp_path / "cell"))
+    ((handle, _),) = engine.running
+    while not (tmp_path / "cell" / "CURRENT").exists():
+        time.sleep(0.1)
+    handle._interrupt(timeout=True) if hasattr(handle, "_interrupt_timeout") else handle._interrupt()
+    over: list[Any] = []
+    while not over:
+        over = engine.ended(1.0)
+    assert over[0].fault is None
+    assert (tmp_path / "cell" / LOG).read_text().count(", process ") == 2
+
+
+def test_what_is_missing_or_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CofimaError, match="there is no sbatch on this machine"):
+        OnSlurm(tmp_path)
+    with pytest.raises(CofimaError, match="only 'local' is known"):
+        OnSlurm(tmp_path, "there")
+    engine = OnSlurm(tmp_path, "local")
+    with pytest.raises(CofimaError, match=r"resources\.slurm"):
+        engine.submit(Job(tiny.config(), tmp_path / "x", Resources(slurm={"hours": 3})))
