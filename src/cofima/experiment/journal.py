@@ -36,7 +36,10 @@ def read(folder: Path) -> list[Line]:
             line = json.loads(text)
             line["kind"], line["task"], line["step"]
         except (ValueError, KeyError, TypeError):
-            raise CofimaError(f"{file} line {number} is not a line of a run: {text[:60]!r}") from None
+            raise CofimaError(
+                f"{file} line {number} is not a line of a run: {text[:60]!r}. Take it out, or remove the "
+                "file: the model does not need it"
+            ) from None
         lines.append(line)
     return lines
 
