@@ -100,8 +100,8 @@ class Journal:
             "seconds": round(now - self.since, 3),
             "time": round(time.time(), 3),
         }
-        self.since = now
         self._append(line)
+        self.since = time.perf_counter()  # what listeners take is not the next epoch's
 
     def task(self, row: Line) -> None:
         """Write down a task that is finished and on disk, as the history has it."""

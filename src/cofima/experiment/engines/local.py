@@ -15,6 +15,7 @@ from multiprocessing.context import SpawnProcess
 from cofima.experiment.engines.base import Ended, Job
 
 READY = "ready"
+GRACE = 30.0  # seconds for the step in progress, and for writing down where it is
 
 
 class Worker:
@@ -41,7 +42,8 @@ class Local:
         self.threads = threads or max(1, (os.cpu_count() or 1) // workers)
         self.queue: deque[Job] = deque()
         self.slots: int = workers
-        self.startups: list[float] = []
+        self.startups: list[float] = []  # seconds from the start of a process until it takes jobs
+        self.seconds: list[float] = []  # that jobs took in their processes
 
     def submit(self, job: Job) -> None:
         """Give the job to a process that has nothing to do, or keep it until one has."""
@@ -64,17 +66,22 @@ class Local:
                 self.startups.append(worker.startup)
                 continue
             assert worker.job is not None
-            found.append(Ended(worker.job, answer[0]))
+            fault, took = answer
+            found.append(Ended(worker.job, fault))
+            self.seconds.append(took)
             worker.job = None
         self._deal()
         return found
 
     def stop(self) -> None:
-        """Kill the processes: what was learned is on disk."""
+        """End the processes, once they have written down how far they are; kill those that take long."""
         self.queue.clear()
         for worker in self.workers:
-            worker.process.kill()
+            worker.process.terminate()
+        until = time.monotonic() + GRACE
         for worker in self.workers:
+            worker.process.join(max(0.0, until - time.monotonic()))
+            worker.process.kill()
             worker.process.join()
             worker.pipe.close()
         self.workers.clear()
@@ -133,7 +140,9 @@ def _serve(pipe: Connection, device: str | None) -> None:
     with suppress(EOFError, BrokenPipeError):
         pipe.send(READY)
         while True:
-            pipe.send((learn(pipe.recv()),))
+            job = pipe.recv()
+            start = time.monotonic()
+            pipe.send((learn(job), time.monotonic() - start))
 
 
 def _die_with_parent() -> None:
