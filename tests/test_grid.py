@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from cofima import store
-from cofima.config import read, recipes
+from cofima.config import check, read, recipes
 from cofima.errors import CofimaError
 from cofima.experiment.cells import cells, name
 from cofima.experiment.grid import run_grid
@@ -76,6 +76,15 @@ def test_the_name_says_what_is_computed_and_nothing_else(recipe: Path) -> None:
     assert name(one).startswith("blobs-vit_micro-prototype-1-")
     assert name(one.model_copy(update={"device": "cpu", "keep_checkpoints": True})) == name(one)
     assert name(one.model_copy(update={"held_out": 0.5})) != name(one)
+    few = one.model_copy(update={"data": one.data.model_copy(update={"test_limit": 1})})
+    assert name(few) != name(one)
+
+
+def test_names_of_folders_stay_when_options_are_added() -> None:
+    """Runs that people have would not be found again under other names."""
+    assert name(check({"dataset": "blobs", "method": "coma", "seed": 1})) == "blobs-vit_micro-coma-1-45d28cbf"
+    more = {"dataset": "digits", "method": "cofima", "data": {"limit": 80}, "train": {"epochs": 2}}
+    assert name(check(more)) == "digits-vit_micro-cofima-1993-464b1df2"
 
 
 def test_a_recipe_with_a_grid_is_also_a_recipe_of_one_run(recipe: Path) -> None:
