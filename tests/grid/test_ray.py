@@ -76,9 +76,11 @@ def _node_of(log: Path, nodes: list[Any]) -> Any:
 
 
 def test_a_cluster_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert not ray.is_initialized()
-    with pytest.raises(CofimaError, match="no Ray cluster answers"):
+    def nobody(**_: Any) -> None:
+        raise ConnectionError("could not find any running Ray instance")
+
+    monkeypatch.setattr(ray, "init", nobody)
+    with pytest.raises(CofimaError, match=r"--address auto: no Ray cluster answers .could not find"):
         OnRay("auto")
 
 
