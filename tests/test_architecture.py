@@ -18,7 +18,7 @@ PLAIN_PICKLES = ROOT / "data" / "unpickle.py"  # reads CIFAR's files, and refuse
 
 # a layer imports itself and what stands before it
 LAYERS = [
-    ("errors", "seeds", "progress", "files", "plugins", "ranks"),
+    ("errors", "seeds", "progress", "files", "interruption", "lock", "plugins", "ranks"),
     ("data",),
     ("models",),
     ("weights",),

@@ -28,6 +28,7 @@ from cofima.data.own import own
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
 from cofima.files import sync, write_text
+from cofima.lock import alone
 from cofima.methods import Method
 from cofima.models.backbone import BackboneFacts, build_empty
 from cofima.models.net import Net
@@ -44,6 +45,7 @@ WEIGHTS, STATE, HISTORY, CONFIG, CURRENT = (
     "config.json",
     "CURRENT",
 )
+INFLIGHT = "inflight"  # the task that is being learnt, as far as it is
 IMAGES = "images.safetensors"  # only where the user asked for images to be kept
 CHANGED = "its content is not what was written (sha256 differs)"
 LARGE = 200_000_000  # bytes; writing more than this is announced
@@ -108,6 +110,11 @@ def attach(
 
 def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
     """Write the next generation, then point to it; the one before stays until the next call."""
+    with alone(folder):
+        _save(model, folder, progress)
+
+
+def _save(model: Model, folder: Path, progress: Progress) -> None:
     before = current(folder)
     name = f"{len(model.tasks) if before is None else int(before.name) + 1:04d}"
     aside = folder / f".{name}.{os.getpid()}"
@@ -138,6 +145,7 @@ def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
             f"{folder}: {name} could not be written ({error}); earlier states are kept"
         ) from error
     write_text(folder / CURRENT, name + "\n")
+    shutil.rmtree(folder / INFLIGHT, ignore_errors=True)  # it went out from the state before
     if not model.config.keep_checkpoints:
         _prune(folder, name)
 
@@ -252,9 +260,15 @@ def copy(model: Model, progress: Progress = SILENT) -> Model:
 
 def undo(folder: Path) -> tuple[Path, Path]:
     """Put the generation before into force again; return the one left, and the one in force now."""
-    now = current(folder)
-    if now is None:
+    if current(folder) is None:
         raise not_a_model(folder)
+    with alone(folder):
+        return _undo(folder)
+
+
+def _undo(folder: Path) -> tuple[Path, Path]:
+    now = current(folder)
+    assert now is not None
     before = [generation for generation in _generations(folder) if generation.name < now.name]
     if not before:
         raise CofimaError(f"{folder}: there is nothing to undo; no state before {now.name} is kept")

@@ -1,6 +1,7 @@
 """What every command shares: where it prints, how it shows progress, what Ctrl-C says."""
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ DataRoot = Annotated[
 out = Console(quiet=not ranks.speaks())  # of several processes, the first
 errors = Console(stderr=True, quiet=not ranks.speaks())
 _quiet = False
-GRACE = 5  # seconds: torchrun ends the others of a job within a tenth of one
+GRACE = 20  # seconds by which the first may be later than another; then torchrun ends that at once
 
 
 def be_quiet(quiet: bool) -> None:
@@ -70,12 +71,15 @@ def complain(error: CofimaError) -> None:
 def interruptible(
     kept: str = "finished tasks are kept, the same command continues after them",
 ) -> Iterator[None]:
-    """Tell a user who presses Ctrl-C what is kept."""
+    """Tell a user who presses Ctrl-C, or a system that ends a run, what is kept."""
     try:
         yield
-    except KeyboardInterrupt:
-        errors.print(f"cofima: interrupted; {kept}", highlight=False)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as error:
+        number = getattr(error, "signal", signal.SIGINT)
+        errors.print(
+            f"cofima: interrupted; {getattr(error, 'kept', '') or kept}", highlight=False, soft_wrap=True
+        )
+        raise typer.Exit(128 + number) from None
 
 
 def print_runs(runs: list[report.Run]) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from cofima.commands.console import errors, interruptible, out, progress, say
 from cofima.commands.outcome import extended, losses
+from cofima.lock import alone
 from cofima.serve.check import ForgettingError
 from cofima.serve.classifier import load
 from cofima.store import refuse_other
@@ -47,7 +48,8 @@ def extend(
     classifier = load(model, progress=progress())
     if folder is not None:
         refuse_other(folder, classifier.generation)
-    with interruptible("the model is as it was; run the same command again"):
+    with alone(folder or model), interruptible("the model is as it was; run the same command again"):
+        refuse_other(folder or model, classifier.generation)
         try:
             outcome = classifier.extend(
                 photos,

@@ -1,6 +1,7 @@
 """From a configuration to a finished run; the same call continues one that was cut off."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from cofima.data.presets import Wants
 from cofima.data.stream import Stream, from_groups, split
 from cofima.data.views import View
 from cofima.errors import CofimaError, problems
+from cofima.experiment.inflight import begun, interrupted, place
 from cofima.experiment.journal import Listener
 from cofima.experiment.run import run
 from cofima.experiment.several import refuse_several
+from cofima.interruption import listening
+from cofima.lock import alone
 from cofima.methods import build
 from cofima.models import backbone, overlap
 from cofima.models.backbone import BackboneFacts
@@ -42,41 +46,52 @@ def launch(
     """Learn what ``config`` says into ``folder``, from where it was cut off if it was.
 
     ``tasks`` ends it after so many tasks. A finished run is returned as it is. A folder that holds a run
-    of another configuration, or of other images, is refused and left alone. Processes that ``torchrun``
-    started share the work.
+    of another configuration, or of other images, is refused and left alone; so is one that another
+    process is writing. Processes that ``torchrun`` started share the work.
     """
     refuse_several(config, None)
     with ranks.joined(device.choose(config.device)):
-        return _launch(config, folder, progress, listeners, tasks)
+        if store.finished(folder):
+            return _continue(config, folder, progress, listeners, tasks)
+        store.refuse_place(folder)
+        with nullcontext() if ranks.rank() else alone(folder), listening():
+            try:
+                return _continue(config, folder, progress, listeners, tasks)
+            except KeyboardInterrupt as error:
+                raise interrupted(error, folder) from None
 
 
-def _launch(
+def _continue(
     config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener], tasks: int | None
 ) -> Model:
-    started = store.current(folder) is not None
+    started, midway = store.current(folder) is not None, begun(folder)
     model = store.load(folder, where=config.device, progress=progress) if started else None
     learned = len(model.tasks) if model else 0
     ranks.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
     if model is not None:
-        _refuse_change(model.config, config, folder)
+        _refuse_change(model.config.model_dump(mode="json"), config, folder)
         if any("kind" in row for row in model.history):
             raise CofimaError(f"{folder} is in use (cofima history {folder}): a run cannot continue it")
         if len(model.tasks) >= min(model.planned, tasks or model.planned):
             progress.say(f"done: {folder} has learned {len(model.tasks)} of {model.planned} tasks")
             return model
-        progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}")
-    return _learn(config, model, folder, progress, listeners, tasks)
+        at = f", at {place(midway)}" if midway else ""
+        progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}{at}")
+    elif midway:
+        _refuse_change(midway["config"], config, folder, f"remove {folder / store.INFLIGHT} to begin anew")
+        progress.say(f"continuing {folder} at {place(midway)}")
+    return _learn(config, model, folder, midway, progress, listeners, tasks)
 
 
 def _learn(
     config: Config,
     model: Model | None,
     folder: Path,
+    midway: dict[str, Any],
     progress: Progress,
     listeners: Sequence[Listener],
     tasks: int | None,
 ) -> Model:
-    store.refuse_place(folder)
     absent = datasets.missing(config.dataset, config.data)  # before a backbone is fetched
     if absent:
         raise CofimaError(absent)
@@ -91,13 +106,13 @@ def _learn(
     refuse_several(config, module if model is None else model.method.net.backbone)
     stream = load_stream(config, facts, progress)
     ranks.refuse_difference(f"dataset {config.dataset}", stream.facts.get("fingerprint"), len(stream))
+    before = model.data if model else midway.get("data", {})
+    refuse_other_images(before, stream.facts, config.dataset, folder)
     if model is None:
         assert module is not None
         view = make_view(facts, stream, config)
         model = attach(config, facts, view, Net(module, facts.features), len(stream), progress)
         model.data = {"name": config.dataset} | stream.facts
-    else:
-        refuse_other_images(model.data, stream.facts, config.dataset, folder)
     return run(model, stream[:tasks], folder, progress, listeners)
 
 
@@ -151,11 +166,11 @@ def refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: st
             )
 
 
-def _refuse_change(before: Config, now: Config, folder: Path) -> None:
-    changed = difference(before.model_dump(mode="json"), now.model_dump(mode="json"))
+def _refuse_change(before: dict[str, Any], now: Config, folder: Path, *advice: str) -> None:
+    changed = difference(before, now.model_dump(mode="json"))
     changed = [line for line in changed if not line.startswith(tuple(f"{key}:" for key in FREE))]
     if changed:
         raise problems(
             f"{folder} holds a run of another configuration, which is kept as it is; it",
-            [*changed, "give another folder with --out, or the configuration of before"],
+            [*changed, "give another folder with --out, or the configuration of before", *advice],
         )

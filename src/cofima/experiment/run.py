@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from cofima import ranks, store
 from cofima.data.stream import Stream, Task
+from cofima.experiment.inflight import keeping
 from cofima.experiment.journal import Journal, Listener
 from cofima.models import backbone
 from cofima.progress import Progress
 from cofima.store import Model
 from cofima.training.evaluate import Score
+from cofima.training.inflight import NOT_KEPT
 from cofima.weights.distance import weight_distance
 
 
@@ -27,7 +29,7 @@ def run(
     """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
     method = model.method
     journal = Journal(folder, model.history, listeners if ranks.rank() == 0 else ())
-    method.context = replace(method.context, watch=journal.epoch)
+    method.context = replace(method.context, watch=journal.epoch, inflight=keeping(model, folder))
     for task in stream[len(model.tasks) :]:
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
             journal.begin()
@@ -41,6 +43,7 @@ def run(
         store.save(model, folder, progress)
         journal.task(model.history[-1])
         progress.say(_summary(model, len(stream)))
+    method.context = replace(method.context, inflight=NOT_KEPT)  # what comes later is not of this run
     return model
 
 

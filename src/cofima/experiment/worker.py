@@ -1,9 +1,9 @@
 """One job in the process that does it: what it says goes into a log in its folder."""
 
-import fcntl
 import gc
 import os
 import platform
+import signal
 import sys
 import time
 import traceback
@@ -18,10 +18,10 @@ from cofima.errors import CofimaError
 from cofima.experiment import prefix
 from cofima.experiment.engines.base import Job
 from cofima.experiment.launch import launch
+from cofima.lock import alone
 from cofima.progress import Progress
 
 LOG = "log.txt"
-LOCK = ".lock"
 EVERY = 30.0  # seconds between two lines about one and the same work
 PATIENCE = 60.0  # seconds that a process of before, which is being killed, may still hold a folder
 
@@ -36,13 +36,16 @@ def learn(job: Job) -> str | None:
         log = Log()
         log.say(_who(job))
         try:
-            with held(job.folder):
+            with alone(job.folder, PATIENCE):
                 if job.first is not None:
                     _take(job.first, job, log)
                 launch(job.config, job.folder, log, tasks=job.tasks)
         except CofimaError as error:
             log.say(f"failed: {error}")
             return str(error)
+        except KeyboardInterrupt as error:  # a signal: what it was doing is written down
+            log.say(f"interrupted; {error}")
+            raise SystemExit(128 + getattr(error, "signal", signal.SIGINT)) from None
         except Exception as error:
             traceback.print_exc()
             return f"{type(error).__name__}: {error}"
@@ -89,24 +92,6 @@ def logged(folder: Path) -> Iterator[None]:
         for number, old in enumerate(saved, start=1):
             os.dup2(old, number)
             os.close(old)
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep a folder to this process; a lost process loses it too."""
-    with (folder / LOCK).open("w") as file:
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > until:
-                    raise CofimaError(f"{folder} is being learned by another process") from error
-                time.sleep(0.5)
-            except OSError:  # a file system without locks
-                break
-        yield
 
 
 class Log(Progress):

@@ -1,6 +1,7 @@
 """Merge model folders: the backbones weight by weight, the heads class by class."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from cofima import methods, store
 from cofima.errors import first_problems
+from cofima.lock import alone
 from cofima.merging.becomes import Becomes, becomes, merged_tasks
 from cofima.merging.fishers import Fishers
 from cofima.merging.heads import Rows
@@ -55,7 +57,7 @@ class FolderMerge:
         size = sum(kind.bytes for kind in [*weights.values(), *state.values()])
         check_room(out, size)
         progress.say(f"merging {len(self.models)} models into one of {size / 1e6:,.1f} MB: {self.recipe}")
-        with written_aside(out) as aside:
+        with alone(out) if out.is_dir() else nullcontext(), written_aside(out) as aside:
             generation = aside / f"{len(states.tasks):04d}"
             generation.mkdir(parents=True)
             with (

@@ -1,8 +1,7 @@
 """What every method is: options as fields, and a few small hooks around the training of a task."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -16,6 +15,7 @@ from cofima import ranks
 from cofima.data.images import Images
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
+from cofima.methods._midway import Midway
 from cofima.models.head import Head
 from cofima.models.net import Net
 from cofima.models.vit import unsuited
@@ -27,7 +27,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(eq=False)
-class Method:
+class Method(Midway):
     """Learn tasks one after another; the fields of a subclass are its options.
 
     A task is learnt by :meth:`begin` (the head grows), training on :meth:`loss`, and :meth:`end`
@@ -67,7 +67,7 @@ class Method:
         self.net = net
         self.context = context
         self.fixed = FixedFeatures(net, context)
-        self.facts: dict[str, Any] = {}
+        self.facts, self.running = {}, {}
         self.task: Task
 
     def check(self, backbone: nn.Module) -> None:
@@ -82,15 +82,15 @@ class Method:
     def learn(self, task: Task) -> None:
         """Learn a task, from the state after the task before."""
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
-        busy = time.process_time()
-        with torch.random.fork_rng(), self.timed("total"):
+        gpus = [self.context.device] if self.context.device.type == "cuda" else []  # not those of others
+        with torch.random.fork_rng(gpus), self.timed("total"), self.timed("cpu", time.process_time):
             torch.manual_seed(self.context.seeds.number("torch", task.index) + ranks.rank())
             self.begin(task)
+            self.context.inflight.task(self, task.index)
             self.train(task)
             self.fixed.doubt()
             self.end(task)
             ranks.agree(self.net, self.head())
-        self.facts["seconds"]["cpu"] = time.process_time() - busy
 
     def begin(self, task: Task) -> None:
         """Prepare for the task: new rows in the head, old ones frozen."""
@@ -187,13 +187,6 @@ class Method:
             return evaluate(self.head(), seen, self.context, self.fixed.batches)
         return evaluate(self.predict, seen, self.context)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return what the next task needs beside the backbone and the head that predicts."""
-        return {}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Take over what :meth:`state` returned, when backbone and predicting head are in place."""
-
     @torch.inference_mode()
     def features(self, images: Images) -> Tensor:
         """Return the features of images, in order, on the CPU."""
@@ -208,13 +201,3 @@ class Method:
         """Say something about this task to the user, and keep it in the history."""
         self.facts["notes"].append(text)
         self.context.progress.say(text)
-
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Add the seconds spent within to the task's history."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            seconds = self.facts["seconds"]
-            seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start

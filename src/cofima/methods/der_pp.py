@@ -46,13 +46,14 @@ class DERpp(Method):
     equation: ClassVar[str] = "L = CE(z(x), y) + α |z(x')_{1:K'} - z'|² + β CE(z(x''), y'')"
     frozen_old_heads: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = True
+    state_in_steps: ClassVar[bool] = True
 
     def begin(self, task: Task) -> None:
         """Grow the head, and start the task's own random streams."""
         if task.index == 0:
             self.memory = Reservoir(self.memory_size)
-        self.places = self.context.seeds.generator("reservoir", task.index)
-        self.draws = self.context.seeds.generator("replay", task.index)
+        chance = self.context.seeds.generator
+        self.places, self.draws = chance("reservoir", task.index), chance("replay", task.index)
         super().begin(task)
 
     def before_step(self, pixels: Tensor) -> None:
@@ -62,9 +63,8 @@ class DERpp(Method):
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy over all classes seen, of the batch and of what is replayed."""
         logits = self.net(images)
-        self.labels, self.logits = labels, logits.detach()
+        self.labels, self.logits, self.batch = labels, logits.detach(), ranks.at_hand(len(images))
         loss = cross_entropy(logits, labels)
-        self.batch = ranks.at_hand(len(images))
         if self.alpha and len(self.memory):
             again, kept = self.replay()
             loss = loss + self.alpha * kept.known_weight * known_mse(again, kept.logits, kept.known)

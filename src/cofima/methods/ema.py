@@ -19,7 +19,7 @@ from cofima.methods.slca import SLCA
 from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
 from cofima.parts.merging import distance_moved
 from cofima.training.sgd import plain_batches
-from cofima.weights import snapshot
+from cofima.weights import Weights, snapshot
 
 
 @dataclass(eq=False)
@@ -59,6 +59,16 @@ class EMA(SLCA):
         super().after_step()
         for shadow, value in zip(self.shadow, self.followed, strict=True):
             shadow.lerp_(value, self.share)
+
+    def midway(self) -> Weights:
+        """Keep the shadow too."""
+        return super().midway() | {f"shadow.{n}": value for n, value in enumerate(self.shadow)}
+
+    def restore_midway(self, state: Weights) -> None:
+        """Take the shadow over as well."""
+        super().restore_midway(state)
+        for n, shadow in enumerate(self.shadow):
+            shadow.copy_(state[f"shadow.{n}"])
 
     def end(self, task: Task) -> None:
         """Put the shadow in place of the weights, then remember and align."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from cofima import store
 from cofima.errors import CofimaError
+from cofima.lock import alone
 from cofima.progress import SILENT, Progress
 from cofima.serve import edit
 from cofima.serve.decode import ImageLike, decoded, pixels_of, several
@@ -171,7 +173,9 @@ class Classifier:
         if where is None:
             raise CofimaError("save: give a folder; this classifier has not been saved yet")
         refuse_other(where, self.generation)
-        store.save(self.model, where, progress)
+        with alone(where):
+            refuse_other(where, self.generation)  # as it is now that nobody else can change it
+            store.save(self.model, where, progress)
         self.folder, self.generation = where, store.current(where)
         return where
 
@@ -208,10 +212,13 @@ def learn(
     given = {"backbone": backbone, "method": method, "train.epochs": epochs, "seed": seed}
     items = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     config = resolve(Path(photos), [*items, *settings])
-    model = learn_model(Path(photos), config, keep_images=keep_images, skip_bad=skip_bad, progress=progress)
-    made = Classifier(model)
-    if folder is not None:
-        made.save(folder, progress)
+    with nullcontext() if folder is None else alone(Path(folder)):
+        model = learn_model(
+            Path(photos), config, keep_images=keep_images, skip_bad=skip_bad, progress=progress
+        )
+        made = Classifier(model)
+        if folder is not None:
+            made.save(folder, progress)
     return made
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 from cofima import store
 from cofima.errors import CofimaError, problems
+from cofima.lock import alone
 from cofima.progress import SILENT, Progress
 from cofima.serve.classifier import Classifier, load
 from cofima.serve.extend import Extension
@@ -94,7 +95,7 @@ class Studio:
         if not name:
             raise CofimaError("give the new class a name")
         self.limits.check(paths)
-        with self._alone(), TemporaryDirectory() as folder:
+        with self._alone(), alone(self.folder), TemporaryDirectory() as folder:
             listing = Path(folder) / "photos.csv"
             with listing.open("w", newline="", encoding="utf-8") as file:
                 table = csv.writer(file)

@@ -18,6 +18,7 @@ from cofima.errors import CofimaError
 from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.seeds import Seeds
+from cofima.training.inflight import NOT_KEPT, Inflight
 from cofima.training.together import together
 
 CHECK_EVERY = 50  # steps between two looks at the loss: each look makes a GPU wait
@@ -90,6 +91,8 @@ class Context:
     progress: Progress = SILENT
     stop: Callable[[], bool] | None = None
     """Asked after each epoch of a task; true ends its training."""
+    inflight: Inflight = NOT_KEPT
+    """Keeps how far the training of a task is."""
     watch: Callable[[int, int, Tensor, list[float]], None] | None = None
     """Told after each epoch: the task, the epoch, the loss of every step, and the learning rates."""
 
@@ -124,13 +127,16 @@ def sgd(
     if how.batchnorm == "frozen":
         for layer in norms(net):
             layer.eval()
-    for epoch in range(how.epochs):
+    flight = context.inflight.enter(net, optimizer, schedule)
+    for epoch in range(flight.epoch, how.epochs):
         augment = seeds.generator("augment", task, epoch)
         loader = seeds.generator("loader", task, epoch)
         steps = batches(len(images), how.batch, loader, repeats(images, how.balance, loader))
         losses = torch.zeros(len(steps), device=context.device)
+        done = flight.begin(epoch, augment, losses)
         label = f"epoch {epoch + 1}/{how.epochs}"
-        for step, index in enumerate(context.progress.track(steps, len(steps), label)):
+        left = context.progress.track(steps[done:], len(steps) - done, label)
+        for step, index in enumerate(left, done):
             part = ranks.step(len(index))
             pixels, labels = images.batch(index[part.rows])
             if before_step is not None:
@@ -145,9 +151,10 @@ def sgd(
             if after_step is not None:
                 after_step()
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
-                mean = ranks.total(losses[: step + 1].clone()) / ranks.world()
-                refuse_divergence(mean, task, epoch)
+                refuse_divergence(ranks.total(losses[: step + 1].clone()) / ranks.world(), task, epoch)
+            flight.offer(step + 1)
         if context.watch is not None:
+            mean = ranks.total(losses.clone()) / ranks.world()
             context.watch(task, epoch, mean, [float(group["lr"]) for group in optimizer.param_groups])
         schedule.step()
         if stop is not None and stop():
@@ -155,6 +162,7 @@ def sgd(
     refuse_broken(net, task)
     net.zero_grad()  # as large as the network, and of no use to what comes next
     net.eval()
+    flight.end()
 
 
 def make_optimizer(net: Net, how: Train) -> torch.optim.SGD:

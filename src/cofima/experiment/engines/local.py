@@ -15,6 +15,7 @@ from multiprocessing.context import SpawnProcess
 from cofima.experiment.engines.base import Ended, Job
 
 READY = "ready"
+GRACE = 30.0  # seconds for the step in progress, and for writing down where it is
 
 
 class Worker:
@@ -73,11 +74,14 @@ class Local:
         return found
 
     def stop(self) -> None:
-        """Kill the processes: what was learned is on disk."""
+        """End the processes, once they have written down how far they are; kill those that take long."""
         self.queue.clear()
         for worker in self.workers:
-            worker.process.kill()
+            worker.process.terminate()
+        until = time.monotonic() + GRACE
         for worker in self.workers:
+            worker.process.join(max(0.0, until - time.monotonic()))
+            worker.process.kill()
             worker.process.join()
             worker.pipe.close()
         self.workers.clear()

@@ -1,0 +1,118 @@
+"""What it costs that a run survives kill -9 in the middle of a task."""
+
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from cofima.config import Config, read
+from cofima.data.stream import split
+from cofima.data.synthetic import blobs
+from cofima.experiment.launch import launch, make_view
+from cofima.methods.seq_ft import SeqFT
+from cofima.models import backbone
+from cofima.models.backbone import ModelOptions
+from cofima.models.net import Net
+from cofima.seeds import Seeds
+from cofima.training import keeper
+from cofima.training.inflight import NOT_KEPT
+from cofima.training.keeper import Keeper
+from cofima.training.position import Position
+from cofima.training.sgd import Context, Train
+from ratios import cells, interleaved
+
+
+def every_step(rounds: int = 7) -> list[float]:
+    """Return the cost of an epoch that is ready to be written after each step, over one that is not."""
+    module, facts = backbone.create("vit_micro", ModelOptions())
+    stream = split(blobs(classes=4, per_class=64, side=facts.stored), 4, 4, None)
+    view = make_view(facts, stream, Config())
+    method = SeqFT()
+    context = Context(view, Train(epochs=1, batch=32, lr=1e-4), Seeds(0), torch.device("cpu"))
+    method.setup(Net(module, facts.features), context)
+    method.task, method.facts = stream[0], {"seconds": {}, "notes": []}
+    method.begin(stream[0])
+
+    def epoch(inflight) -> None:
+        method.context = Context(**{**vars(context), "inflight": inflight})
+        inflight.task(method, 0)
+        method.train(stream[0])
+
+    with tempfile.TemporaryDirectory() as folder:
+        ready = Keeper(Path(folder) / "inflight", {"with": {}}, lambda: "")
+        return interleaved(lambda: epoch(NOT_KEPT), {"ready": lambda: epoch(ready)}, rounds)["ready"]
+
+
+def one_writing() -> tuple[float, float, float, float]:
+    """Return MB, wall seconds, CPU seconds and MB of memory that the state of a ViT-B with SGD takes."""
+    net = nn.ModuleList(nn.Linear(768, 4 * 768) for _ in range(36))  # 85 M weights
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    for weight in net.parameters():
+        optimizer.state[weight]["momentum_buffer"] = torch.randn_like(weight)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    where = Position(net, optimizer, schedule, torch.Generator(), torch.zeros(10))
+    method = SeqFT()
+    method.facts, method.running = {"seconds": {}, "notes": []}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        mine = Keeper(Path(folder) / "inflight", {"with": {}}, lambda: "")
+        mine.task(method, 0)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        wall, cpu = time.perf_counter(), time.process_time()
+        mine.write(where, {"epoch": 0, "step": 1, "complete": False})
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        size = sum(value.nbytes for value in where.tensors(complete=False).values()) / 1e6
+    assert not method.facts["notes"], method.facts["notes"]
+    return size, wall, cpu, grown
+
+
+def share_of_a_run() -> tuple[float, float, int]:
+    """Return seconds of a run, the seconds that it spent on writing, and how often it wrote."""
+    writings, whole = [], Keeper.write
+
+    def write(self, where, place) -> None:
+        whole(self, where, place)
+        writings.append(place)
+
+    keeper.EVERY, every = 1.0, keeper.EVERY
+    Keeper.write = write
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            config = read("demo.yaml", ["method=joint", "options={}", "train.epochs=6"])
+            history = launch(config, Path(folder) / "run").history
+    finally:
+        keeper.EVERY, Keeper.write = every, whole
+    seconds = [row["seconds"] for row in history]
+    return sum(s["total"] for s in seconds), sum(s["inflight"] for s in seconds), len(writings)
+
+
+def main() -> str:
+    """Measure; return a section of Markdown."""
+    torch.set_num_threads(1)
+    size, wall, cpu, grown = one_writing()
+    ready = every_step()
+    total, spent, times = share_of_a_run()
+    return "\n".join(
+        [
+            "## Surviving kill -9 in the middle of a task",
+            "",
+            "`vit_micro`, one thread. First the CPU time of an epoch that could be written after each step",
+            "over one that could not; then the share of a run's own seconds that went into writing, where it",
+            f"may write every second instead of each minute ({times} times in {total:.0f} s). One writing of",
+            f"a ViT-B with SGD ({size:.0f} MB) took {wall:.1f} s ({cpu:.1f} s CPU) and {grown:.0f} MB of",
+            "memory; the next one then waits until both are within 2 % of the time.",
+            "",
+            "| | median | smallest | target |",
+            "|---|---|---|---|",
+            f"| an epoch that can be left at each step | {cells(ready)} | <= 1.05x |",
+            f"| share of writing in a run | {100 * spent / total:.2f} % | | <= 2 % |",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    print(main())

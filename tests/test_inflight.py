@@ -1,0 +1,320 @@
+"""A run that is cut off in the middle of a task ends as if it had not been: with the same bits."""
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cofima import methods, store
+from cofima.data.stream import Stream
+from cofima.errors import CofimaError
+from cofima.experiment.inflight import begun, interrupted
+from cofima.experiment.journal import read
+from cofima.experiment.launch import launch
+from cofima.experiment.run import run
+from cofima.interruption import Interrupted, listening
+from cofima.methods import Method
+from cofima.progress import SILENT, Progress
+from cofima.store import Model
+from cofima.training import keeper, sealed
+from cofima.training.keeper import Keeper, Kept
+
+QUICK = {"epochs": 2, "batch": 4}
+GROUPS = (2, 1, 2)  # a task of one class has random streams of its own
+
+every_method = pytest.mark.parametrize("name", methods.names())
+
+
+class Killed(BaseException):
+    """What no method and no run can catch, as kill -9."""
+
+
+class Ears(Progress):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.heard.append(message)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write after every step."""
+    monkeypatch.setattr(Keeper, "due", lambda self: True)
+
+
+@pytest.fixture
+def killed_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that lets the process die after so many steps."""
+    whole, left = Kept.offer, [0]
+
+    def offer(self: Kept, step: int) -> None:
+        whole(self, step)
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+
+    monkeypatch.setattr(Kept, "offer", offer)
+
+    def arrange(steps: int) -> None:
+        left[0] = steps
+
+    return arrange
+
+
+def go_on(tiny, config: Any, stream: Stream, folder: Path, progress: Progress = SILENT) -> Model:
+    """Learn as a fresh process does: from what is on disk, and nothing else."""
+    started = store.current(folder) is not None
+    model = store.load(folder, progress=progress) if started else tiny.model(config, stream, progress)
+    return run(model, model.method.stream(stream), folder, progress)
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    generation = store.current(folder)
+    weights = {f"model.{key}": value for key, value in load_file(generation / store.WEIGHTS).items()}
+    return weights | {f"state.{key}": value for key, value in load_file(generation / store.STATE).items()}
+
+
+def scores(model: Model) -> list[Any]:
+    return [(row["accuracy"], row["lam"], row["distance"], row["notes"]) for row in model.history]
+
+
+def lines(folder: Path) -> list[Any]:
+    """Return what metrics.jsonl says, but for the time that it took."""
+    keys = ("kind", "task", "epoch", "step", "loss", "lr", "seen")
+    return [tuple(line.get(key) for key in keys) for line in read(folder)]
+
+
+# --- every method ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [(name, "vit_test") for name in methods.names()] + [("ema", "resnet_test"), ("der_pp", "resnet_test")],
+)
+def test_killed_again_and_again_it_ends_with_the_same_bits(
+    name: str, network: str, tiny, tmp_path: Path, same_bits, killed_after, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, stream = tiny.config(name, network, train=QUICK), tiny.stream(GROUPS, per_class=4)
+    whole = go_on(tiny, config, stream, tmp_path / "whole")
+    assert not (tmp_path / "whole" / store.INFLIGHT).exists()
+    chance = random.Random(f"{name} {network}")
+    monkeypatch.setattr(Keeper, "due", lambda self: chance.random() < 0.6)  # some steps are lost
+    kills = 0
+    while True:
+        killed_after(chance.randint(1, 6))
+        try:
+            cut = go_on(tiny, config, stream, tmp_path / "cut")
+            break
+        except Killed:
+            kills += 1
+    trains = methods.find(name).train is not methods.find("prototype").train
+    assert kills >= (2 if trains else 0)
+    same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
+    assert scores(cut) == scores(whole)
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+    assert not (tmp_path / "cut" / store.INFLIGHT).exists()
+
+
+def test_it_goes_on_at_the_step_where_it_was(
+    tiny, tmp_path: Path, often, killed_after, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that were written are not taken again."""
+    config, stream = tiny.config("seq_ft", train=QUICK), tiny.stream((2, 2), per_class=6)
+    steps = 2 * 3  # epochs, batches of four of the twelve images
+    killed_after(steps + 4)
+    with pytest.raises(Killed):
+        go_on(tiny, config, stream, tmp_path)
+    said = begun(tmp_path)
+    assert (said["task"], said["epoch"], said["step"], said["complete"]) == (1, 1, 1, False)
+    taken, offer = [], Kept.offer
+    monkeypatch.setattr(Kept, "offer", lambda self, step: taken.append(step) or offer(self, step))
+    model = go_on(tiny, config, stream, tmp_path)
+    assert taken == [2, 3]
+    assert model.history[1]["seconds"]["total"] > said["seconds"]["total"]
+    assert model.history[1]["seconds"]["inflight"] > said["seconds"]["inflight"] > 0
+
+
+def test_killed_after_training_the_training_is_not_repeated(
+    tiny, tmp_path: Path, often, killed_after, same_bits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, stream = tiny.config("cofima", train=QUICK), tiny.stream((2, 2), per_class=4)
+    whole = go_on(tiny, config, stream, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(methods.find("cofima"), "align_head", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            go_on(tiny, config, stream, tmp_path / "cut")
+    assert begun(tmp_path / "cut")["complete"]
+    killed_after(3)  # as soon as the next task trains
+    with pytest.raises(Killed):
+        go_on(tiny, config, stream, tmp_path / "cut")
+    assert len(store.load(tmp_path / "cut").tasks) == 1
+    killed_after(-1)
+    go_on(tiny, config, stream, tmp_path / "cut")
+    same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
+    assert len(whole.tasks) == 2
+
+
+@pytest.mark.parametrize("train", [{"schedule": "cosine"}, {"momentum": 0.0}, {"balance": 1.0}])
+def test_other_ways_to_train_go_on_as_well(
+    train: dict[str, Any], tiny, tmp_path: Path, often, killed_after, same_bits
+) -> None:
+    config = tiny.config("seq_ft", train=QUICK | {"epochs": 3} | train)
+    stream = tiny.stream((3,), per_class=4)
+    few = stream[0].train.select(torch.arange(len(stream[0].train)) != 0)  # classes of unequal size
+    stream = replace(stream, tasks=(replace(stream[0], train=few),))
+    go_on(tiny, config, stream, tmp_path / "whole")
+    for steps in (2, 3, 2):  # within an epoch, at its end, and within the last
+        killed_after(steps)
+        with pytest.raises(Killed):
+            go_on(tiny, config, stream, tmp_path / "cut")
+    killed_after(-1)
+    go_on(tiny, config, stream, tmp_path / "cut")
+    same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_the_step_and_loses_none(
+    number: int, tiny, tmp_path: Path, same_bits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, stream = tiny.config("seq_ft", train=QUICK), tiny.stream((2,), per_class=4)
+    go_on(tiny, config, stream, tmp_path / "whole")
+    steps: list[int] = []
+
+    def after_step(self: Method) -> None:
+        steps.append(1)
+        if len(steps) == 3:
+            signal.raise_signal(number)
+
+    with monkeypatch.context() as patch, listening():
+        patch.setattr(Method, "after_step", after_step)
+        with pytest.raises(Interrupted) as caught:
+            go_on(tiny, config, stream, tmp_path / "cut")
+    assert caught.value.signal == number
+    assert len(steps) == 3
+    said = begun(tmp_path / "cut")
+    assert (said["epoch"], said["step"]) == (1, 1)  # two batches an epoch
+    assert "continues at task 1, epoch 2, step 1" in interrupted(caught.value, tmp_path / "cut").kept
+    go_on(tiny, config, stream, tmp_path / "cut")
+    same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
+    assert "continues after task 1" in interrupted(caught.value, tmp_path / "cut").kept
+    assert "begins anew" in interrupted(KeyboardInterrupt(), tmp_path / "nothing").kept
+
+
+# --- what is not taken up --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cut(tiny, tmp_path: Path, often, killed_after, same_bits) -> Iterator[tuple[Path, Callable[[], Model]]]:
+    """A run that was cut off in its first task, and what finishes it; in the end it is as it should be."""
+    config, stream = tiny.config("seq_ft", train=QUICK), tiny.stream((2, 2), per_class=4)
+    killed_after(3)
+    with pytest.raises(Killed):
+        go_on(tiny, config, stream, tmp_path / "cut")
+    killed_after(-1)
+    yield tmp_path / "cut", lambda: go_on(tiny, config, stream, tmp_path / "cut")
+    go_on(tiny, config, stream, tmp_path / "whole")
+    same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
+
+
+def test_what_is_damaged_is_left_out_and_said(cut) -> None:
+    folder, finish = cut
+    path = folder / store.INFLIGHT / begun(folder)["file"]
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    notes = finish().history[0]["notes"]
+    assert any("was not taken up: its tensors are not what was written" in note for note in notes)
+
+
+def test_a_description_that_is_damaged_is_left_out_and_said(cut) -> None:
+    folder, finish = cut
+    (folder / store.INFLIGHT / sealed.SAID).write_text("{")
+    assert any("position.json is missing, or not" in note for note in finish().history[0]["notes"])
+
+
+def said_otherwise(folder: Path, **changes: Any) -> None:
+    said = begun(folder)
+    place = folder / store.INFLIGHT
+    sealed.write(place, sealed.read_tensors(place, said), said | changes)
+
+
+def test_another_network_is_left_out_and_said(cut) -> None:
+    folder, finish = cut
+    said = begun(folder)
+    place = folder / store.INFLIGHT
+    kept = sealed.read_tensors(place, said)
+    sealed.write(place, kept | {"net.more": torch.zeros(2)}, said)
+    assert any("missing or too many, the first is net.more" in n for n in finish().history[0]["notes"])
+
+
+def test_other_versions_and_threads_go_on_and_are_noted(cut) -> None:
+    folder, finish = cut
+    said_otherwise(folder, **{"with": begun(folder)["with"] | {"torch": "1.0", "threads": 7}})
+    (note,) = finish().history[0]["notes"]
+    assert "was begun with torch 1.0, now " in note
+    assert "threads 7, now 1" in note
+
+
+def test_a_task_that_is_learned_already_is_forgotten_in_silence(cut) -> None:
+    folder, finish = cut
+    said_otherwise(folder, task=5)
+    assert finish().history[0]["notes"] == []
+
+
+def test_a_later_format_is_left_out_and_said(cut) -> None:
+    folder, finish = cut
+    said_otherwise(folder, format=keeper.FORMAT + 1)
+    assert any("another version of cofima" in note for note in finish().history[0]["notes"])
+
+
+def test_another_configuration_is_refused_and_the_task_kept(
+    tiny, tmp_path: Path, often, killed_after
+) -> None:
+    config = tiny.config("seq_ft", train=QUICK)
+    killed_after(2)
+    with pytest.raises(Killed):
+        launch(config, tmp_path)
+    before = begun(tmp_path)
+    with pytest.raises(CofimaError) as refused:
+        launch(tiny.config("seq_ft", train=QUICK | {"lr": 0.9}), tmp_path)
+    assert "train.lr: 0.05 before, 0.9 now" in str(refused.value)
+    assert f"remove {tmp_path / store.INFLIGHT} to begin anew" in str(refused.value)
+    assert begun(tmp_path) == before
+    ears = Ears()
+    killed_after(-1)
+    launch(config, tmp_path, ears)
+    assert f"continuing {tmp_path} at task 1, epoch 1, step 2" in ears.heard
+
+
+def test_undoing_a_task_forgets_what_went_out_from_it(
+    tiny, tmp_path: Path, often, killed_after, same_bits
+) -> None:
+    config, stream = tiny.config("seq_ft", train=QUICK), tiny.stream((2, 2, 2), per_class=4)
+    whole = go_on(tiny, config, stream, tmp_path / "whole")
+    killed_after(2 * 4 + 1)
+    with pytest.raises(Killed):
+        go_on(tiny, config, stream, tmp_path / "cut")
+    assert begun(tmp_path / "cut")["task"] == 2
+    store.undo(tmp_path / "cut")
+    killed_after(-1)
+    assert scores(go_on(tiny, config, stream, tmp_path / "cut")) == scores(whole)
+    same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
+
+
+def test_the_environment_says_how_often_or_never(
+    tiny, tmp_path: Path, often, killed_after, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, stream = tiny.config("seq_ft", train=QUICK), tiny.stream((2,), per_class=4)
+    monkeypatch.setenv("COFIMA_INFLIGHT", "often")
+    with pytest.raises(CofimaError, match="COFIMA_INFLIGHT = often: expected seconds, or off"):
+        go_on(tiny, config, stream, tmp_path)
+    monkeypatch.setenv("COFIMA_INFLIGHT", "off")
+    killed_after(2)
+    go_on(tiny, config, stream, tmp_path)  # nobody kills what nobody writes
+    assert not (tmp_path / store.INFLIGHT).exists()

@@ -1,0 +1,219 @@
+"""Real processes, really killed; real disks, really full."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cofima import methods, store
+from cofima.errors import CofimaError
+from cofima.experiment.inflight import begun, place
+from cofima.experiment.launch import launch
+from cofima.progress import Progress
+from cofima.training.keeper import Keeper
+
+CONFTEST = Path(__file__).parent / "conftest.py"
+TRAIN = {"epochs": 3, "batch": 4}
+
+# Learns each method once undisturbed ("whole"), and once in processes that are killed ("cut"). A process
+# tells each of its steps, and is killed at a random moment after a random number of them: while it
+# computes, or while it writes. The processes are forked, so that torch is imported once.
+KILLER = """
+import importlib.util, os, random, signal, sys, time, traceback
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("tiny_conftest", sys.argv[1])
+tiny = sys.modules["tiny_conftest"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tiny)
+from cofima.experiment.launch import launch
+from cofima.training.keeper import Keeper, Kept
+
+def process(name, folder, steps=0):
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            whole = Kept.offer
+            def offer(self, step):
+                os.write(theirs, b".")
+                whole(self, step)
+            Kept.offer = offer
+            if steps:
+                Keeper.due = lambda self: True
+            launch(tiny.tiny_config(name, train={"epochs": 3, "batch": 4}), folder)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(theirs)
+    while (seen := os.read(ours, 1)) and steps > 0:
+        steps -= 1
+        if steps == 0:
+            time.sleep(0.03 * chance.random())
+            os.kill(pid, signal.SIGKILL)
+    while seen:
+        seen = os.read(ours, 100)
+    os.close(ours)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+for name in sys.argv[4:]:
+    chance, killed = random.Random(name), 0
+    assert process(name, Path(sys.argv[2]) / name / "whole") == 0
+    for _ in range(int(sys.argv[3])):
+        killed += process(name, Path(sys.argv[2]) / name / "cut", chance.randint(4, 30)) == -signal.SIGKILL
+    assert process(name, Path(sys.argv[2]) / name / "cut") == 0
+    print(name, killed, flush=True)
+"""
+
+
+def kill(names: list[str], times: int, folder: Path) -> dict[str, int]:
+    """Let every method be killed so many times; return how often it was."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, str(CONFTEST), str(folder), str(times), *names],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (line.split() for line in done.stdout.splitlines())
+    return {name: int(killed) for name, killed in lines}
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    generation = store.current(folder)
+    weights = {f"model.{key}": value for key, value in load_file(generation / store.WEIGHTS).items()}
+    return weights | {f"state.{key}": value for key, value in load_file(generation / store.STATE).items()}
+
+
+def killed_runs_are_the_same(names: list[str], folder: Path, same_bits) -> None:
+    images = torch.arange(4 * 3 * 16 * 16, dtype=torch.int64).remainder(256).view(4, 3, 16, 16).byte()
+    for name in names:
+        same_bits(tensors(folder / name / "cut"), tensors(folder / name / "whole"))
+        cut, whole = (store.load(folder / name / which) for which in ("cut", "whole"))
+        assert [row["accuracy"] for row in cut.history] == [row["accuracy"] for row in whole.history]
+        assert torch.equal(cut.logits(images), whole.logits(images))
+        assert not (folder / name / "cut" / store.INFLIGHT).exists()
+
+
+def test_killed_by_the_system_in_the_middle_of_tasks(tmp_path: Path, same_bits) -> None:
+    names = ["cofima", "der_pp"]
+    killed = kill(names, 3, tmp_path)
+    assert all(killed[name] >= 2 for name in names), killed
+    killed_runs_are_the_same(names, tmp_path, same_bits)
+
+
+@pytest.mark.slow
+def test_every_method_survives_real_kills(tmp_path: Path, same_bits) -> None:
+    killed = kill(methods.names(), 6, tmp_path)
+    assert set(killed) == set(methods.names())
+    assert killed["prototype"] == 0, "it trains nothing: there is no middle of a task"
+    assert all(count >= 1 for name, count in killed.items() if name != "prototype"), killed
+    killed_runs_are_the_same(methods.names(), tmp_path, same_bits)
+
+
+# --- signals ---------------------------------------------------------------------------------------
+
+
+def test_a_signal_is_answered_with_where_to_go_on(tmp_path: Path) -> None:
+    words = ["run", "demo.yaml", "dataset=blobs", "train.epochs=500", "--out", "long"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "cofima", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    assert "task 1" in running.stdout.readline()
+    time.sleep(1)
+    running.send_signal(signal.SIGTERM)
+    _, stderr = running.communicate(timeout=300)
+    assert running.returncode == 128 + signal.SIGTERM
+    said = begun(tmp_path / "long")
+    assert stderr == f"cofima: interrupted; the same command continues at {place(said)}\n"
+    assert re.fullmatch(r"task 1, epoch \d+, step \d+", place(said))
+    assert not (tmp_path / "long" / ".lock").exists()
+
+
+# --- disks -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of two megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True, text=True
+    )
+    if made.returncode:
+        pytest.skip(f"a disk cannot be mounted here ({made.stderr.strip() or made.returncode})")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+class FillDisk(Progress):
+    """Take all room that is left when a task begins."""
+
+    def __init__(self, disk: Path, task: int) -> None:
+        self.disk, self.task = disk, task
+        self.heard: list[str] = []
+
+    def stage(self, label: str):
+        if f"task {self.task}/" in label:
+            with (self.disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+        return super().stage(label)
+
+    def say(self, message: str) -> None:
+        self.heard.append(message)
+
+
+def test_a_full_disk_costs_nothing_that_was_there(
+    small_disk: Path, tiny, tmp_path: Path, same_bits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.config("coma", train=TRAIN)
+    launch(config, tmp_path / "whole")
+    monkeypatch.setattr(Keeper, "due", lambda self: True)
+    fill = FillDisk(small_disk, task=2)
+    with pytest.raises(CofimaError, match=r"could not be written \(No space left"):
+        launch(config, small_disk / "run", fill)
+    noted = [line for line in fill.heard if "in the middle of this task could not be written" in line]
+    assert len(noted) == 1, "said once, and the training went on"
+    assert "No space left on device" in noted[0]
+    kept = store.load(small_disk / "run")
+    assert len(kept.tasks) == 1
+    assert kept.logits(torch.zeros(2, 3, 16, 16, dtype=torch.uint8)).shape == (2, len(kept.classes))
+    (small_disk / "ballast").unlink()
+    launch(config, small_disk / "run")
+    same_bits(tensors(small_disk / "run"), tensors(tmp_path / "whole"))
+
+
+def test_a_read_only_disk_is_refused_and_still_read(small_disk: Path, tiny) -> None:
+    stream, folder = tiny.stream((2, 2), per_class=4), small_disk / "run"
+    config = tiny.config(train={"epochs": 1})
+    model = tiny.model(config, stream)
+    model.method.learn(stream[0])
+    model.tasks.append(stream[0].names)
+    store.save(model, folder)
+    store.save(model, folder)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for refused in (
+        lambda: launch(config, folder),
+        lambda: launch(config, small_disk / "new"),
+        lambda: store.save(model, folder),
+        lambda: store.undo(folder),
+    ):
+        with pytest.raises(CofimaError, match=r"cannot be written"):
+            refused()
+    assert store.load(folder).classes == model.classes

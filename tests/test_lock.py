@@ -1,0 +1,133 @@
+"""One process at a time writes into a folder."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from cofima import lock, store
+from cofima.errors import CofimaError, CofimaWarning
+from cofima.experiment.launch import launch
+from cofima.lock import alone
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from cofima.lock import alone
+with alone(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path):
+    """Another process that holds the folder."""
+    folder = tmp_path / "model"
+    process = subprocess.Popen([sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process, folder
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_what_another_process_holds_is_refused_until_it_is_killed(other, tiny) -> None:
+    process, folder = other
+    with pytest.raises(CofimaError, match=rf"is being written by process {process.pid} on .* since .*end it"):
+        launch(tiny.config(train={"epochs": 1}), folder)
+    assert [path.name for path in folder.iterdir()] == [lock.NAME], "nothing was changed"
+    stream = tiny.stream((2,), per_class=4)
+    model = tiny.model(tiny.config(train={"epochs": 1}), stream)
+    with pytest.raises(CofimaError, match=f"process {process.pid}"):
+        store.save(model, folder)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (folder / lock.NAME).exists(), "a killed process takes nothing away"
+    with alone(folder):
+        pass
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def held_elsewhere(folder: Path) -> int:
+    """Hold a folder as another process does: the system tells open files apart, not processes."""
+    folder.mkdir(exist_ok=True)
+    handle = os.open(folder / lock.NAME, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+def test_everything_that_writes_asks_and_reading_does_not(tiny, tmp_path: Path) -> None:
+    stream = tiny.stream((2,), per_class=4)
+    model = tiny.run(tmp_path, tiny.config(train={"epochs": 1}), stream)
+    store.save(model, tmp_path)
+    handle = held_elsewhere(tmp_path)
+    for write in (lambda: store.save(model, tmp_path), lambda: store.undo(tmp_path)):
+        with pytest.raises(CofimaError, match="is being written by another process"):
+            write()
+    assert store.load(tmp_path).classes == model.classes
+    os.close(handle)
+    store.undo(tmp_path)
+
+
+def test_a_holder_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+    handle = held_elsewhere(tmp_path)
+    threading.Timer(0.5, lambda: os.close(handle)).start()
+    with alone(tmp_path, patience=60):
+        assert (tmp_path / lock.NAME).read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_threads_of_one_process_share_it_until_the_last_lets_go(tmp_path: Path) -> None:
+    first, second = alone(tmp_path), alone(tmp_path)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert (tmp_path / lock.NAME).exists()
+    second.__exit__(None, None, None)
+    assert not (tmp_path / lock.NAME).exists()
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    with alone(deep), alone(deep):  # who holds it may hold it once more
+        assert (deep / lock.NAME).read_text().startswith(f"process {os.getpid()} on ")
+    assert not list(tmp_path.iterdir())
+    with alone(deep):
+        (deep / "file").write_text("x")
+    assert [path.name for path in deep.iterdir()] == ["file"]
+
+
+def test_a_file_that_its_holder_took_away_is_not_mistaken_for_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening and locking, the holder goes and takes the file with it."""
+    whole, taken = fcntl.flock, []
+
+    def flock(handle: int, how: int) -> None:
+        if not taken:
+            taken.append((tmp_path / lock.NAME).unlink())
+        whole(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with alone(tmp_path):
+        assert (tmp_path / lock.NAME).exists()
+        again = os.open(tmp_path / lock.NAME, os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            whole(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(again)
+
+
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.warns(CofimaWarning, match="has no locks"), alone(tmp_path):
+        (tmp_path / "file").write_text("x")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
