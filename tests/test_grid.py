@@ -53,6 +53,8 @@ def test_only_leaves_cells_out_and_overrides_hold_for_all(recipe: Path) -> None:
     assert [c.method for c in kept] == ["prototype", "coma", "coma"]
     assert all(c.train.lr == 0.5 for c in kept)
     assert len(cells(recipe, ["seed=7"])) == 4  # cells that became the same are one
+    trained = cells(recipe, ["options.statistics=trained"], ["method=coma"])  # others have no such option
+    assert [c.options["statistics"] for c in trained] == ["trained"] * 2
     with pytest.raises(CofimaError, match="no cell is left by --only method=nothing"):
         cells(recipe, [], ["method=nothing"])
 
