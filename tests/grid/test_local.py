@@ -11,7 +11,7 @@ import pytest
 from cofima import methods, store
 from cofima.config import Config
 from cofima.errors import CofimaError
-from cofima.experiment import prefix, worker
+from cofima.experiment import prefix
 from cofima.experiment.board import Board
 from cofima.experiment.cells import name
 from cofima.experiment.engines import make
@@ -131,17 +131,6 @@ def test_a_damaged_folder_fails_and_a_damaged_first_task_is_learned_anew(tmp_pat
     assert learn(Job(config, tmp_path / "cell", first=first, threads=1)) is None
     assert "learned here once more" in (tmp_path / "cell" / LOG).read_text()
     assert store.finished(tmp_path / "cell")
-
-
-def test_a_folder_that_another_process_holds_is_left_alone(
-    tmp_path: Path, small: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (config,) = small({"method": "prototype", "seed": 1})
-    monkeypatch.setattr(worker, "PATIENCE", 0.0)
-    with worker.held(tmp_path):
-        assert "being learned by another process" in str(learn(Job(config, tmp_path, threads=1)))
-    assert store.current(tmp_path) is None
-    assert learn(Job(config, tmp_path, threads=1)) is None
 
 
 def test_engines_refuse_what_they_cannot_do(tmp_path: Path) -> None:
