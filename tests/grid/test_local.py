@@ -17,8 +17,10 @@ from cofima.experiment.engines import make
 from cofima.experiment.engines.base import Job
 from cofima.experiment.engines.local import Local
 from cofima.experiment.grid import run_grid
+from cofima.experiment.inflight import begun
 from cofima.experiment.prefix import FOLDER
-from cofima.experiment.worker import LOG
+from cofima.experiment.worker import LOG, learn
+from cofima.methods import Method
 from cofima.progress import Progress
 
 # one of each kind: averages, prompts, projections, fixed features, memories, penalties, moving averages
@@ -117,6 +119,26 @@ def test_a_first_task_is_learned_once_and_failures_have_a_log(
     assert fault in (folder / LOG).read_text()
     assert store.current(folder) is None
     assert "cells: 3 done, 0 running, 0 waiting, 1 failed" in ears.heard[-1]
+
+
+def test_a_cell_that_is_ended_writes_down_how_far_it_is(
+    tmp_path: Path, small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config,) = small({"method": ["seq_ft"]})
+    with monkeypatch.context() as patch:
+        patch.setattr(Method, "after_step", lambda self: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(SystemExit) as ended:
+            learn(Job(config, tmp_path / "cell"))
+    assert ended.value.code == 128 + signal.SIGTERM
+    said = begun(tmp_path / "cell")
+    assert (said["task"], said["epoch"], said["step"]) == (0, 0, 1)
+    assert "interrupted; the same command continues at task 1, epoch 1, step 1" in log_of(tmp_path / "cell")
+    assert learn(Job(config, tmp_path / "cell")) is None
+    assert "at task 1, epoch 1, step 1" in log_of(tmp_path / "cell")
+
+
+def log_of(folder: Path) -> str:
+    return (folder / LOG).read_text()
 
 
 def test_engines_refuse_what_they_cannot_do(tmp_path: Path) -> None:
