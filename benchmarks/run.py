@@ -18,6 +18,7 @@ import cofima
 import epoch
 import features
 import fisher
+import grid
 import inflight
 import pipeline
 
@@ -44,7 +45,7 @@ def main() -> None:
         "",
     ]
     sections = []
-    for part in (fisher, averaging, alignment, epoch, inflight, features, pipeline):
+    for part in (fisher, averaging, alignment, epoch, inflight, features, pipeline, grid):
         print(f"{part.__name__} ...", flush=True)
         sections.append(part.main())
         print(sections[-1], flush=True)

@@ -104,10 +104,12 @@ def test_what_several_processes_cannot_share_is_refused_before_any_work(
     tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(methods.find("seq_ft"), "one_process", "it looks at whole batches")
-    said = refused(tiny.config("seq_ft", train={"batch": 1}), tmp_path / "run", monkeypatch)
+    config = tiny.config("seq_ft", train={"batch": 1}, device="cuda:1")
+    said = refused(config, tmp_path / "run", monkeypatch)
     assert "a run in 2 processes" in said
     assert "method = seq_ft: it looks at whole batches" in said
     assert "train.batch = 1: smaller than the number of processes" in said
+    assert "device = cuda:1: one for all" in said
 
 
 @pytest.mark.usefixtures("of_two")
@@ -138,9 +140,6 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     assert device.choose("auto") == device.choose("cpu") == torch.device("cpu")
     with pytest.raises(CofimaError, match="has no GPU, there are 0"):
         device.choose("cuda")
-    for name in ("cuda:1", "mps"):
-        with pytest.raises(CofimaError, match=f"device = {name}: several processes"):
-            device.choose(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")

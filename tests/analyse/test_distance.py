@@ -41,13 +41,13 @@ def test_distances_are_those_of_the_history(kept: Any) -> None:
         said = run.history[t - 1]["distance"]
         assert matrix[t - 1][t] == pytest.approx(said["merged"], rel=1e-9)
         assert matrix[0][t] == pytest.approx(said["from_start"], rel=1e-9)
-        assert matrix[t - 1][t] == pytest.approx(0.4 * said["trained"], rel=1e-5)  # CoMA's law
+        assert matrix[t - 1][t] == pytest.approx(0.4 * said["trained"], rel=1e-4)  # CoMA's law
 
 
 def test_coma_stays_nearer_than_its_training_alone(kept: Any) -> None:
     coma, slca = (measure_distances(open_run(kept(method))).matrix for method in ("coma", "slca"))
     assert coma[0][1] == slca[0][1]  # the first task is not merged
-    assert coma[1][2] == pytest.approx(0.4 * slca[1][2], rel=1e-5)  # nor do their second trainings differ
+    assert coma[1][2] == pytest.approx(0.4 * slca[1][2], rel=1e-4)  # nor do their second trainings differ
 
 
 def test_rows_hold_all_pairs_and_layers_with_full_precision(kept: Any, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from cofima.models.net import Net
 from cofima.parts.batchnorm import refresh_batchnorm
 from cofima.progress import SILENT
 from cofima.training.sgd import plain_batches
-from cofima.weights import Weights
+from cofima.weights import Weights, weight_distance
 
 
 def slowly(task: Relearned, state: Weights, *, fresh_norms: bool = False) -> tuple[list[float], list[float]]:
@@ -110,9 +110,10 @@ def test_the_grid_has_the_three_networks_with_what_they_reach(task: Relearned) -
 def test_coma_merges_in_the_plane_and_cofima_beside_it(kept: Any, task: Relearned) -> None:
     coma = relearn(open_run(kept("coma")), 3, SILENT)
     old, trained, _, merged = span(coma)[1]
-    assert merged.x == pytest.approx(coma.lam * trained.x, rel=1e-5)
-    assert merged.y == pytest.approx(old.y, abs=1e-6 * trained.x)
-    assert merged.away == pytest.approx(0, abs=1e-4 * trained.x)
+    assert merged.x == pytest.approx(coma.lam * trained.x, rel=1e-4)
+    assert merged.y == pytest.approx(old.y, abs=1e-4 * trained.x)
+    size = weight_distance(merged.weights, {key: 0 * value for key, value in merged.weights.items()})
+    assert merged.away == pytest.approx(0, abs=1e-7 * size)  # what single precision leaves
     assert span(task)[1][-1].away > 0.01 * span(task)[1][1].x
 
 

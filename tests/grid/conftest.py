@@ -10,7 +10,8 @@ import yaml
 
 from cofima import store
 from cofima.config import Config
-from cofima.experiment.cells import cells
+from cofima.experiment.cells import cells, name
+from cofima.experiment.launch import launch
 
 SMALL: dict[str, Any] = {
     "dataset": "blobs",
@@ -47,6 +48,17 @@ def learned(folder: Path) -> tuple[str, list[Any]]:
     files = json.loads((generation / "config.json").read_text())["files"]
     rows = store.read_history(folder)
     return files[store.WEIGHTS] + files[store.STATE], [row["accuracy"] for row in rows]
+
+
+@pytest.fixture
+def learned_here() -> Callable[[Sequence[Config], Path], None]:
+    """Return what learns cells in this process, the last one first."""
+
+    def learn(found: Sequence[Config], out: Path) -> None:
+        for config in reversed(found):
+            launch(config, out / name(config))
+
+    return learn
 
 
 @pytest.fixture

@@ -1,16 +1,18 @@
 """Cells on this machine: warm processes that keep nothing, and die alone."""
 
+import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cofima import methods, store
+from cofima import lock, methods, store
+from cofima.config import Config
 from cofima.errors import CofimaError
+from cofima.experiment import prefix, worker
 from cofima.experiment.board import Board
 from cofima.experiment.cells import name
 from cofima.experiment.engines import make
@@ -23,8 +25,11 @@ from cofima.experiment.worker import LOG, learn
 from cofima.methods import Method
 from cofima.progress import Progress
 
-# one of each kind: averages, prompts, projections, fixed features, memories, penalties, moving averages
-KINDS = ["cofima", "dual_prompt", "ranpac", "prototype", "der_pp", "bic", "ewc", "ema", "joint"]
+# averages with Fisher information, fixed features behind adapters, a memory, and no tasks at all
+KINDS = ["cofima", "ranpac", "der_pp", "joint"]
+Make = Callable[..., list[Config]]
+Learn = Callable[[Sequence[Config], Path], None]
+Same = Callable[[Sequence[Path], Path], None]
 
 
 def finish(engine: Local, jobs: list[Job]) -> dict[Path, str | None]:
@@ -41,29 +46,25 @@ def finish(engine: Local, jobs: list[Job]) -> dict[Path, str | None]:
     return over
 
 
-def test_a_warm_process_learns_what_a_fresh_one_learns(
-    tmp_path: Path, small: Callable[..., Any], same_cells: Callable[..., None]
+def test_a_warm_process_learns_what_another_learns(
+    tmp_path: Path, small: Make, learned_here: Learn, same_cells: Same
 ) -> None:
-    """Two processes learn the same cells in opposite orders: what one left behind would show."""
+    """Two processes learn the same cells in opposite orders: what a cell leaves behind would show."""
     found = small({"method": KINDS, "seed": 1})
-    orders = {"up": found, "down": found[::-1]}
-    for place, order in orders.items():
-        over = finish(Local(1), [Job(config, tmp_path / place / name(config)) for config in order])
-        assert set(over.values()) == {None}
-    same_cells([tmp_path / "up" / name(config) for config in found], tmp_path / "down")
-    logs = [(tmp_path / "up" / name(config) / LOG).read_text() for config in found]
+    over = finish(Local(1, threads=1), [Job(config, tmp_path / "warm" / name(config)) for config in found])
+    assert set(over.values()) == {None}
+    learned_here(found, tmp_path / "here")
+    same_cells(list(over), tmp_path / "here")
+    logs = [(folder / LOG).read_text() for folder in over]
     assert len({log.partition("process ")[2].partition(",")[0] for log in logs}) == 1  # it was one process
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_is_the_same_in_a_fresh_process(
-    method: str, tmp_path: Path, small: Callable[..., Any], same_cells: Callable[..., None]
+    method: str, tmp_path: Path, small: Make, same_cells: Same
 ) -> None:
-    before, config = (
-        small({"method": ["cofima", method], "seed": [2]})[0],
-        small({"method": method, "seed": 1})[0],
-    )
+    before, config = small({"method": "cofima", "seed": 2})[0], small({"method": method, "seed": 1})[0]
     warm = [Job(before, tmp_path / "other" / name(before)), Job(config, tmp_path / "warm" / name(config))]
     fresh = [Job(config, tmp_path / "fresh" / name(config))]
     assert set((finish(Local(1), warm) | finish(Local(1), fresh)).values()) == {None}
@@ -79,12 +80,12 @@ class Ears(Progress):
 
 
 def test_a_process_that_is_killed_costs_its_own_cell_and_the_same_call_mends_it(
-    tmp_path: Path, small: Callable[..., Any]
+    tmp_path: Path, small: Make
 ) -> None:
     """The longest cell's process is killed; the other cell, in the process that follows it, is learned."""
     long = small({"method": "seq_ft", "seed": 1}, train={"epochs": 10**6, "batch": 16})[0]
     other = small({"method": "prototype", "seed": 1})[0]
-    engine = Local(1, devices=["7"])
+    engine = Local(1, devices=["7"], threads=1)
 
     def kill(seen: Board) -> None:
         row = seen.rows[tmp_path / name(long)]
@@ -101,17 +102,17 @@ def test_a_process_that_is_killed_costs_its_own_cell_and_the_same_call_mends_it(
 
 
 def test_a_first_task_is_learned_once_and_failures_have_a_log(
-    tmp_path: Path, small: Callable[..., Any], same_cells: Callable[..., None]
+    tmp_path: Path, small: Make, learned_here: Learn, same_cells: Same
 ) -> None:
     found = small([{"method": "coma", "options.lam": [0.2, 0.8], "seed": 1}, {"method": "slca", "seed": 1}])
     broken = found[0].model_copy(update={"dataset": f"folder:{tmp_path / 'gone'}", "seed": 5})
     ears = Ears()
-    outcome = run_grid([*found, broken], tmp_path / "shared", 1, ears)
+    outcome = run_grid([*found, broken], tmp_path / "shared", progress=ears, engine=Local(1, threads=1))
     assert sorted(folder.name for folder in outcome.done) == sorted(map(name, found))
-    alone = finish(Local(1), [Job(config, tmp_path / "alone" / name(config)) for config in found])
-    assert set(alone.values()) == {None}
+    learned_here(found, tmp_path / "alone")
     same_cells(outcome.done, tmp_path / "alone")
-    assert sum("first task shared" in line for line in ears.heard) == 3
+    assert sum("first task shared" in line for line in ears.heard) <= 3
+    assert all("taken over" in (folder / LOG).read_text() for folder in outcome.done)
     assert any(line.startswith("first task of 3 cells") and "done" in line for line in ears.heard)
     assert not (tmp_path / "shared" / FOLDER).exists()  # nobody needs it any more
     ((folder, fault),) = outcome.failed.items()
@@ -122,7 +123,7 @@ def test_a_first_task_is_learned_once_and_failures_have_a_log(
 
 
 def test_a_cell_that_is_ended_writes_down_how_far_it_is(
-    tmp_path: Path, small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (config,) = small({"method": ["seq_ft"]})
     with monkeypatch.context() as patch:
@@ -139,6 +140,32 @@ def test_a_cell_that_is_ended_writes_down_how_far_it_is(
 
 def log_of(folder: Path) -> str:
     return (folder / LOG).read_text()
+
+
+def test_a_damaged_folder_fails_and_a_damaged_first_task_is_learned_anew(tmp_path: Path, small: Make) -> None:
+    (config,) = small({"method": "slca", "seed": 1})
+    (tmp_path / name(config)).mkdir()
+    (tmp_path / name(config) / "CURRENT").write_text("0009")
+    outcome = run_grid([config], tmp_path)
+    assert "names '0009', which is not there" in outcome.failed[tmp_path / name(config)]
+    first = tmp_path / FOLDER / str(prefix.key(config))
+    (first / "0001").mkdir(parents=True)
+    (first / "CURRENT").write_text("0001")
+    assert learn(Job(config, tmp_path / "cell", first=first, threads=1)) is None
+    assert "learned here once more" in (tmp_path / "cell" / LOG).read_text()
+    assert store.finished(tmp_path / "cell")
+
+
+def test_a_folder_that_another_process_holds_is_left_alone(
+    tmp_path: Path, small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config,) = small({"method": "prototype", "seed": 1})
+    monkeypatch.setattr(worker, "PATIENCE", 0.0)
+    with (tmp_path / lock.NAME).open("w") as other:  # an open file of its own holds, as a process does
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert "is being written by another process" in str(learn(Job(config, tmp_path, threads=1)))
+    assert store.current(tmp_path) is None
+    assert learn(Job(config, tmp_path, threads=1)) is None
 
 
 def test_engines_refuse_what_they_cannot_do(tmp_path: Path) -> None:

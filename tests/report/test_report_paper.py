@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import random
 import re
 import shutil
@@ -259,6 +260,23 @@ def test_a_method_of_one_s_own_stands_below_the_paper_s(paper_run):
     rows = printed(table).rows
     assert (rows[-1].heads[0].text, rows[-1].whose) == ("mine (own=1)", "here")
     assert rows[-1].rule
+
+
+def test_versions_of_a_plugin_are_not_one_method(paper_run, make_run):
+    def with_code(folder, digest):
+        file = next(folder.glob("*/config.json"))
+        content = json.loads(file.read_text()) | {"plugins": [{"name": "mine", "sha256": digest * 64}]}
+        file.write_text(json.dumps(content))
+        return folder
+
+    folders = [with_code(paper_run("mine", seed, known=False), digest) for seed, digest in enumerate("aab")]
+    mine = rows_of(fill("1", report.find(folders)), "here")
+    assert sorted(mine) == [f"mine (own=1, plugin={digest * 12})" for digest in "ab"]
+    assert mine[f"mine (own=1, plugin={'a' * 12})"].cells[4].text.endswith("(2)")
+    assert list(rows_of(fill("1", report.find(folders[:2])), "here")) == ["mine (own=1)"]
+    alone = [with_code(make_run(d, method="coma", seed=s), d) for s, d in enumerate("ab")]
+    (table,) = report.build(report.find(alone))
+    assert sorted(row.label for row in table.groups) == [f"CoMA (plugin={d * 12})" for d in "ab"]
 
 
 def test_csv_has_every_number_with_its_source(paper_run):

@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "coma auto": {"options": {"lam": "auto"}},
     "ranpac none": {"options": {"petl": "none"}},
     "l2p vote": {"options": {"vote": True, "top_k": 3}},
+    "coma resnet": {"network": "resnet_test", "train": {"batchnorm": "frozen"}},
     "slca balanced": {"train": {"balance": 1.0}},
 }
 SIZES, EACH = (3, 1, 2), 6  # also a single class; 18, 6 and 12 images
@@ -49,7 +50,7 @@ def learn(case: str) -> tuple[Model, Stream]:
     if name == "ranpac":
         options.setdefault("adapt", {"epochs": 2, "batch": BATCH, "dropout": 0.0})
     train = {"epochs": 2, "batch": BATCH} | more.get("train", {})
-    config = tiny.tiny_config(name, options=options, train=train)
+    config = tiny.tiny_config(name, more.get("network", "vit_test"), options=options, train=train)
     stream = replace(tiny.tiny_stream(SIZES, per_class=EACH), crop=0.5, flip=True)
     model = tiny.tiny_model(config, stream)
     passed: list[int] = []

@@ -18,7 +18,8 @@ from cofima import methods, store
 HERE = Path(__file__).parent
 SHARED = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 MAIN = ["coma", "cofima", "slca", "ranpac"]
-VARIANTS = ["cofima sampled", "cofima authors", "coma auto", "ranpac none", "l2p vote", "slca balanced"]
+VARIANTS = ["cofima sampled", "cofima authors", "coma auto", "coma resnet", "l2p vote", "ranpac none"]
+VARIANTS += ["slca balanced"]
 RUN = [
     "-m",
     "cofima",
@@ -31,9 +32,10 @@ RUN = [
 ]
 
 
-def start(count: int, *arguments: str) -> "subprocess.Popen[str]":
+def start(count: int, *arguments: str, restarts: int = 0) -> "subprocess.Popen[str]":
     """Start one process, or torchrun with several."""
-    command = [*SHARED, f"--nproc-per-node={count}"] if count > 1 else [sys.executable]
+    several = [*SHARED, f"--nproc-per-node={count}", f"--max-restarts={restarts}"]
+    command = several if count > 1 else [sys.executable]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*command, *arguments], env=environment, **pipes)
@@ -131,26 +133,36 @@ def children(parent: int) -> dict[int, int]:
     return found
 
 
+def kill_one(process: "subprocess.Popen[str]", folder: Path) -> None:
+    """Kill the second of two processes in the middle of the second task."""
+    while not (folder / store.CURRENT).is_file():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(children(process.pid)[1], signal.SIGKILL)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
 def test_a_killed_process_ends_the_job_and_the_same_command_continues(tmp_path: Path, same_bits) -> None:
     arguments = [*RUN, "train.epochs=6", "train.batch=10", "--out"]
-    cut, whole, one = (tmp_path / name for name in ("cut", "whole", "one"))
+    cut, again, whole, one = (tmp_path / name for name in ("cut", "again", "whole", "one"))
     process = start(2, *arguments, str(cut))
-    while not (cut / store.CURRENT).is_file():
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.05)
-    time.sleep(0.5)  # in the middle of the second task
-    os.kill(children(process.pid)[1], signal.SIGKILL)
+    kill_one(process, cut)
     process.communicate(timeout=120)  # nobody waits for the dead one
     assert process.returncode != 0
     assert store.current(cut).name == "0001"
     said = finish(start(2, *arguments, str(cut)))
     assert said.count("continuing") == 1  # one process speaks
+    process = start(2, *arguments, str(again), restarts=1)
+    kill_one(process, again)
+    assert "continuing" in finish(process)  # torchrun itself gave the command again
     finish(start(2, *arguments, str(whole)))
-    generations = [store.current(folder) for folder in (cut, whole)]
+    generations = [store.current(folder) for folder in (cut, again, whole)]
     for name in (store.WEIGHTS, store.STATE):
-        same_bits(*(load_file(generation / name) for generation in generations))
+        first, second, third = (load_file(generation / name) for generation in generations)
+        same_bits(first, third)
+        same_bits(second, third)
     rows = store.read_history(cut)
     assert [row["processes"] for row in rows] == [2, 2, 2]
     finish(start(1, *arguments, str(one)))
@@ -160,9 +172,10 @@ def test_a_killed_process_ends_the_job_and_the_same_command_continues(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_mistake_is_said_once(tmp_path: Path) -> None:
+def test_a_mistake_is_said_before_any_work(tmp_path: Path) -> None:
     process = start(2, *RUN, "train.batch=1", "--out", str(tmp_path / "run"))
     _, complained = process.communicate(timeout=300)
     assert process.returncode != 0
-    assert complained.count("train.batch = 1: smaller than the number of processes") == 1
+    assert complained.count("cofima: a run in 2 processes has 1 problem") == 1
+    assert "train.batch = 1: smaller than the number of processes" in complained
     assert not (tmp_path / "run").exists()

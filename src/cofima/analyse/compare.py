@@ -114,13 +114,13 @@ def _refuse_mixture(runs: Sequence[Run]) -> None:
     wrong = [f"{run.folder}: not finished ({run.state})" for run in runs if not run.finished]
     for run in runs[1:]:
         for what, ours, theirs in zip(_WHAT, _protocol(runs[0]), _protocol(run), strict=True):
-            if ours != theirs and not (what == "tasks" and (run.joint or runs[0].joint)):
+            if ours != theirs and not (what == "number of tasks" and (run.joint or runs[0].joint)):
                 wrong.append(f"{run.folder}: another {what} than {runs[0].folder} ({theirs} / {ours})")
     if wrong:
         raise problems("the comparison of backbones", wrong)
 
 
-_WHAT = ("dataset", "split", "number of held-out images", "tasks")
+_WHAT = ("dataset", "split", "held_out and data.limit", "number of tasks")
 
 
 def _protocol(run: Run) -> tuple[object, ...]:

@@ -34,7 +34,7 @@ DataRoot = Annotated[
 out = Console(quiet=not ranks.speaks())  # of several processes, the first
 errors = Console(stderr=True, quiet=not ranks.speaks())
 _quiet = False
-GRACE = 5  # seconds: torchrun ends the others of a job within a tenth of one
+GRACE = 20  # seconds by which the first may be later than another; then torchrun ends that at once
 
 
 def be_quiet(quiet: bool) -> None:

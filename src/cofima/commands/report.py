@@ -54,11 +54,12 @@ def report_(
     named apart from it, with what differs.
     """
     found = report.find(runs)
-    texts = beside.texts(found, [table.value for table in tables or []], against)
-    chosen = {name: text for name, text in texts.items() if not formats or name.split(".")[-1] in formats}
-    if (tables or formats) and folder is None:
-        shown = chosen if formats else {name: text for name, text in texts.items() if name.endswith(".md")}
-        for text in shown.values():
+    forms = [form.value for form in formats or []]
+    printed = bool(tables or formats) and folder is None
+    wanted = forms or (["md"] if printed else [])
+    texts = beside.texts(found, [table.value for table in tables or []], against, wanted)
+    if printed:
+        for text in texts.values():
             say(text)
         return
     if not tables:
@@ -66,5 +67,5 @@ def report_(
         for tested in beside.tests(found, against):
             say(tested)
     place = folder or Path(os.path.commonpath([run.resolve() for run in runs]))
-    for path in report.write_texts(chosen, place):
+    for path in report.write_texts(texts, place):
         out.print(f"Wrote {path}", highlight=False, markup=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cofima import store
 from cofima.config import Config
+from cofima.errors import CofimaError
 from cofima.experiment import prefix
 from cofima.experiment.board import Board, Row, board
 from cofima.experiment.cells import name
@@ -45,8 +46,14 @@ def run_grid(
     may use of a machine, by their names.
     """
     folders = {out / name(config): config for config in cells}
-    outcome = Outcome([folder for folder in folders if store.finished(folder)])
-    todo = {folder: config for folder, config in folders.items() if folder not in outcome.done}
+    outcome = Outcome()
+    for folder in folders:
+        try:
+            outcome.done += [folder] if store.finished(folder) else []
+        except CofimaError as error:  # a damaged folder is left alone, and keeps no other cell from its work
+            outcome.failed[folder] = str(error)
+    over = {*outcome.done, *outcome.failed}
+    todo = {folder: config for folder, config in folders.items() if folder not in over}
     if outcome.done:
         progress.say(f"{len(outcome.done)} of {len(folders)} cells are done already")
     if not todo:
@@ -165,4 +172,4 @@ def minutes(seconds: float) -> str:
         return f"{seconds:.0f} s"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 3600:.1f} h" if seconds < 72 * 3600 else f"{seconds / 86400:,.0f} days"

@@ -45,7 +45,7 @@ def complete(folder: Path, history: Sequence[Line]) -> list[Line]:
     """Return the lines of a run, and those of tasks that only its history has; nothing is written."""
     lines = read(folder)
     told = {line["task"] for line in lines if line["kind"] == "task"}
-    last = lines[-1] if lines else {"step": 0, "time": 0.0}
+    last: Line = lines[-1] if lines else {"step": 0, "time": 0.0}
     return lines + [_task_line(r, last["step"], last["time"]) for r in history if r["task"] not in told]
 
 

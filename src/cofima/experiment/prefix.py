@@ -15,6 +15,7 @@ from pathlib import Path
 from cofima import methods, store
 from cofima.config import Config
 from cofima.experiment.cells import identity
+from cofima.experiment.journal import METRICS
 from cofima.files import sync, write_text
 from cofima.methods._first_task import first_task
 
@@ -63,6 +64,8 @@ def take(first: Path, config: Config, folder: Path) -> bool:
     store.seal(aside, said)
     for file in (*aside.iterdir(), aside):
         sync(file)
+    if (first / METRICS).is_file():
+        write_text(folder / METRICS, (first / METRICS).read_text("utf-8"))
     shutil.rmtree(folder / generation.name, ignore_errors=True)  # of a crash before CURRENT was written
     aside.rename(folder / generation.name)
     write_text(folder / store.CURRENT, generation.name + "\n")

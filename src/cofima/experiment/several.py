@@ -18,6 +18,8 @@ def refuse_several(config: Config, backbone: nn.Module | None = None) -> None:
         wrong.append(f"method = {config.method}: {kind.one_process}")
     if how.batch < count:
         wrong.append(f"train.batch = {how.batch}: smaller than the number of processes")
+    if config.device not in ("auto", "cpu", "cuda"):
+        wrong.append(f"device = {config.device}: one for all; give auto or cuda (a GPU each), or cpu")
     trained = not (kind.frozen_backbone or kind.fixed_features)
     if backbone is not None and trained and how.batchnorm == "train" and norms(backbone):
         wrong.append(

@@ -37,8 +37,8 @@ def learn(job: Job) -> str | None:
         log.say(_who(job))
         try:
             with alone(job.folder, PATIENCE):
-                if job.first is not None and prefix.take(job.first, job.config, job.folder):
-                    log.say(prefix.NOTE)
+                if job.first is not None:
+                    _take(job.first, job, log)
                 launch(job.config, job.folder, log, tasks=job.tasks)
         except CofimaError as error:
             log.say(f"failed: {error}")
@@ -51,6 +51,15 @@ def learn(job: Job) -> str | None:
             return f"{type(error).__name__}: {error}"
         log.say("done")
     return None
+
+
+def _take(first: Path, job: Job, log: Progress) -> None:
+    """Begin with a first task that others share, if it can be read."""
+    try:
+        if prefix.take(first, job.config, job.folder):
+            log.say(prefix.NOTE)
+    except (CofimaError, OSError) as error:
+        log.say(f"the first task that others share is learned here once more: {error}")
 
 
 def refresh() -> None:

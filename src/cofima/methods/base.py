@@ -82,7 +82,8 @@ class Method(Midway):
     def learn(self, task: Task) -> None:
         """Learn a task, from the state after the task before."""
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
-        with torch.random.fork_rng(), self.timed("total"), self.timed("cpu", time.process_time):
+        gpus = [self.context.device] if self.context.device.type == "cuda" else []  # not those of others
+        with torch.random.fork_rng(gpus), self.timed("total"), self.timed("cpu", time.process_time):
             torch.manual_seed(self.context.seeds.number("torch", task.index) + ranks.rank())
             self.begin(task)
             self.context.inflight.task(self, task.index)

@@ -92,7 +92,8 @@ def _order(run: Run) -> tuple[bool, str, str]:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    return {key: value for key, value in flat(run.config).items() if key != "seed" and key not in PLACE}
+    found = {key: value for key, value in flat(run.config).items() if key != "seed" and key not in PLACE}
+    return found | ({"plugin": run.code} if run.code else {})
 
 
 def _protocol(run: Run) -> dict[str, str]:

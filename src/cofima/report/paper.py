@@ -96,8 +96,13 @@ def _entries(placed: Sequence[Placed], layout: Layout) -> tuple[list[Entry], int
     """Join runs of one line and one set of settings, in the order of the paper; other methods follow."""
     order = {line: number for number, line in enumerate(layout.lines)}
     groups: dict[tuple[Line, tuple[str, ...]], list[Run]] = {}
+    codes: dict[tuple[Line, tuple[str, ...]], set[str]] = {}
+    for each in placed:
+        codes.setdefault((each.line, each.settings), set()).add(each.run.code)
     for each in sorted(placed, key=lambda p: (order.get(p.line, len(order)), p.line.name, p.settings)):
-        groups.setdefault((each.line, each.settings), []).append(each.run)
+        several = len(codes[each.line, each.settings]) > 1  # versions of a plugin are not one method
+        settings = (*each.settings, *([f"plugin={each.run.code}"] if several else []))
+        groups.setdefault((each.line, settings), []).append(each.run)
     entries, repeats = [], 0
     for (line, settings), runs in groups.items():
         by_dataset: dict[str, list[Run]] = {}

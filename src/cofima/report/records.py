@@ -52,6 +52,7 @@ class Setup(BaseModel):
     tasks: list[list[str]] = []
     planned_tasks: Annotated[int, Field(gt=0)]
     versions: dict[str, Any] = {}
+    plugins: list[dict[str, str]] = []
 
     @model_validator(mode="after")
     def _as_before(self) -> Self:

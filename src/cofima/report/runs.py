@@ -60,6 +60,11 @@ class Run:
         return f"Backbone: {alias}{norm}pre-trained on: {kept['pretraining']}; {shared}."
 
     @property
+    def code(self) -> str:
+        """Return the hashes of the plugins that the run was made with: other code is another method."""
+        return ", ".join(plugin.get("sha256", "")[:12] for plugin in self.setup.plugins)
+
+    @property
     def joint(self) -> bool:
         """Tell whether all classes were learnt at once: such a run has no accuracy over time."""
         return self.method == "joint"

@@ -11,8 +11,8 @@ def choose(name: str = "auto") -> torch.device:
 
     Of several processes each takes the GPU of its number.
     """
-    if ranks.expected() > 1:
-        return _one_of_several(name)
+    if ranks.expected() > 1 and name in ("auto", "cuda"):
+        return _own_gpu(name)
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -25,15 +25,10 @@ def choose(name: str = "auto") -> torch.device:
     return device
 
 
-def _one_of_several(name: str) -> torch.device:
+def _own_gpu(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "cpu" or (name == "auto" and not count):
+    if name == "auto" and not count:
         return torch.device("cpu")
-    if name not in ("auto", "cuda"):
-        raise CofimaError(
-            f"device = {name}: several processes compute on the CPU, or each on a GPU of its own; "
-            "give cpu, cuda or auto"
-        )
     if ranks.local() >= count:
         raise CofimaError(
             f"device = {name}: process {ranks.local()} of this machine has no GPU, there are {count}; "

@@ -42,7 +42,8 @@ class Local:
         self.threads = threads or max(1, (os.cpu_count() or 1) // workers)
         self.queue: deque[Job] = deque()
         self.slots: int = workers
-        self.startups: list[float] = []
+        self.startups: list[float] = []  # seconds from the start of a process until it takes jobs
+        self.seconds: list[float] = []  # that jobs took in their processes
 
     def submit(self, job: Job) -> None:
         """Give the job to a process that has nothing to do, or keep it until one has."""
@@ -65,7 +66,9 @@ class Local:
                 self.startups.append(worker.startup)
                 continue
             assert worker.job is not None
-            found.append(Ended(worker.job, answer[0]))
+            fault, took = answer
+            found.append(Ended(worker.job, fault))
+            self.seconds.append(took)
             worker.job = None
         self._deal()
         return found
@@ -137,7 +140,9 @@ def _serve(pipe: Connection, device: str | None) -> None:
     with suppress(EOFError, BrokenPipeError):
         pipe.send(READY)
         while True:
-            pipe.send((learn(pipe.recv()),))
+            job = pipe.recv()
+            start = time.monotonic()
+            pipe.send((learn(job), time.monotonic() - start))
 
 
 def _die_with_parent() -> None:
