@@ -144,15 +144,16 @@ def test_wandb_writes_offline(run: Path, calls: list[Any]) -> None:
         trackers.replay(trackers.choose(["wandb"], run, CONFIG), run)
     (file,) = (run / "trackers" / "wandb").glob("offline-run-*/*.wandb")
     found: dict[str, list[tuple[int, float]]] = {}
-    started = []
+    started, kinds = [], []
     for record in records(file):
-        if record.WhichOneof("record_type") == "run":
+        kinds.append(record.WhichOneof("record_type"))
+        if kinds[-1] == "run":
             started.append({item.key: json.loads(item.value_json) for item in record.run.config.update})
-        elif record.WhichOneof("record_type") == "history":
+        elif kinds[-1] == "history":
             row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
             for name in row.keys() & expected().keys():
                 found.setdefault(name, []).append((row["step"], row[name]))
-    assert found == expected()
+    assert found == expected(), kinds
     assert started[0]["method"] == "coma"
     assert not calls
 
