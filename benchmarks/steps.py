@@ -28,10 +28,10 @@ COMMON = ["--backbone", "tf_efficientnet_lite0", "model.size=96"]
 WAYS = {
     "at once": ("`cofima learn` of all 36", []),
     "cofima": ("`cofima learn`, `cofima extend` three times", []),
-    "slow": ("the same with `--method seq_ft`: fine-tuning with a slow backbone", ["--method", "seq_ft"]),
+    "slow": ("the same with `--method seq_ft`: fine-tuning, the backbone slow", ["--method", "seq_ft"]),
     "plain": (
-        "the same with `--method seq_ft train.backbone_lr_scale=1`: plain fine-tuning",
-        ["--method", "seq_ft", "train.backbone_lr_scale=1"],
+        "the same with `--method seq_ft train.lr=0.001 train.backbone_lr_scale=1`: fine-tuning, one rate",
+        ["--method", "seq_ft", "train.lr=0.001", "train.backbone_lr_scale=1"],
     ),
 }
 
