@@ -1,6 +1,7 @@
 """Parts of a batch: they are all of it, and what chance does to an image does not depend on them."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from cofima.commands import console
 from cofima.data.views import View
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
+from cofima.parts import importance
+from cofima.parts.importance import FisherOptions, released_fisher, task_fisher
 from cofima.training import device
 
 COLOUR = (0.5, 0.5, 0.5)
@@ -69,6 +72,33 @@ def test_an_image_is_varied_the_same_in_any_part(name: str, processes: int, monk
         apart.append(view.train(pixels[part.rows], chance, part))
         assert torch.equal(chance.get_state(), together.get_state())  # the next batch is the same, too
     assert torch.equal(torch.cat(apart), whole)
+
+
+@pytest.mark.parametrize("estimate", ["data", "sampled", "exact", "released"])
+@pytest.mark.parametrize("processes", [2, 3])
+def test_the_fisher_information_of_parts_adds_up_to_that_of_all(
+    estimate: str, processes: int, tiny, monkeypatch
+) -> None:
+    net, (task,) = tiny.net(sizes=(3,)).double(), tiny.stream((3,), per_class=6)
+    context = tiny.context({"batch": 5})
+    context = replace(context, view=replace(context.view, crop=0.5, flip=True))
+
+    def fisher() -> dict[str, torch.Tensor]:
+        if estimate == "released":
+            return released_fisher(net, task, context)
+        return task_fisher(net, task, context, FisherOptions(labels=estimate))
+
+    monkeypatch.setattr(importance, "RELEASED_CLIP", torch.inf)
+    whole = fisher()
+    monkeypatch.setattr(ranks, "total", lambda value: value)
+    monkeypatch.setattr(ranks, "world", lambda: processes)
+    found = []
+    for number in range(processes):
+        monkeypatch.setattr(ranks, "rank", lambda number=number: number)
+        found.append(fisher())
+    for key, value in whole.items():
+        torch.testing.assert_close(sum(one[key] for one in found), value, rtol=1e-10, atol=1e-15)
+        assert not torch.equal(found[0][key], found[1][key])
 
 
 def test_one_process_is_left_as_it_was() -> None:

@@ -33,7 +33,7 @@ class OnRay:
         passed = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
         try:
             self.ray.init(
-                address=address,
+                address=address or "local",  # without it Ray would join whatever cluster it finds
                 runtime_env={"env_vars": passed},
                 log_to_driver=False,
                 logging_level="error",
