@@ -108,7 +108,7 @@ def test_what_is_missing_is_said_once_with_all_that_helps(name: str, tmp_path: P
         about.url,
         *about.layouts.values(),
         f"{tmp_path}/nowhere (no such folder)",
-        "data.root",
+        "--data-root",
     ]:
         assert said in message
 
