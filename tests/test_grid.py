@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from cofima import store
-from cofima.config import read, recipes
+from cofima.config import check, read, recipes
 from cofima.errors import CofimaError
 from cofima.experiment.cells import cells, name
 from cofima.experiment.grid import run_grid
@@ -53,6 +53,8 @@ def test_only_leaves_cells_out_and_overrides_hold_for_all(recipe: Path) -> None:
     assert [c.method for c in kept] == ["prototype", "coma", "coma"]
     assert all(c.train.lr == 0.5 for c in kept)
     assert len(cells(recipe, ["seed=7"])) == 4  # cells that became the same are one
+    trained = cells(recipe, ["options.statistics=trained"], ["method=coma"])  # others have no such option
+    assert [c.options["statistics"] for c in trained] == ["trained"] * 2
     with pytest.raises(CofimaError, match="no cell is left by --only method=nothing"):
         cells(recipe, [], ["method=nothing"])
 
@@ -76,6 +78,15 @@ def test_the_name_says_what_is_computed_and_nothing_else(recipe: Path) -> None:
     assert name(one).startswith("blobs-vit_micro-prototype-1-")
     assert name(one.model_copy(update={"device": "cpu", "keep_checkpoints": True})) == name(one)
     assert name(one.model_copy(update={"held_out": 0.5})) != name(one)
+    few = one.model_copy(update={"data": one.data.model_copy(update={"test_limit": 1})})
+    assert name(few) != name(one)
+
+
+def test_names_of_folders_stay_when_options_are_added() -> None:
+    """Runs that people have would not be found again under other names."""
+    assert name(check({"dataset": "blobs", "method": "coma", "seed": 1})) == "blobs-vit_micro-coma-1-45d28cbf"
+    more = {"dataset": "digits", "method": "cofima", "data": {"limit": 80}, "train": {"epochs": 2}}
+    assert name(check(more)) == "digits-vit_micro-cofima-1993-464b1df2"
 
 
 def test_a_recipe_with_a_grid_is_also_a_recipe_of_one_run(recipe: Path) -> None:

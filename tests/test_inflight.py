@@ -205,7 +205,7 @@ def test_a_signal_waits_for_the_step_and_loses_none(
     go_on(tiny, config, stream, tmp_path / "cut")
     same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
     assert "continues after task 1" in interrupted(caught.value, tmp_path / "cut").kept
-    assert "begins anew" in interrupted(KeyboardInterrupt(), tmp_path / "nothing").kept
+    assert "from the beginning" in interrupted(KeyboardInterrupt(), tmp_path / "nothing").kept
 
 
 # --- what is not taken up --------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cofima import lock, store
+from cofima import learn, lock, store
+from cofima.commands.extend import extend
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.experiment.launch import launch
 from cofima.lock import alone
@@ -71,6 +72,12 @@ def test_everything_that_writes_asks_and_reading_does_not(tiny, tmp_path: Path) 
     for write in (lambda: store.save(model, tmp_path), lambda: store.undo(tmp_path)):
         with pytest.raises(CofimaError, match="is being written by another process"):
             write()
+    photos = tmp_path / "no such photos"  # refused before they are looked for
+    for write in (lambda: learn(photos, tmp_path / "other"), lambda: extend(tmp_path, photos)):
+        other = held_elsewhere(tmp_path / "other")
+        with pytest.raises(CofimaError, match="is being written by another process"):
+            write()
+        os.close(other)
     assert store.load(tmp_path).classes == model.classes
     os.close(handle)
     store.undo(tmp_path)

@@ -128,6 +128,7 @@ def table1(dataset: str, method: str, **chosen: str) -> Config:
     overrides = [f"{key}={value}" for key, value in picks.items()]
     values = flattened(read_values("recipes/table1.yaml"), overrides, defaults, FREE, "table1")
     checkable = merged(values, {"dataset": "digits", "backbone": "vit_micro", "method": method})
+    del checkable["grid"]
     return config.check(checkable)
 
 

@@ -18,6 +18,8 @@ from cofima.recipes.layers import PARTS, Check, flattened, merged
 from cofima.recipes.layers import override as override
 from cofima.training.sgd import Train
 
+OF_GRIDS = ("grid", "resources")  # keys of a recipe that are not of one run
+
 
 class StreamOptions(BaseModel):
     """How classes are dealt into tasks."""
@@ -71,9 +73,7 @@ class Config(BaseModel):
 
 def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file (or a packaged recipe by its name), apply ``key=value`` overrides, check all."""
-    values = read_values(path)
-    values.pop("grid", None)
-    return resolve(values, overrides, str(path))
+    return resolve(read_values(path), overrides, str(path))
 
 
 def read_values(path: str | Path) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def resolve(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> 
     From the weakest to the strongest: the defaults, the recipe, its ``per_dataset``, ``per_backbone`` and
     ``per_method``, and the overrides.
     """
-    return check({k: v for k, v in laid(values, overrides, where).items() if k != "resources"}, where)
+    return check({k: v for k, v in laid(values, overrides, where).items() if k not in OF_GRIDS}, where)
 
 
 def laid(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> dict[str, Any]:

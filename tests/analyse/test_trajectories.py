@@ -25,7 +25,10 @@ def folders(kept: Any) -> list[Path]:
 
 def test_the_three_ways_of_the_paper(folders: list[Path]) -> None:
     result = trajectories(folders, grid=5, images=4)
-    assert len(result.rows) == 3 * 4
+    assert len(result.rows) == 3 * 4 + 25
+    ground = [row["accuracy_of_class_means"] for row in result.rows if row["run"] == ""]
+    assert len(ground) == 25
+    assert all(0 <= value <= 100 for value in ground)
     starts = [(row["x"], row["y"], row["beside"]) for row in result.rows if row["after"] == 0]
     assert starts[0] == starts[1] == starts[2]
     assert [row["lam"] for row in result.rows if row["after"] == 3] == [1 / 3, 1 / 3, 0.4]

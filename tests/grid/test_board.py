@@ -69,7 +69,7 @@ def small_board() -> Board:
         Row("alpha", Path("alpha"), "running", task=1, tasks=5, accuracy=91.26, seconds=60.0, taken=True),
         Row("beta", Path("beta"), "failed", fault="no images\nin two lines"),
         *(Row(f"later{n}", Path(f"later{n}")) for n in range(10)),
-        Row("first task of 3 cells", Path("first"), "done", counts=False, task=1, tasks=5),
+        Row("first task of 3 cells", Path("first"), "done", counts=False, task=1, tasks=5, accuracy=9.0),
     ]
     return Board({row.folder: row for row in rows}, slots=1)
 

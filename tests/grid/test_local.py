@@ -1,5 +1,6 @@
 """Cells on this machine: warm processes that keep nothing, and die alone."""
 
+import fcntl
 import os
 import signal
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cofima import methods, store
+from cofima import lock, methods, store
 from cofima.config import Config
 from cofima.errors import CofimaError
 from cofima.experiment import prefix, worker
@@ -18,8 +19,10 @@ from cofima.experiment.engines import make
 from cofima.experiment.engines.base import Job
 from cofima.experiment.engines.local import Local
 from cofima.experiment.grid import run_grid
+from cofima.experiment.inflight import begun
 from cofima.experiment.prefix import FOLDER
 from cofima.experiment.worker import LOG, learn
+from cofima.methods import Method
 from cofima.progress import Progress
 
 # averages with Fisher information, fixed features behind adapters, a memory, and no tasks at all
@@ -119,6 +122,26 @@ def test_a_first_task_is_learned_once_and_failures_have_a_log(
     assert "cells: 3 done, 0 running, 0 waiting, 1 failed" in ears.heard[-1]
 
 
+def test_a_cell_that_is_ended_writes_down_how_far_it_is(
+    tmp_path: Path, small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config,) = small({"method": ["seq_ft"]})
+    with monkeypatch.context() as patch:
+        patch.setattr(Method, "after_step", lambda self: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(SystemExit) as ended:
+            learn(Job(config, tmp_path / "cell"))
+    assert ended.value.code == 128 + signal.SIGTERM
+    said = begun(tmp_path / "cell")
+    assert (said["task"], said["epoch"], said["step"]) == (0, 0, 1)
+    assert "interrupted; the same command continues at task 1, epoch 1, step 1" in log_of(tmp_path / "cell")
+    assert learn(Job(config, tmp_path / "cell")) is None
+    assert "at task 1, epoch 1, step 1" in log_of(tmp_path / "cell")
+
+
+def log_of(folder: Path) -> str:
+    return (folder / LOG).read_text()
+
+
 def test_a_damaged_folder_fails_and_a_damaged_first_task_is_learned_anew(tmp_path: Path, small: Make) -> None:
     (config,) = small({"method": "slca", "seed": 1})
     (tmp_path / name(config)).mkdir()
@@ -138,8 +161,9 @@ def test_a_folder_that_another_process_holds_is_left_alone(
 ) -> None:
     (config,) = small({"method": "prototype", "seed": 1})
     monkeypatch.setattr(worker, "PATIENCE", 0.0)
-    with worker.held(tmp_path):
-        assert "being learned by another process" in str(learn(Job(config, tmp_path, threads=1)))
+    with (tmp_path / lock.NAME).open("w") as other:  # an open file of its own holds, as a process does
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert "is being written by another process" in str(learn(Job(config, tmp_path, threads=1)))
     assert store.current(tmp_path) is None
     assert learn(Job(config, tmp_path, threads=1)) is None
 

@@ -1,5 +1,7 @@
 """Cells through submitit, with its own executor in the place of Slurm."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,15 +41,17 @@ def test_a_job_that_its_time_limit_ends_is_queued_again_and_goes_on(
     config = small({"method": "seq_ft", "seed": 1}, train={"epochs": 40, "batch": 4})[0]
     engine = OnSlurm(tmp_path, "local")
     engine.submit(Job(config, tmp_path / "cell"))
-    ((handle, _),) = engine.running
     while not (tmp_path / "cell" / "CURRENT").exists():
         time.sleep(0.1)
-    handle._interrupt()  # what Slurm sends some time before the limit
+    number = (tmp_path / "cell" / LOG).read_text().partition("process ")[2].partition(",")[0]
+    os.kill(int(number), signal.SIGUSR2)  # what Slurm sends some time before the limit
     over: list[Any] = []
     while not over:
         over = engine.ended(1.0)
     assert over[0].fault is None
-    assert (tmp_path / "cell" / LOG).read_text().count(", process ") == 2
+    log = (tmp_path / "cell" / LOG).read_text()
+    assert log.count(", process ") == 2
+    assert "after task " in log
 
 
 def test_what_is_missing_or_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:

@@ -14,11 +14,14 @@ import pytest
 
 from cofima import config, report
 from cofima.commands.report import Format, Paper, report_
+from cofima.experiment.cells import cells
 from cofima.report import beside, paper_formats
 from cofima.report.layouts import LAYOUTS
 from cofima.report.paper import fill
 from cofima.report.printed import printed, record
+from cofima.report.protocol import Placed, place
 from cofima.report.published import published
+from cofima.report.records import Setup, Step
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 IMAGES = {"cifar100": (50_000, 10_000), "imagenet_r": (24_000, 6_000), "cub200": (9_430, 2_358)}
@@ -307,7 +310,7 @@ def tables(paper_run, make_run):
 
 
 def test_markdown_is_one_table_for_each(tables):
-    text = beside.texts(tables, ["1", "2", "3", "scratch"], against="slca")["tables.md"]
+    text = beside.texts(tables, ["1", "2", "3", "scratch"], "slca", ["md"])["tables.md"]
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(widths) == 1
@@ -316,7 +319,7 @@ def test_markdown_is_one_table_for_each(tables):
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on PATH")
 def test_latex_compiles(tables, tmp_path):
-    text = beside.texts(tables, ["1", "2", "3", "scratch"], against="best")["tables.tex"]
+    text = beside.texts(tables, ["1", "2", "3", "scratch"], "best", ["tex"])["tables.tex"]
     uses = "".join(f"\\usepackage{{{name}}}" for name in ("booktabs", "graphicx", "amssymb"))
     whole = f"\\documentclass{{article}}{uses}\\begin{{document}}\n{text}\\end{{document}}\n"
     (tmp_path / "paper.tex").write_text(whole, "utf-8")
@@ -327,7 +330,7 @@ def test_latex_compiles(tables, tmp_path):
 
 
 def test_latex_has_as_many_cells_as_columns(tables):
-    text = beside.texts(tables, ["1", "3"])["tables.tex"]
+    text = beside.texts(tables, ["1", "3"], forms=["tex"])["tables.tex"]
     for columns, body in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
         rows = [line for line in body.splitlines() if line.endswith(r"\\")]
         spans = [
@@ -349,14 +352,14 @@ def test_the_command_prints_one_form_and_writes_all(tables, tmp_path, capsys):
     report_(folders, folder=tmp_path / "out", tables=[Paper.one], against="slca")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {*(f"table-1.{form}" for form in ("md", "csv", "tex", "html")), "table-1-tests.csv"}
-    report_(folders, folder=tmp_path / "one", tables=[Paper.two], formats=[Format.html])
-    assert [path.name for path in (tmp_path / "one").iterdir()] == ["table-2.html"]
+    report_(folders, folder=tmp_path / "one", tables=[Paper.two], formats=[Format.tex])
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["table-2.tex"]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH")
 def test_the_page_opens_offline_at_every_width(tables, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    text = beside.texts(tables, ["1", "3"], against="slca")["tables.html"]
+    text = beside.texts(tables, ["1", "3"], "slca", ["html"])["tables.html"]
     (tmp_path / "tables.html").write_text(text, "utf-8")
     asked = []
     with playwright.sync_playwright() as driver:
@@ -375,3 +378,34 @@ def test_the_page_opens_offline_at_every_width(tables, tmp_path):
             page.screenshot(path=tmp_path / f"{width}.png", full_page=True)
         browser.close()
     assert set(asked) == {f"file://{tmp_path}/tables.html"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key"),
+    [
+        pytest.param("table1.yaml", "1", marks=pytest.mark.slow),
+        pytest.param("table2.yaml", "2", marks=pytest.mark.slow),
+        ("table3.yaml", "3"),
+        ("scratch.yaml", "scratch"),
+    ],
+)
+def test_every_cell_of_the_recipes_has_its_line(recipe, key):
+    images = IMAGES | {"cars196": (8_144, 8_041)}
+    lines = set()
+    for cell in cells(recipe, only=["seed=1993"]):
+        train, test = images[cell.dataset]
+        setup = Setup(
+            format=1,
+            config=cell.model_dump(mode="json"),
+            label=cell.method,
+            data={"name": cell.dataset, "train": train, "test": test},
+            preprocess={"preset": "slca"},
+            planned_tasks=1,
+        )
+        step = Step(task=1, classes=["a"], accuracy=[90.0], sizes=[10])
+        found = place(report.Run(Path(), setup, [step]), LAYOUTS[key])
+        assert isinstance(found, Placed), found
+        lines.add(found.line)
+        rates = cell.train.backbone_lr_scale == 1.0
+        assert len(found.settings) == rates  # only what the paper does not state differs
+    assert lines == set(LAYOUTS[key].lines)

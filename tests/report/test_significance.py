@@ -94,4 +94,4 @@ def test_a_report_has_tests_where_asked_for(make_run):
     assert "## Tests: " in texts["report.md"]
     assert "Tests: " in texts["report.html"]
     assert "tests.csv" in texts
-    assert "Tests: " not in beside.texts(runs)["report.md"]
+    assert "Tests: " not in beside.texts(runs, forms=["md"])["report.md"]

@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 
 from cofima.report.figure import DASHES, GRID, INK, MARKERS, SERIES, style, svg
 
+CROWDED = 16  # bars: more of them have no room for their numbers
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -70,7 +72,7 @@ def bars(groups: Sequence[str], drawn: Sequence[Bars], up: str, title: str = "")
     """Draw one bar of each kind side by side in each group, from 0, with the spread over seeds."""
     wide = 0.8 / len(drawn)
     with style():
-        figure = Figure(figsize=(max(5.2, 1.6 + 1.1 * len(groups)), 3.8), layout="constrained")
+        figure = Figure(figsize=(min(8.0, max(5.2, 1.6 + 1.1 * len(groups))), 3.8), layout="constrained")
         axes = figure.add_subplot()
         axes.grid(axis="y", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
@@ -80,7 +82,7 @@ def bars(groups: Sequence[str], drawn: Sequence[Bars], up: str, title: str = "")
             known = [(x, h) for x, h in zip(at, kind.heights, strict=True) if h is not None]
             colour = SERIES[place % len(SERIES)]
             handles.append(axes.bar(*_columns(known), width=0.9 * wide, color=colour))
-            for x, height in known:
+            for x, height in known if len(groups) * len(drawn) <= CROWDED else []:
                 axes.text(x, height, f"{height:.1f}", ha="center", va="bottom", fontsize=8)
             spreads = [(x, h, s) for x, h, s in zip(at, kind.heights, kind.spread, strict=False) if h and s]
             for x, height, spread in spreads:

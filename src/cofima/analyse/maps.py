@@ -93,7 +93,7 @@ def plane(relief: Relief | None, spots: Sequence[Spot], trails: Sequence[Trail],
         axes.set(xlabel="Distance along the first axis", ylabel="Distance along the second axis")
         axes.set_aspect("equal", adjustable="datalim" if relief is None else "box")
         if title:
-            axes.set_title(title, fontsize=11).set_parse_math(False)
+            axes.set_title(title, fontsize=10).set_parse_math(False)
         if trails:
             labels = [trail.label for trail in trails]
             figure.legend(handles, labels, loc="outside lower center", ncols=1, frameon=False, fontsize=10)

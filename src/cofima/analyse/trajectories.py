@@ -59,9 +59,9 @@ def trajectories(
     relief = _relief(flat, ways, runs[0], grid, images, progress) if grid else None
     spot = Spot(*ways[0].states[0][:2], "θ_0")
     trails = [Trail(way.label, [(x, y) for x, y, _ in way.states], way.steps) for way in ways]
-    figure = plane(relief, [spot], trails, "States after each task; dotted: training before a merge")
+    figure = plane(relief, [spot], trails, "States after each task (dotted: before a merge)")
     said = [f"the plane holds {100 * flat.kept:.1f} % of the variance of all states"]
-    return Result("trajectories", _rows(ways), {"trajectories": figure}, said)
+    return Result("trajectories", [*_rows(ways), *_ground(relief)], {"trajectories": figure}, said)
 
 
 def _way(flat: Plane, run: KeptRun, label: str, states: Sequence[Weights]) -> Way:
@@ -147,7 +147,22 @@ def _rows(ways: Sequence[Way]) -> list[dict[str, object]]:
             "y": y,
             "beside": away,
             "lam": way.run.history[t - 1]["lam"] if t else "",
+            "accuracy_of_class_means": "",
         }
         for way in ways
         for t, (x, y, away) in enumerate(way.states)
     ]
+
+
+def _ground(relief: Relief | None) -> list[dict[str, object]]:
+    """Return a row for each place of the grid, of no run."""
+    blank = dict.fromkeys(("run", "method", "after"), "")
+    return (
+        [
+            {**blank, "x": x, "y": y, "beside": 0.0, "lam": "", "accuracy_of_class_means": value}
+            for y, values in zip(relief.ys, relief.values, strict=True)
+            for x, value in zip(relief.xs, values, strict=True)
+        ]
+        if relief
+        else []
+    )

@@ -56,12 +56,14 @@ def plan(
         where = f"cell {' '.join(changes)}".rstrip()
         try:
             said = laid(values, [*changes, *overrides], where)
+            if any(_chosen(said, item) is False for item in only):
+                continue  # what is wrong with a cell that nobody wants does not matter
             needs = check_resources(said.pop("resources", {}), where)
             config = check(said, where)
         except CofimaError as error:
             wrong.append(str(error))
             continue
-        if all(_chosen(config, item) for item in only):
+        if all(_chosen(config.model_dump(mode="json"), item) for item in only):
             found.setdefault(name(config), (config, needs))
     if wrong:
         raise CofimaError("\n".join(dict.fromkeys(wrong)))
@@ -112,11 +114,12 @@ def _flow(value: Any) -> str:
     return text.removesuffix("\n...\n").strip()
 
 
-def _chosen(config: Config, item: str) -> bool:
+def _chosen(said: Mapping[str, Any], item: str) -> bool | None:
+    """Tell whether ``key=value[,value]`` is true of a cell; None if it says nothing of the key."""
     key, _, wanted = item.partition("=")
-    value: Any = config.model_dump(mode="json")
+    value: Any = said
     for part in key.strip().split("."):
         if not isinstance(value, Mapping) or part not in value:
-            return False
+            return None
         value = value[part]
     return str(value) in [text.strip() for text in wanted.split(",")]

@@ -98,7 +98,7 @@ class _Schedule:
         """Submit first tasks, then the cells that wait for none."""
         waiting: set[Path] = set()
         for first, group in self.groups.items():
-            if store.current(first) is not None:
+            if prefix.learned(first):
                 continue
             waiting |= set(group)
             lead = self.jobs[group[0]]

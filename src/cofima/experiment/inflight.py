@@ -56,7 +56,7 @@ def interrupted(error: KeyboardInterrupt, folder: Path) -> Interrupted:
     elif done is not None:
         kept = f"finished tasks are kept, the same command continues after task {int(done.name)}"
     else:
-        kept = "no task was finished, the same command begins anew"
+        kept = "no task was finished, the same command continues from the beginning"
     return Interrupted(getattr(error, "signal", signal.SIGINT), kept)
 
 

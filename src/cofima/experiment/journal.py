@@ -36,7 +36,10 @@ def read(folder: Path) -> list[Line]:
             line = json.loads(text)
             line["kind"], line["task"], line["step"]
         except (ValueError, KeyError, TypeError):
-            raise CofimaError(f"{file} line {number} is not a line of a run: {text[:60]!r}") from None
+            raise CofimaError(
+                f"{file} line {number} is not a line of a run: {text[:60]!r}. Take it out, or remove the "
+                "file: the model does not need it"
+            ) from None
         lines.append(line)
     return lines
 
@@ -97,8 +100,8 @@ class Journal:
             "seconds": round(now - self.since, 3),
             "time": round(time.time(), 3),
         }
-        self.since = now
         self._append(line)
+        self.since = time.perf_counter()  # what listeners take is not the next epoch's
 
     def task(self, row: Line) -> None:
         """Write down a task that is finished and on disk, as the history has it."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cofima import methods, store
 from cofima.config import Config
+from cofima.errors import CofimaError
 from cofima.experiment.cells import identity
 from cofima.experiment.journal import METRICS
 from cofima.files import sync, write_text
@@ -44,12 +45,21 @@ def shared(cells: Mapping[Path, Config], out: Path) -> dict[Path, list[Path]]:
         name = key(config) if store.current(folder) is None else None
         if name is not None:
             found.setdefault(out / FOLDER / name, []).append(folder)
-    return {first: group for first, group in found.items() if len(group) > 1 or store.current(first)}
+    return {first: group for first, group in found.items() if len(group) > 1 or learned(first)}
+
+
+def learned(first: Path) -> bool:
+    """Tell whether a first task is there; one that is damaged is removed."""
+    try:
+        return store.current(first) is not None
+    except CofimaError:
+        shutil.rmtree(first)
+        return False
 
 
 def take(first: Path, config: Config, folder: Path) -> bool:
     """Begin a cell with the first task of another, unless it has begun; tell whether it was done."""
-    if store.current(folder) is not None or store.current(first) is None:
+    if store.current(folder) is not None or not learned(first):
         return False
     generation, said = store.opened(first)
     said |= {"config": config.model_dump(mode="json"), "label": methods.find(config.method).label}

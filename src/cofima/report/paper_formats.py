@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from html import escape
 
 from cofima.report.details import scroll
+from cofima.report.footnotes import PAPER
 from cofima.report.formats import bar, plain, tex
 from cofima.report.layouts import BACKBONES, DATASETS
 from cofima.report.paper import Entry, PaperTable
-from cofima.report.printed import PAPER, Cell, Printed, PrintedRow, printed, record
+from cofima.report.printed import Cell, Printed, PrintedRow, printed, record
 from cofima.report.published import published
 from cofima.report.table import MISSING
 

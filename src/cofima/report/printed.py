@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cofima.report.layouts import BACKBONES, DATASETS, LAYOUTS, Line
+from cofima.report.footnotes import HERE, PAPER, letter, notes
+from cofima.report.layouts import BACKBONES, DATASETS, Line
 from cofima.report.paper import Column, Entry, PaperTable
 from cofima.report.published import Disagreement, Place, Record, published
 from cofima.report.table import MISSING
-
-HERE, PAPER = "here", "paper"
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def printed(table: PaperTable) -> Printed:
     ]
     source = published().sources[table.layout.key]
     title = f"{source[0].upper()}{source[1:]} of the paper: {table.layout.title}"
-    return Printed(title, [*table.layout.heads, "Numbers"], groups, rows, _notes(table, said))
+    return Printed(title, [*table.layout.heads, "Numbers"], groups, rows, notes(table, said))
 
 
 def _heads(table: PaperTable, line: Line, entry: Entry | None, marks: str) -> list[Cell]:
@@ -152,51 +151,3 @@ def _meant(place: Place, line: Line | None, column: Column | None) -> bool:
     if line is None:
         return True
     return place.init in (None, line.init) and place.backbone in (None, BACKBONES[line.backbone])
-
-
-def letter(number: int) -> str:
-    """Return the mark of a footnote."""
-    return "abcdefghijklmnopqrstuvwxyz"[number]
-
-
-def _notes(table: PaperTable, said: Sequence[Disagreement]) -> list[str]:
-    """Return the footnotes: whose numbers, what disagrees, which runs stand apart and why."""
-    found = [
-        f"{HERE}: mean ± standard deviation (n − 1) over seeds, in brackets their number; accuracies in %. "
-        f"{PAPER}: {published().paper}, {published().sources[table.layout.key]}. Bold: the best of the "
-        "column in each, by its value, without joint training."
-    ]
-    found = found if table.layout.ranked else [found[0].partition(" Bold:")[0]]
-    found += [_facts(table)] if table.entries else ["No run here follows the protocol of this table."]
-    found += [f"{letter(number)}: {_said(each)}" for number, each in enumerate(said)]
-    if table.repeats:
-        found.append(f"{table.repeats} more with a config and seed already in the table: not counted again.")
-    if table.elsewhere:
-        others = ", ".join(key for key in LAYOUTS if key != table.layout.key)
-        found.append(f"{table.elsewhere} of methods without a line in this table are left out ({others}).")
-    found += [
-        f"Apart: {run.label}, seed {run.seed}, {run.folder}: {'; '.join(why)}." for run, why in table.apart
-    ]
-    return found
-
-
-def _said(each: Disagreement) -> str:
-    numbers = []
-    for place in each.cells:
-        if place.value is not None:
-            spread = "" if place.std is None else f" ± {place.std:.2f}"
-            numbers.append(f"{place.method} {place.dataset} {place.metric} {place.value:.2f}{spread}")
-    return f"{each.text}{': ' if numbers else ''}{'; '.join(numbers)} ({each.source})."
-
-
-def _facts(table: PaperTable) -> str:
-    """Say on which images and weights our numbers rest."""
-    parts = []
-    for dataset in table.layout.datasets:
-        runs = [run for entry in table.entries for run in entry.runs.get(dataset, [])]
-        if runs:
-            data, weights = runs[0].setup.data, dict.fromkeys(r.setup.backbone.get("sha256") for r in runs)
-            split = f"{data.get('split_id', 'unknown')} {str(data.get('split_hash', ''))[:12]}".strip()
-            hashes = ", ".join(str(sha)[:12] for sha in weights)
-            parts.append(f"{DATASETS[dataset]}: split {split}, backbone sha256 {hashes}")
-    return f"{HERE} rests on {'; '.join(parts)}."

@@ -40,12 +40,12 @@ class Wandb:
         if not self.online:
             shutil.rmtree(place / "wandb", ignore_errors=True)  # ours: all lines come again
         place.mkdir(parents=True, exist_ok=True)
-        # the same run goes on under the same name
+        # online the same run goes on; offline each is whole, and wandb may still hold the one before
         name = hashlib.sha256(f"{self.folder.name} {first['time']}".encode()).hexdigest()[:16]
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "cofima"),
             name=self.folder.name,
-            id=name,
+            id=name if self.online else None,
             resume="allow" if self.online else None,
             mode="online" if self.online else "offline",
             dir=str(place),

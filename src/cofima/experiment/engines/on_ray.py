@@ -33,7 +33,7 @@ class OnRay:
         passed = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
         try:
             self.ray.init(
-                address=address,
+                address=address or "local",  # without it Ray would join whatever cluster it finds
                 runtime_env={"env_vars": passed},
                 log_to_driver=False,
                 logging_level="error",
@@ -85,6 +85,8 @@ class OnRay:
     def _fault(self, reference: Any) -> str | None:
         try:
             fault: str | None = self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as error:  # not the cell, but what should have begun it
+            return f"its node could not begin it: {str(error).strip().splitlines()[-1]}"
         except self.ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines()
             return f"Ray lost it {RETRIES + 1} times ({lines[0] if lines else type(error).__name__})"
