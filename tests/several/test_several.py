@@ -32,9 +32,10 @@ RUN = [
 ]
 
 
-def start(count: int, *arguments: str) -> "subprocess.Popen[str]":
+def start(count: int, *arguments: str, restarts: int = 0) -> "subprocess.Popen[str]":
     """Start one process, or torchrun with several."""
-    command = [*SHARED, f"--nproc-per-node={count}"] if count > 1 else [sys.executable]
+    several = [*SHARED, f"--nproc-per-node={count}", f"--max-restarts={restarts}"]
+    command = several if count > 1 else [sys.executable]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*command, *arguments], env=environment, **pipes)
@@ -145,7 +146,7 @@ def kill_one(process: "subprocess.Popen[str]", folder: Path) -> None:
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
 def test_a_killed_process_ends_the_job_and_the_same_command_continues(tmp_path: Path, same_bits) -> None:
     arguments = [*RUN, "train.epochs=6", "train.batch=10", "--out"]
-    cut, whole, one = (tmp_path / name for name in ("cut", "whole", "one"))
+    cut, again, whole, one = (tmp_path / name for name in ("cut", "again", "whole", "one"))
     process = start(2, *arguments, str(cut))
     kill_one(process, cut)
     process.communicate(timeout=120)  # nobody waits for the dead one
@@ -153,10 +154,15 @@ def test_a_killed_process_ends_the_job_and_the_same_command_continues(tmp_path: 
     assert store.current(cut).name == "0001"
     said = finish(start(2, *arguments, str(cut)))
     assert said.count("continuing") == 1  # one process speaks
+    process = start(2, *arguments, str(again), restarts=1)
+    kill_one(process, again)
+    assert "continuing" in finish(process)  # torchrun itself gave the command again
     finish(start(2, *arguments, str(whole)))
-    generations = [store.current(folder) for folder in (cut, whole)]
+    generations = [store.current(folder) for folder in (cut, again, whole)]
     for name in (store.WEIGHTS, store.STATE):
-        same_bits(*(load_file(generation / name) for generation in generations))
+        first, second, third = (load_file(generation / name) for generation in generations)
+        same_bits(first, third)
+        same_bits(second, third)
     rows = store.read_history(cut)
     assert [row["processes"] for row in rows] == [2, 2, 2]
     finish(start(1, *arguments, str(one)))
