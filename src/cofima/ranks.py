@@ -57,9 +57,16 @@ def joined(device: torch.device) -> Iterator[None]:
     if expected() == 1 or dist.is_initialized():
         yield
         return
+    from torch._C._distributed_c10d import PrefixStore  # some builds of torch come without
+    from torch.distributed.rendezvous import rendezvous
+
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    found, number, count = next(rendezvous("env://", timeout=PATIENCE))
+    # where torchrun starts the processes again, what the dead ones left in the store is not read
+    fresh = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", found)
+    how = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(how, store=fresh, rank=number, world_size=count, timeout=PATIENCE)
     yield
     total(torch.zeros(1))  # the last task is on disk before any process leaves
     dist.destroy_process_group()
