@@ -127,7 +127,7 @@ def test_a_model_folder_from_before_presets_still_loads(
     for key in ("preset", "whole", "window", "brightness", "shape"):
         del said["preprocess"][key]
     del said["config"]["data"]["preset"], said["sha256"]
-    path.write_text(json.dumps(said | {"sha256": store._digest(said)}))
+    path.write_text(json.dumps(said | {"sha256": store.digest(said)}))
     again = store.load(tmp_path / "run")
     assert again.view == model.view
     same_bits(again.weights(), model.weights())

@@ -123,7 +123,7 @@ def test_the_default_backbone_is_for_photographs_where_it_is_installed(
     config = learning.resolve(tmp_path)
     assert config.backbone == ("tf_efficientnet_lite0" if found else "vit_micro")
     assert config.train.backbone_lr_scale == (0.01 if found else 0.03)
-    assert config.options["lam"] == "auto"
+    assert config.options["lam"] == 0.2
     assert learning.resolve(tmp_path, ["backbone=resnet18"]).backbone == "resnet18"
 
 
