@@ -1,7 +1,8 @@
 """Tiny networks and tiny runs: what the tests of the core learn with, in well under a second each."""
 
 import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,7 @@ from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from cofima import interruption
 from cofima.config import Config, check
 from cofima.data.images import ImageSet
 from cofima.data.stream import Stream, from_groups
@@ -254,3 +256,12 @@ def spied_images() -> Callable[[ImageSet, Callable[[], None]], ImageSet]:
         return spied
 
     return wrap
+
+
+@pytest.fixture
+def fresh_signals() -> Iterator[None]:
+    """Listen to signals as a new process does, whatever a library has made of that in this one."""
+    before = {number: signal.signal(number, own) for number, own in interruption.SIGNALS.items()}
+    yield
+    for number, own in before.items():
+        signal.signal(number, own)

@@ -180,6 +180,7 @@ def test_other_ways_to_train_go_on_as_well(
     same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
 
 
+@pytest.mark.usefixtures("fresh_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_for_the_step_and_loses_none(
     number: int, tiny, tmp_path: Path, same_bits, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ import pytest
 from cofima import interruption
 from cofima.interruption import Interrupted, asked, listening, patient
 
+pytestmark = pytest.mark.usefixtures("fresh_signals")
 EVERY = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
