@@ -20,7 +20,7 @@ TARGET = 0.10
 
 
 def cells() -> list[Config]:
-    """Return cells of a second or two each on a core of its own; no two share a first task."""
+    """Return cells of a few seconds each on a core of its own; no two share a first task."""
     values: dict[str, Any] = {
         "dataset": "digits",
         "data": {"limit": 40},

@@ -20,6 +20,7 @@ import features
 import fisher
 import grid
 import inflight
+import merge
 import pipeline
 
 
@@ -45,7 +46,7 @@ def main() -> None:
         "",
     ]
     sections = []
-    for part in (fisher, averaging, alignment, epoch, inflight, features, pipeline, grid):
+    for part in (fisher, averaging, alignment, epoch, inflight, features, pipeline, grid, merge):
         print(f"{part.__name__} ...", flush=True)
         sections.append(part.main())
         print(sections[-1], flush=True)
