@@ -1,6 +1,7 @@
 """Files that are never half written: aside, fsync, rename."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from cofima.errors import CofimaError
@@ -19,6 +20,18 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise CofimaError(f"{path} could not be written ({error.strerror}); nothing was changed") from error
+
+
+def write_texts(texts: Mapping[str, str], folder: str | Path) -> list[Path]:
+    """Write files by their names into a folder, each replaced as a whole or not at all."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CofimaError(f"the folder {folder} cannot be made: {error.strerror}") from None
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
 
 
 def sync(path: Path) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from cofima import report
 from cofima.commands.console import out, print_runs, say
+from cofima.files import write_texts
 from cofima.report import beside
 
 
@@ -67,5 +68,5 @@ def report_(
         for tested in beside.tests(found, against):
             say(tested)
     place = folder or Path(os.path.commonpath([run.resolve() for run in runs]))
-    for path in report.write_texts(texts, place):
+    for path in write_texts(texts, place):
         out.print(f"Wrote {path}", highlight=False, markup=False)

@@ -2,7 +2,7 @@
 
 from cofima.report.beside import texts, write
 from cofima.report.formats import csv_text, latex, markdown
-from cofima.report.page import html, write_texts
+from cofima.report.page import html
 from cofima.report.runs import Run, find, read
 from cofima.report.table import Table, build
 
@@ -18,5 +18,4 @@ __all__ = [
     "read",
     "texts",
     "write",
-    "write_texts",
 ]

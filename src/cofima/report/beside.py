@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from cofima.errors import CofimaError
+from cofima.files import write_texts
 from cofima.report import formats, paper_formats, tested
-from cofima.report.page import drawings, html, write_texts
+from cofima.report.page import drawings, html
 from cofima.report.paper import fill
 from cofima.report.runs import Run
 from cofima.report.table import build

@@ -2,13 +2,10 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
-from pathlib import Path
 
-from cofima.errors import CofimaError
-from cofima.files import write_text
 from cofima.report import figure
 from cofima.report.details import block, details, scroll
 from cofima.report.groups import Row
@@ -19,18 +16,6 @@ THEME = {colour: f"var(--series-{place})" for place, colour in enumerate(figure.
     figure.INK: "var(--ink)",
     figure.GRID: "var(--grid)",
 }
-
-
-def write_texts(texts: Mapping[str, str], folder: str | Path) -> list[Path]:
-    """Write files by their names into a folder, each replaced as a whole or not at all."""
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CofimaError(f"the folder {folder} cannot be made: {error.strerror}") from None
-    for name, text in texts.items():
-        write_text(folder / name, text)
-    return [folder / name for name in texts]
 
 
 def drawings(tables: Sequence[Table]) -> dict[str, str]:

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cofima.data.images import decode
-from cofima.errors import CofimaError
-from cofima.files import write_text
+from cofima.files import write_texts
 from cofima.report.details import scroll
 from cofima.report.figure import STYLE
 from cofima.serve.evaluation import Evaluation
@@ -31,13 +30,7 @@ def write(found: Evaluation, folder: Path) -> list[Path]:
         "confusion.csv": confusion_csv(found),
         "classes.csv": classes_csv(found),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CofimaError(f"the folder {folder} cannot be made: {error.strerror}") from None
-    for name, text in texts.items():
-        write_text(folder / name, text)
-    return [folder / name for name in texts]
+    return write_texts(texts, folder)
 
 
 def confusion_csv(found: Evaluation) -> str:
