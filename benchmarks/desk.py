@@ -18,11 +18,11 @@ from rich.console import Console
 from cofima.config import check
 from cofima.experiment.cells import cells, name
 from cofima.experiment.grid import run_grid
+from cofima.generations import CONFIG, CURRENT, HISTORY, current, finished
 from cofima.report import find
 from cofima.report.groups import Row, comparable, rows
 from cofima.report.metrics import forgetting, incremental, last
 from cofima.report.runs import Run
-from cofima.store import CONFIG, CURRENT, HISTORY, current, finished
 from cofima.terminal import TerminalProgress
 
 HERE = Path(__file__).parent

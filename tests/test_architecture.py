@@ -26,6 +26,7 @@ LAYERS = [
     ("parts",),
     ("methods",),
     ("recipes", "config"),
+    ("generations",),
     ("store",),
     ("experiment",),
     ("report",),

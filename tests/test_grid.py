@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cofima import store
+from cofima import generations
 from cofima.config import check, read, recipes
 from cofima.errors import CofimaError
 from cofima.experiment.cells import cells, name
@@ -119,7 +119,7 @@ def test_cells_run_in_processes_and_only_what_is_missing_is_done_again(recipe: P
     assert sorted(f.name for f in outcome.done) == sorted(name(c) for c in chosen)
     assert [f.name for f in outcome.failed] == [name(broken)]
     assert "no folder" in next(iter(outcome.failed.values()))
-    assert all(store.finished(folder) for folder in outcome.done)
+    assert all(generations.finished(folder) for folder in outcome.done)
     assert len(find(outcome.done)) == 2
     before = {f: f.stat().st_mtime_ns for f in out.rglob("*") if f.is_file()}
     ears = Ears()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima import methods, store
+from cofima import generations, methods, store
 from cofima.data.stream import Stream
 from cofima.errors import CofimaError
 from cofima.experiment.inflight import begun, interrupted
@@ -71,15 +71,17 @@ def killed_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def go_on(tiny, config: Any, stream: Stream, folder: Path, progress: Progress = SILENT) -> Model:
     """Learn as a fresh process does: from what is on disk, and nothing else."""
-    started = store.current(folder) is not None
+    started = generations.current(folder) is not None
     model = store.load(folder, progress=progress) if started else tiny.model(config, stream, progress)
     return run(model, model.method.stream(stream), folder, progress)
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    generation = store.current(folder)
-    weights = {f"model.{key}": value for key, value in load_file(generation / store.WEIGHTS).items()}
-    return weights | {f"state.{key}": value for key, value in load_file(generation / store.STATE).items()}
+    generation = generations.current(folder)
+    weights = {f"model.{key}": value for key, value in load_file(generation / generations.WEIGHTS).items()}
+    return weights | {
+        f"state.{key}": value for key, value in load_file(generation / generations.STATE).items()
+    }
 
 
 def scores(model: Model) -> list[Any]:
@@ -104,7 +106,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
 ) -> None:
     config, stream = tiny.config(name, network, train=QUICK), tiny.stream(GROUPS, per_class=4)
     whole = go_on(tiny, config, stream, tmp_path / "whole")
-    assert not (tmp_path / "whole" / store.INFLIGHT).exists()
+    assert not (tmp_path / "whole" / generations.INFLIGHT).exists()
     chance = random.Random(f"{name} {network}")
     monkeypatch.setattr(Keeper, "due", lambda self: chance.random() < 0.6)  # some steps are lost
     kills = 0
@@ -120,7 +122,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
     same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
     assert scores(cut) == scores(whole)
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
-    assert not (tmp_path / "cut" / store.INFLIGHT).exists()
+    assert not (tmp_path / "cut" / generations.INFLIGHT).exists()
 
 
 def test_it_goes_on_at_the_step_where_it_was(
@@ -227,7 +229,7 @@ def cut(tiny, tmp_path: Path, often, killed_after, same_bits) -> Iterator[tuple[
 
 def test_what_is_damaged_is_left_out_and_said(cut) -> None:
     folder, finish = cut
-    path = folder / store.INFLIGHT / begun(folder)["file"]
+    path = folder / generations.INFLIGHT / begun(folder)["file"]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     notes = finish().history[0]["notes"]
     assert any("was not taken up: its tensors are not what was written" in note for note in notes)
@@ -235,20 +237,20 @@ def test_what_is_damaged_is_left_out_and_said(cut) -> None:
 
 def test_a_description_that_is_damaged_is_left_out_and_said(cut) -> None:
     folder, finish = cut
-    (folder / store.INFLIGHT / sealed.SAID).write_text("{")
+    (folder / generations.INFLIGHT / sealed.SAID).write_text("{")
     assert any("position.json is missing, or not" in note for note in finish().history[0]["notes"])
 
 
 def said_otherwise(folder: Path, **changes: Any) -> None:
     said = begun(folder)
-    place = folder / store.INFLIGHT
+    place = folder / generations.INFLIGHT
     sealed.write(place, sealed.read_tensors(place, said), said | changes)
 
 
 def test_another_network_is_left_out_and_said(cut) -> None:
     folder, finish = cut
     said = begun(folder)
-    place = folder / store.INFLIGHT
+    place = folder / generations.INFLIGHT
     kept = sealed.read_tensors(place, said)
     sealed.write(place, kept | {"net.more": torch.zeros(2)}, said)
     assert any("missing or too many, the first is net.more" in n for n in finish().history[0]["notes"])
@@ -285,7 +287,7 @@ def test_another_configuration_is_refused_and_the_task_kept(
     with pytest.raises(CofimaError) as refused:
         launch(tiny.config("seq_ft", train=QUICK | {"lr": 0.9}), tmp_path)
     assert "train.lr: 0.05 before, 0.9 now" in str(refused.value)
-    assert f"remove {tmp_path / store.INFLIGHT} to begin anew" in str(refused.value)
+    assert f"remove {tmp_path / generations.INFLIGHT} to begin anew" in str(refused.value)
     assert begun(tmp_path) == before
     ears = Ears()
     killed_after(-1)
@@ -302,7 +304,7 @@ def test_undoing_a_task_forgets_what_went_out_from_it(
     with pytest.raises(Killed):
         go_on(tiny, config, stream, tmp_path / "cut")
     assert begun(tmp_path / "cut")["task"] == 2
-    store.undo(tmp_path / "cut")
+    generations.undo(tmp_path / "cut")
     killed_after(-1)
     assert scores(go_on(tiny, config, stream, tmp_path / "cut")) == scores(whole)
     same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
@@ -318,4 +320,4 @@ def test_the_environment_says_how_often_or_never(
     monkeypatch.setenv("COFIMA_INFLIGHT", "off")
     killed_after(2)
     go_on(tiny, config, stream, tmp_path)  # nobody kills what nobody writes
-    assert not (tmp_path / store.INFLIGHT).exists()
+    assert not (tmp_path / generations.INFLIGHT).exists()

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima import methods, store
+from cofima import generations, methods, store
 from cofima.errors import CofimaError
 from cofima.experiment.inflight import begun, place
 from cofima.experiment.launch import launch
@@ -89,9 +89,11 @@ def kill(names: list[str], times: int, folder: Path) -> dict[str, int]:
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    generation = store.current(folder)
-    weights = {f"model.{key}": value for key, value in load_file(generation / store.WEIGHTS).items()}
-    return weights | {f"state.{key}": value for key, value in load_file(generation / store.STATE).items()}
+    generation = generations.current(folder)
+    weights = {f"model.{key}": value for key, value in load_file(generation / generations.WEIGHTS).items()}
+    return weights | {
+        f"state.{key}": value for key, value in load_file(generation / generations.STATE).items()
+    }
 
 
 def killed_runs_are_the_same(names: list[str], folder: Path, same_bits) -> None:
@@ -101,7 +103,7 @@ def killed_runs_are_the_same(names: list[str], folder: Path, same_bits) -> None:
         cut, whole = (store.load(folder / name / which) for which in ("cut", "whole"))
         assert [row["accuracy"] for row in cut.history] == [row["accuracy"] for row in whole.history]
         assert torch.equal(cut.logits(images), whole.logits(images))
-        assert not (folder / name / "cut" / store.INFLIGHT).exists()
+        assert not (folder / name / "cut" / generations.INFLIGHT).exists()
 
 
 def test_killed_by_the_system_in_the_middle_of_tasks(tmp_path: Path, same_bits) -> None:
@@ -213,7 +215,7 @@ def test_a_read_only_disk_is_refused_and_still_read(small_disk: Path, tiny) -> N
         lambda: launch(config, folder),
         lambda: launch(config, small_disk / "new"),
         lambda: store.save(model, folder),
-        lambda: store.undo(folder),
+        lambda: generations.undo(folder),
     ):
         with pytest.raises(CofimaError, match=r"cannot be written"):
             refused()

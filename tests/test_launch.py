@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from cofima import store
+from cofima import generations, store
 from cofima.data import datasets
 from cofima.data.synthetic import blobs
 from cofima.errors import CofimaError
@@ -110,7 +110,7 @@ def test_a_run_stopped_by_an_exception_inside_a_task_goes_on(
     stopped = stop_at(2, step=2)
     with pytest.raises(stopped):
         launch(config, tmp_path / "cut")
-    assert store.current(tmp_path / "cut").name == "0002"
+    assert generations.current(tmp_path / "cut").name == "0002"
     ears = Ears()
     cut = launch(config, tmp_path / "cut", ears)
     assert any("continuing" in line and "after task 2 of 3" in line for line in ears.heard)
@@ -202,7 +202,7 @@ def test_a_diverged_task_keeps_the_state_before_on_disk(
         patch.setattr(Method, "loss", poisoned)
         with pytest.raises(CofimaError, match="task 3, epoch 1, step 1"):
             launch(config, tmp_path)
-    assert store.current(tmp_path).name == "0002"
+    assert generations.current(tmp_path).name == "0002"
     model = store.load(tmp_path)
     assert len(model.tasks) == 2
     assert all(torch.isfinite(v).all() for v in model.weights().values())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cofima import store
+from cofima import generations, store
 from cofima.data import datasets, kept
 from cofima.data.forms import Form
 from cofima.data.images import fit
@@ -47,7 +47,7 @@ def test_a_run_records_its_preset_and_is_loaded_with_it(
     model = launch(config(tiny, images, preset, method), tmp_path / "run")
     assert model.view.preset == preset
     assert model.view.whole == (0 if preset == "timm" else 21)
-    said = json.loads((store.current(tmp_path / "run") / "config.json").read_text())
+    said = json.loads((generations.current(tmp_path / "run") / "config.json").read_text())
     assert said["preprocess"]["preset"] == preset
     again = store.load(tmp_path / "run")
     assert again.view == model.view
@@ -122,12 +122,12 @@ def test_a_model_folder_from_before_presets_still_loads(
     tiny, images: Path, tmp_path: Path, same_bits
 ) -> None:
     model = launch(config(tiny, images, None), tmp_path / "run")
-    path = store.current(tmp_path / "run") / "config.json"
+    path = generations.current(tmp_path / "run") / "config.json"
     said = json.loads(path.read_text())
     for key in ("preset", "whole", "window", "brightness", "shape"):
         del said["preprocess"][key]
     del said["config"]["data"]["preset"], said["sha256"]
-    path.write_text(json.dumps(said | {"sha256": store.digest(said)}))
+    path.write_text(json.dumps(said | {"sha256": generations.digest(said)}))
     again = store.load(tmp_path / "run")
     assert again.view == model.view
     same_bits(again.weights(), model.weights())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cofima import learn, lock, store
+from cofima import generations, learn, lock, store
 from cofima.commands.extend import extend
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.experiment.launch import launch
@@ -69,7 +69,7 @@ def test_everything_that_writes_asks_and_reading_does_not(tiny, tmp_path: Path) 
     model = tiny.run(tmp_path, tiny.config(train={"epochs": 1}), stream)
     store.save(model, tmp_path)
     handle = held_elsewhere(tmp_path)
-    for write in (lambda: store.save(model, tmp_path), lambda: store.undo(tmp_path)):
+    for write in (lambda: store.save(model, tmp_path), lambda: generations.undo(tmp_path)):
         with pytest.raises(CofimaError, match="is being written by another process"):
             write()
     photos = tmp_path / "no such photos"  # refused before they are looked for
@@ -80,7 +80,7 @@ def test_everything_that_writes_asks_and_reading_does_not(tiny, tmp_path: Path) 
         os.close(other)
     assert store.load(tmp_path).classes == model.classes
     os.close(handle)
-    store.undo(tmp_path)
+    generations.undo(tmp_path)
 
 
 def test_a_holder_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:

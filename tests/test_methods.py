@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima import methods, store
+from cofima import generations, methods, store
 from cofima.config import check
 from cofima.data.images import ImageSet
 from cofima.data.stream import Stream, Task
@@ -64,9 +64,9 @@ class Tripwire(Progress):
 
 def tensors(folder: Path) -> dict[str, Tensor]:
     """Return everything that is kept of a model."""
-    generation = store.current(folder)
-    weights = {f"model.{k}": v for k, v in load_file(generation / store.WEIGHTS).items()}
-    return weights | {f"state.{k}": v for k, v in load_file(generation / store.STATE).items()}
+    generation = generations.current(folder)
+    weights = {f"model.{k}": v for k, v in load_file(generation / generations.WEIGHTS).items()}
+    return weights | {f"state.{k}": v for k, v in load_file(generation / generations.STATE).items()}
 
 
 def scores(model: Model) -> list[Any]:
@@ -95,7 +95,7 @@ def test_resume_equals_an_uninterrupted_run(name: str, network: str, tiny, tmp_p
     stopped = min(2, whole.planned)
     with pytest.raises(StoppedError):
         launch(config, tmp_path / "cut", Tripwire(stopped))
-    assert (store.current(tmp_path / "cut") is None) == (stopped == 1)
+    assert (generations.current(tmp_path / "cut") is None) == (stopped == 1)
     if whole.planned > 2:  # and once more, later
         with pytest.raises(StoppedError):
             launch(config, tmp_path / "cut", Tripwire(3, item=1))

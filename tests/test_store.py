@@ -13,12 +13,12 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-from cofima import store
+from cofima import generations, store
 from cofima.errors import CofimaError
 from cofima.experiment.journal import METRICS
 from cofima.experiment.launch import launch
+from cofima.generations import CONFIG, CURRENT, HISTORY, STATE, WEIGHTS
 from cofima.progress import Progress
-from cofima.store import CONFIG, CURRENT, HISTORY, STATE, WEIGHTS
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_a_loaded_model_predicts_the_same_bits(config, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["seq_ft", "cofima"])
 def test_plain_timm_loads_the_weights(network: str, method: str, tiny, tmp_path: Path) -> None:
     model = launch(tiny.config(method, network, train={"epochs": 1}), tmp_path / "model")
-    weights = load_file(store.current(tmp_path / "model") / WEIGHTS)
+    weights = load_file(generations.current(tmp_path / "model") / WEIGHTS)
     plain = timm.create_model(network, num_classes=len(model.classes))
     plain.load_state_dict(weights, strict=True)
     images = pixels().float().sub(127.5).div(127.5)
@@ -147,8 +147,9 @@ class Crash(BaseException):
 
 
 def crashing(monkeypatch: pytest.MonkeyPatch, name: str, at: int, error: BaseException) -> None:
-    """Make the ``at``-th call of a function in the store fail, once."""
-    real, calls = getattr(store, name), []
+    """Make the ``at``-th call of a function that saving calls fail, once."""
+    where = generations if name == "_sha256" else store
+    real, calls = getattr(where, name), []
 
     def call(*args: object, **options: object) -> object:
         calls.append(1)
@@ -156,27 +157,27 @@ def crashing(monkeypatch: pytest.MonkeyPatch, name: str, at: int, error: BaseExc
             raise error
         return real(*args, **options)
 
-    monkeypatch.setattr(store, name, call)
+    monkeypatch.setattr(where, name, call)
 
 
-@pytest.mark.parametrize("where", ["save_file", "sync", "write_text", "_sha256", "_prune"])
+@pytest.mark.parametrize("where", ["save_file", "sync", "write_text", "_sha256", "prune"])
 @pytest.mark.parametrize("generation", [1, 2, 3])
 def test_a_crash_anywhere_keeps_the_state_before_and_the_run_goes_on(
     where: str, generation: int, config, learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "model"
-    each = {"save_file": 2, "sync": 6, "write_text": 1, "_sha256": 3, "_prune": 1}[where]
+    each = {"save_file": 2, "sync": 6, "write_text": 1, "_sha256": 3, "prune": 1}[where]
     with monkeypatch.context() as patch:
         crashing(patch, where, each * generation, Crash())
         with pytest.raises(Crash):
             launch(config, folder)
-    done = generation if where == "_prune" else generation - 1
-    in_force = store.current(folder)
+    done = generation if where == "prune" else generation - 1
+    in_force = generations.current(folder)
     assert (in_force.name if in_force else None) == (f"{done:04d}" if done else None)
     if in_force:
         assert len(store.load(folder).tasks) == done
     launch(config, folder)
-    unpruned = ["0001"] if (where, generation) == ("_prune", 3) else []  # done: nothing is written any more
+    unpruned = ["0001"] if (where, generation) == ("prune", 3) else []  # done: nothing is written any more
     assert sorted(p.name for p in folder.iterdir()) == [*unpruned, "0002", "0003", CURRENT, METRICS]
     for name in (WEIGHTS, STATE):
         assert (folder / "0003" / name).read_bytes() == (learned / "0003" / name).read_bytes()
@@ -204,7 +205,7 @@ def test_a_full_disk_leaves_the_earlier_state_and_says_so(
             launch(config, folder)
     assert os.strerror(code) in str(caught.value)
     assert "kept" in str(caught.value) or "nothing was changed" in str(caught.value)
-    assert store.current(folder).name == "0001"
+    assert generations.current(folder).name == "0001"
     assert not [p for p in folder.iterdir() if p.name.startswith(".")]
     assert len(store.load(folder).tasks) == 1
     assert len(launch(config, folder).tasks) == 3
@@ -319,7 +320,7 @@ def test_folders_that_came_later_are_never_deleted_either(
 ) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "mine.txt").write_text("mine")
-    monkeypatch.setattr(store, "refuse_place", lambda folder: None)
+    monkeypatch.setattr(generations, "refuse_place", lambda folder: None)
     if name == "0002":
         with pytest.raises(CofimaError, match="0002 could not be written"):
             launch(config, tmp_path)
@@ -356,11 +357,11 @@ def test_what_a_kill_left_of_a_generation_is_in_nobodys_way(config, tmp_path: Pa
     folder = tmp_path / "model"
     launch(config, folder)
     (folder / "0000").mkdir()  # killed while its files were removed
-    store.refuse_place(folder)
+    generations.refuse_place(folder)
     model = store.load(folder)
     store.save(model, folder)
     assert not (folder / "0000").exists()
     (folder / "0099").mkdir()
     (folder / "0099" / "holiday.jpg").touch()
     with pytest.raises(CofimaError, match="0099"):
-        store.refuse_place(folder)
+        generations.refuse_place(folder)

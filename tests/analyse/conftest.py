@@ -30,7 +30,7 @@ def kept(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Kept:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Learn the cells of an analysis in this process, which knows the tiny networks; return their names."""
-    from cofima import store
+    from cofima import generations
     from cofima.analyse import cells
     from cofima.experiment.grid import Outcome
 
@@ -40,7 +40,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         outcome = Outcome()
         for config in configs:
             folder = out / cells.name(config)
-            if not store.finished(folder):
+            if not generations.finished(folder):
                 learned.append(folder.name)
                 launch(config, folder)
             outcome.done.append(folder)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cofima import store
+from cofima import generations
 from cofima.analyse.kept import choose_task, open_run
 from cofima.analyse.posthoc import posthoc, sweep_one
 from cofima.analyse.relearn import relearn
@@ -48,7 +48,7 @@ def test_merged_again_at_its_own_share_is_the_run_bit_for_bit(
     assert not [line for line in listener.heard if "gave other weights" in line]
     assert task.lam == run.history[-1]["lam"]
     again = task.merge_again(task.lam)
-    same_bits(again.weights(), load_file(run.folder / "0003" / store.WEIGHTS))
+    same_bits(again.weights(), load_file(run.folder / "0003" / generations.WEIGHTS))
     measured = sweep_one(task, task.lam)
     assert measured.accuracy == run.history[-1]["accuracy"]
 
@@ -56,7 +56,7 @@ def test_merged_again_at_its_own_share_is_the_run_bit_for_bit(
 def test_a_middle_task_is_relearned_too(kept: Any, same_bits: Any) -> None:
     run = open_run(kept("cofima"))
     task = relearn(run, 2, SILENT)
-    same_bits(task.merge_again(task.lam).weights(), load_file(run.folder / "0002" / store.WEIGHTS))
+    same_bits(task.merge_again(task.lam).weights(), load_file(run.folder / "0002" / generations.WEIGHTS))
     assert len(task.seen) == 2
 
 

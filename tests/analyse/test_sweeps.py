@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cofima import store
+from cofima import generations
 from cofima.analyse.compare import backbones, learn_backbones, scratch
 from cofima.analyse.sweep import Sweep, choose, sweep
 from cofima.config import read
@@ -153,7 +153,7 @@ def test_cells_go_on_after_an_interruption(recipe: str, tmp_path: Path, in_proce
     how = Sweep(["coma"], [0.5], tested="none")
     sweep(recipe, [], how, tmp_path)
     (folder,) = (tmp_path / "cells").iterdir()
-    (folder / store.CURRENT).write_text("0001\n")  # as if it had been killed in the second task
+    (folder / generations.CURRENT).write_text("0001\n")  # as if it had been killed in the second task
     sweep(recipe, [], how, tmp_path)
-    assert (folder / store.CURRENT).read_text() == "0002\n"
+    assert (folder / generations.CURRENT).read_text() == "0002\n"
     assert len(in_process) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cofima import store
+from cofima import generations
 from cofima.config import Config
 from cofima.experiment.cells import cells, name
 from cofima.experiment.launch import launch
@@ -43,11 +43,11 @@ def small(tmp_path: Path) -> Callable[..., list[Config]]:
 
 def learned(folder: Path) -> tuple[str, list[Any]]:
     """Return what a cell computed: hashes of its weights and its state, and its accuracies."""
-    generation = store.current(folder)
+    generation = generations.current(folder)
     assert generation is not None
     files = json.loads((generation / "config.json").read_text())["files"]
-    rows = store.read_history(folder)
-    return files[store.WEIGHTS] + files[store.STATE], [row["accuracy"] for row in rows]
+    rows = generations.read_history(folder)
+    return files[generations.WEIGHTS] + files[generations.STATE], [row["accuracy"] for row in rows]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cofima import lock, methods, store
+from cofima import generations, lock, methods
 from cofima.config import Config
 from cofima.errors import CofimaError
 from cofima.experiment import prefix, worker
@@ -118,7 +118,7 @@ def test_a_first_task_is_learned_once_and_failures_have_a_log(
     ((folder, fault),) = outcome.failed.items()
     assert "no folder" in fault
     assert fault in (folder / LOG).read_text()
-    assert store.current(folder) is None
+    assert generations.current(folder) is None
     assert "cells: 3 done, 0 running, 0 waiting, 1 failed" in ears.heard[-1]
 
 
@@ -153,7 +153,7 @@ def test_a_damaged_folder_fails_and_a_damaged_first_task_is_learned_anew(tmp_pat
     (first / "CURRENT").write_text("0001")
     assert learn(Job(config, tmp_path / "cell", first=first, threads=1)) is None
     assert "learned here once more" in (tmp_path / "cell" / LOG).read_text()
-    assert store.finished(tmp_path / "cell")
+    assert generations.finished(tmp_path / "cell")
 
 
 def test_a_folder_that_another_process_holds_is_left_alone(
@@ -164,7 +164,7 @@ def test_a_folder_that_another_process_holds_is_left_alone(
     with (tmp_path / lock.NAME).open("w") as other:  # an open file of its own holds, as a process does
         fcntl.flock(other, fcntl.LOCK_EX)
         assert "is being written by another process" in str(learn(Job(config, tmp_path, threads=1)))
-    assert store.current(tmp_path) is None
+    assert generations.current(tmp_path) is None
     assert learn(Job(config, tmp_path, threads=1)) is None
 
 

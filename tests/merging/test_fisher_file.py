@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cofima
-from cofima import store
+from cofima import generations
 from cofima.data.synthetic import blobs
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.store import Model, load
@@ -98,8 +98,8 @@ def test_the_file_says_how_it_was_made(known, tmp_path: Path) -> None:
     assert said["estimator"] == "sample"
     assert (said["labels"], said["logits"]) == ("data", "seen")
     assert json.loads(said["classes"]) == model.classes
-    config = json.loads((store.current(path) / store.CONFIG).read_text())  # type: ignore[operator]
-    assert said["model_sha256"] == config["files"][store.WEIGHTS]
+    config = json.loads((generations.current(path) / generations.CONFIG).read_text())  # type: ignore[operator]
+    assert said["model_sha256"] == config["files"][generations.WEIGHTS]
     assert len(said["data"]) == 64
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import cofima
-from cofima import store
+from cofima import generations, store
 from cofima.data.stream import from_groups
 from cofima.data.synthetic import blobs
 from cofima.errors import CofimaError, CofimaWarning
@@ -312,7 +312,7 @@ def test_out_is_replaced_only_if_told_and_only_if_it_is_a_model(pair, tmp_path: 
 def test_a_damaged_folder_and_a_mixture_of_kinds_are_refused(pair, tmp_path: Path) -> None:
     hurt = tmp_path / "hurt"
     shutil.copytree(pair[0], hurt)
-    weights = store.current(hurt) / store.WEIGHTS  # type: ignore[operator]
+    weights = generations.current(hurt) / generations.WEIGHTS  # type: ignore[operator]
     weights.write_bytes(weights.read_bytes()[:-9])
     with pytest.raises(CofimaError, match="sha256 differs"):
         cofima.merge([hurt, pair[1]], tmp_path / "out")
@@ -335,7 +335,8 @@ def test_different_starts_are_noted(learn, tiny, tmp_path: Path) -> None:
 def test_the_files_are_as_a_run_writes_them(pair, tmp_path: Path) -> None:
     cofima.merge(pair, tmp_path / "out")
     ours, theirs = (
-        json.loads((store.current(p) / store.CONFIG).read_text()) for p in (tmp_path / "out", pair[0])
+        json.loads((generations.current(p) / generations.CONFIG).read_text())
+        for p in (tmp_path / "out", pair[0])
     )
     assert ours.keys() == theirs.keys()
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"CURRENT", "0003"}

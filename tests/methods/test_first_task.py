@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from cofima import methods, store
+from cofima import generations, methods
 from cofima.errors import CofimaError
 from cofima.experiment import prefix
 from cofima.experiment.launch import launch
@@ -64,7 +64,7 @@ def test_a_first_task_that_is_taken_over_is_the_one_that_would_have_been_learned
         alone, taken = tmp_path / f"alone {number}", tmp_path / f"taken {number}"
         launch(config, alone, tasks=1)
         assert prefix.take(tmp_path / "first", config, taken)
-        for name in (store.WEIGHTS, store.STATE):
+        for name in (generations.WEIGHTS, generations.STATE):
             same_bits(load_file(taken / "0001" / name), load_file(alone / "0001" / name))
         assert said(taken) == said(alone)
 
@@ -72,7 +72,7 @@ def test_a_first_task_that_is_taken_over_is_the_one_that_would_have_been_learned
 def said(folder: Path) -> list[Any]:
     """Return what a folder says of itself, but for times, memory and where its first task is from."""
     kept = json.loads((folder / "0001" / "config.json").read_text())
-    (row,) = store.read_history(folder)
+    (row,) = generations.read_history(folder)
     gone = ("seconds", "peak_memory_mb", "notes")
     return [
         {key: value for key, value in kept.items() if key not in ("files", "sha256")},
@@ -140,8 +140,8 @@ def test_a_method_that_says_nothing_shares_nothing() -> None:
 def test_a_damaged_first_task_is_refused(tmp_path: Path, tiny: Any) -> None:
     config = config_of(tiny, "slca", {})
     launch(config, tmp_path / "first", tasks=1)
-    with (tmp_path / "first" / "0001" / store.WEIGHTS).open("ab") as file:
+    with (tmp_path / "first" / "0001" / generations.WEIGHTS).open("ab") as file:
         file.write(b"more")
     with pytest.raises(CofimaError, match="sha256 differs"):
         prefix.take(tmp_path / "first", config, tmp_path / "taken")
-    assert store.current(tmp_path / "taken") is None
+    assert generations.current(tmp_path / "taken") is None

@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 
-from cofima import store
+from cofima import generations, store
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.models import final_norm
@@ -60,7 +60,7 @@ def test_a_model_folder_reads_the_norm_back(tiny, tmp_path: Path, same_bits) -> 
 def test_a_run_records_the_identity_of_its_backbone(tiny, tmp_path: Path, pretrained: Path) -> None:
     config = tiny.config("seq_ft", model={"checkpoint": str(pretrained)}, train={"epochs": 1})
     launch(config, tmp_path / "run")
-    kept = json.loads((store.current(tmp_path / "run") / "config.json").read_text())["backbone"]
+    kept = json.loads((generations.current(tmp_path / "run") / "config.json").read_text())["backbone"]
     assert kept["pretraining"] == "not known (weights from vit_test.safetensors)"
     assert (kept["overlap"], kept["layout"], kept["final_norm"]) == (
         "not known",
@@ -75,11 +75,11 @@ NEW = ("alias", "tag", "pretraining", "overlap", "layout", "final_norm")
 def test_a_folder_from_before_the_identity_was_recorded_still_loads(tiny, tmp_path: Path, same_bits) -> None:
     folder = tmp_path / "run"
     model = tiny.run(folder, tiny.config("seq_ft", train={"epochs": 1}), tiny.stream((2,)))
-    file = store.current(folder) / "config.json"
+    file = generations.current(folder) / "config.json"
     said = json.loads(file.read_text())
     said["backbone"] = {key: value for key, value in said["backbone"].items() if key not in NEW}
     del said["config"]["model"]["final_norm"], said["sha256"]
-    file.write_text(json.dumps(said | {"sha256": store.digest(said)}))
+    file.write_text(json.dumps(said | {"sha256": generations.digest(said)}))
     old = store.load(folder, where="cpu")
     same_bits(old.weights(), model.weights())
     assert old.config == model.config

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import cofima
-from cofima import store
+from cofima import generations
 from cofima.errors import CofimaError
 from cofima.progress import Progress
 from cofima.serve.studio import Limits, Studio
@@ -100,7 +100,7 @@ def test_what_is_no_image_too_large_or_too_many_is_said(model: Path, tmp_path: P
         studio.ask([])
     with pytest.raises(CofimaError, match="give the new class a name"):
         studio.add(" ", [good])
-    assert store.current(model) == Studio(model).classifier.generation
+    assert generations.current(model) == Studio(model).classifier.generation
     assert len(studio.history()) == 1
 
 

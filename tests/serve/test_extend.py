@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cofima
-from cofima import methods, store
+from cofima import generations, methods
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.methods.base import Method
@@ -221,5 +221,5 @@ def test_a_run_s_model_can_be_extended(preset: str, tmp_path: Path, photos: Phot
     clf = cofima.load(tmp_path / "run")
     clf.extend(photos(tmp_path / "new", (6,)))
     clf.save()
-    assert store.current(tmp_path / "run").name == "0003"
+    assert generations.current(tmp_path / "run").name == "0003"
     assert cofima.load(tmp_path / "run").classes[-1] == "class 6"

@@ -7,7 +7,7 @@ import pytest
 
 import cofima
 from cofima import config as configs
-from cofima import store
+from cofima import generations
 from cofima.errors import CofimaError
 from cofima.models import lite
 from cofima.serve import learn as learning
@@ -142,4 +142,4 @@ def test_saving_takes_no_other_model_s_place(model: Path, three: Path) -> None:
     cofima.load(model).save()
     with pytest.raises(CofimaError, match=r"has changed since it was loaded \(0001 then, 0002 now\)"):
         clf.save()
-    assert store.current(model).name == "0002"
+    assert generations.current(model).name == "0002"

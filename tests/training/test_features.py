@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cofima import store
+from cofima import generations
 from cofima.data.forms import Form
 from cofima.data.images import ImageSet
 from cofima.data.stream import from_groups
@@ -70,8 +70,8 @@ def test_a_feature_depends_on_its_image_alone(network: str, tiny, monkeypatch: p
 
 
 def kept(folder: Path) -> dict[str, Tensor]:
-    generation = store.current(folder)
-    return load_file(generation / store.WEIGHTS) | load_file(generation / store.STATE)
+    generation = generations.current(folder)
+    return load_file(generation / generations.WEIGHTS) | load_file(generation / generations.STATE)
 
 
 @pytest.mark.parametrize(("name", "options"), USERS, ids=str)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
-from cofima import methods, store
+from cofima import generations, methods
 from cofima.config import Config
 from cofima.errors import CofimaError
 from cofima.models import backbone
@@ -39,7 +39,7 @@ class KeptRun:
     def generation(self, task: int) -> Path:
         """Return the state after so many tasks; say what to do where it was not kept."""
         place = self.folder / f"{task:04d}"
-        if not (place / store.CONFIG).is_file():
+        if not (place / generations.CONFIG).is_file():
             raise CofimaError(
                 f"{self.folder} does not keep its state after task {task} of {self.tasks}: only the last two "
                 "are kept unless a run is made with keep_checkpoints=true; run it again so, in another folder"
@@ -70,14 +70,14 @@ class KeptRun:
         return [name for name, _ in empty.named_parameters()]
 
     def _read(self, task: int) -> Weights:
-        generation, _ = store.opened(self.folder, self.generation(task))
-        return load_file(generation / store.WEIGHTS)
+        generation, _ = generations.opened(self.folder, self.generation(task))
+        return load_file(generation / generations.WEIGHTS)
 
 
 def open_run(folder: Path) -> KeptRun:
     """Open a run folder; refuse what is none, and what has learned a single task."""
-    _, said = store.opened(folder)
-    history = store.read_history(folder)
+    _, said = generations.opened(folder)
+    history = generations.read_history(folder)
     if any("kind" in row for row in history):
         raise CofimaError(
             f"{folder} is a model in use (cofima history {folder}), not a run: analyses relearn tasks from "

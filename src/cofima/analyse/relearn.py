@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima import methods, store
+from cofima import generations, methods, store
 from cofima.analyse.kept import KeptRun
 from cofima.config import check
 from cofima.data import datasets
@@ -103,7 +103,7 @@ def relearn(run: KeptRun, task: int, progress: Progress) -> Relearned:
     with progress.stage(f"{method.label}: task {task} again"):
         method.learn(found.task)
     found.merged, found.lam = snapshot(method.net), method.facts["lam"]
-    _compare(found, method, load_file(after / store.WEIGHTS), progress)
+    _compare(found, method, load_file(after / generations.WEIGHTS), progress)
     return found
 
 

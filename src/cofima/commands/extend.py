@@ -7,10 +7,10 @@ import typer
 
 from cofima.commands.console import errors, interruptible, out, progress, say
 from cofima.commands.outcome import extended, losses
+from cofima.generations import refuse_other
 from cofima.lock import alone
 from cofima.serve.check import ForgettingError
 from cofima.serve.classifier import load
-from cofima.store import refuse_other
 
 BUDGET_BROKEN = 3
 

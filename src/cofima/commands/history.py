@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from cofima import store
+from cofima import generations
 from cofima.commands.console import out
 from cofima.commands.outcome import some
 
@@ -14,7 +14,7 @@ from cofima.commands.outcome import some
 def history(model: Annotated[Path, typer.Argument(help="A model folder.")]) -> None:
     """Show what a model learned, when, from how many images, and what was measured."""
     table = Table("", "what", "classes", "images", "accuracy %", "old classes %", "lam", "date")
-    for number, row in enumerate(store.read_history(model), start=1):
+    for number, row in enumerate(generations.read_history(model), start=1):
         table.add_row(str(number), *_cells(row))
     out.print(table)
 

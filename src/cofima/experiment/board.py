@@ -7,7 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
-from cofima import store
+from cofima import generations
 from cofima.errors import CofimaError
 from cofima.experiment.prefix import NOTE
 from cofima.experiment.worker import LOG
@@ -61,7 +61,7 @@ class Row:
         if self.state == "waiting" and self._log >= 0 and _size(self.folder / LOG) > self._log:
             self.state, self.began = "running", monotonic()
         try:
-            generation = store.current(self.folder)
+            generation = generations.current(self.folder)
             if generation is None or generation.name == self._seen:
                 return
             self._read(generation)
@@ -74,9 +74,9 @@ class Row:
             return
 
     def _read(self, generation: Path) -> None:
-        text = (generation / store.HISTORY).read_text("utf-8")
+        text = (generation / generations.HISTORY).read_text("utf-8")
         rows: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
-        said = json.loads((generation / store.CONFIG).read_text("utf-8"))
+        said = json.loads((generation / generations.CONFIG).read_text("utf-8"))
         self.task, self.tasks = len(rows), int(said["planned_tasks"])
         self.seconds = sum(row["seconds"]["total"] for row in rows)
         self.taken = any(NOTE in row["notes"] for row in rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from cofima import methods, store
+from cofima import generations, methods
 from cofima.config import Config
 from cofima.data import datasets, sources
 from cofima.data.stream import increments
@@ -65,7 +65,7 @@ def forecast(cells: Sequence[Config], out: Path, jobs: int, progress: Progress =
             Forecast(
                 config,
                 folder,
-                store.finished(folder),
+                generations.finished(folder),
                 "not known" if images is None else images.where,
                 "" if images is None else images.missing,
                 counts,

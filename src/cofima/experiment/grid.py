@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cofima import store
+from cofima import generations
 from cofima.config import Config
 from cofima.errors import CofimaError
 from cofima.experiment import prefix
@@ -49,7 +49,7 @@ def run_grid(
     outcome = Outcome()
     for folder in folders:
         try:
-            outcome.done += [folder] if store.finished(folder) else []
+            outcome.done += [folder] if generations.finished(folder) else []
         except CofimaError as error:  # a damaged folder is left alone, and keeps no other cell from its work
             outcome.failed[folder] = str(error)
     over = {*outcome.done, *outcome.failed}

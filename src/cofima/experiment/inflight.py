@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cofima import ranks, store
+from cofima import generations, ranks
 from cofima.interruption import Interrupted
 from cofima.store import Model
 from cofima.training import sealed
@@ -28,7 +28,7 @@ def keeping(model: Model, folder: Path) -> Inflight:
         "data": model.data,
         "with": made | {"threads": torch.get_num_threads()},
     }
-    return Keeper(folder / store.INFLIGHT, said, lambda: _generation(folder), every)
+    return Keeper(folder / generations.INFLIGHT, said, lambda: _generation(folder), every)
 
 
 def begun(folder: Path) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def begun(folder: Path) -> dict[str, Any]:
     if wanted() is None or ranks.world() > 1:
         return {}
     try:
-        said = sealed.read_said(folder / store.INFLIGHT) or {}
+        said = sealed.read_said(folder / generations.INFLIGHT) or {}
     except ValueError:
         return {}
     return said if said.get("after") == _generation(folder) else {}
@@ -50,7 +50,7 @@ def place(said: dict[str, Any]) -> str:
 
 def interrupted(error: KeyboardInterrupt, folder: Path) -> Interrupted:
     """Say where the same command will go on."""
-    said, done = begun(folder), store.current(folder)
+    said, done = begun(folder), generations.current(folder)
     if said:
         kept = f"the same command continues at {place(said)}"
     elif done is not None:
@@ -62,7 +62,7 @@ def interrupted(error: KeyboardInterrupt, folder: Path) -> Interrupted:
 
 def _generation(folder: Path) -> str:
     """Return which state a task goes out from."""
-    generation = store.current(folder)
+    generation = generations.current(folder)
     if generation is None:
         return ""
-    return f"{generation.name} {hashlib.sha256((generation / store.CONFIG).read_bytes()).hexdigest()}"
+    return f"{generation.name} {hashlib.sha256((generation / generations.CONFIG).read_bytes()).hexdigest()}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cofima import ranks, store
+from cofima import generations, ranks, store
 from cofima.config import Config, difference
 from cofima.data import datasets, presets
 from cofima.data.presets import Wants
@@ -51,9 +51,9 @@ def launch(
     """
     refuse_several(config, None)
     with ranks.joined(device.choose(config.device)):
-        if store.finished(folder):
+        if generations.finished(folder):
             return _continue(config, folder, progress, listeners, tasks)
-        store.refuse_place(folder)
+        generations.refuse_place(folder)
         with nullcontext() if ranks.rank() else alone(folder), listening():
             try:
                 return _continue(config, folder, progress, listeners, tasks)
@@ -64,7 +64,7 @@ def launch(
 def _continue(
     config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener], tasks: int | None
 ) -> Model:
-    started, midway = store.current(folder) is not None, begun(folder)
+    started, midway = generations.current(folder) is not None, begun(folder)
     model = store.load(folder, where=config.device, progress=progress) if started else None
     learned = len(model.tasks) if model else 0
     ranks.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
@@ -78,7 +78,9 @@ def _continue(
         at = f", at {place(midway)}" if midway else ""
         progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}{at}")
     elif midway:
-        _refuse_change(midway["config"], config, folder, f"remove {folder / store.INFLIGHT} to begin anew")
+        _refuse_change(
+            midway["config"], config, folder, f"remove {folder / generations.INFLIGHT} to begin anew"
+        )
         progress.say(f"continuing {folder} at {place(midway)}")
     return _learn(config, model, folder, midway, progress, listeners, tasks)
 

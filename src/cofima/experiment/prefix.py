@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cofima import methods, store
+from cofima import generations, methods
 from cofima.config import Config
 from cofima.errors import CofimaError
 from cofima.experiment.cells import identity
@@ -42,7 +42,7 @@ def shared(cells: Mapping[Path, Config], out: Path) -> dict[Path, list[Path]]:
     """
     found: dict[Path, list[Path]] = {}
     for folder, config in cells.items():
-        name = key(config) if store.current(folder) is None else None
+        name = key(config) if generations.current(folder) is None else None
         if name is not None:
             found.setdefault(out / FOLDER / name, []).append(folder)
     return {first: group for first, group in found.items() if len(group) > 1 or learned(first)}
@@ -51,7 +51,7 @@ def shared(cells: Mapping[Path, Config], out: Path) -> dict[Path, list[Path]]:
 def learned(first: Path) -> bool:
     """Tell whether a first task is there; one that is damaged is removed."""
     try:
-        return store.current(first) is not None
+        return generations.current(first) is not None
     except CofimaError:
         shutil.rmtree(first)
         return False
@@ -59,33 +59,33 @@ def learned(first: Path) -> bool:
 
 def take(first: Path, config: Config, folder: Path) -> bool:
     """Begin a cell with the first task of another, unless it has begun; tell whether it was done."""
-    if store.current(folder) is not None or not learned(first):
+    if generations.current(folder) is not None or not learned(first):
         return False
-    generation, said = store.opened(first)
+    generation, said = generations.opened(first)
     said |= {"config": config.model_dump(mode="json"), "label": methods.find(config.method).label}
     aside = folder / f".{generation.name}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    for name in (store.WEIGHTS, store.STATE):
+    for name in (generations.WEIGHTS, generations.STATE):
         _link(generation / name, aside / name)
-    rows = [json.loads(line) for line in (generation / store.HISTORY).read_text("utf-8").splitlines()]
+    rows = [json.loads(line) for line in (generation / generations.HISTORY).read_text("utf-8").splitlines()]
     rows[-1]["notes"].append(NOTE)
-    (aside / store.HISTORY).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    store.seal(aside, said)
+    (aside / generations.HISTORY).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    generations.seal(aside, said)
     for file in (*aside.iterdir(), aside):
         sync(file)
     if (first / METRICS).is_file():
         write_text(folder / METRICS, (first / METRICS).read_text("utf-8"))
     shutil.rmtree(folder / generation.name, ignore_errors=True)  # of a crash before CURRENT was written
     aside.rename(folder / generation.name)
-    write_text(folder / store.CURRENT, generation.name + "\n")
+    write_text(folder / generations.CURRENT, generation.name + "\n")
     return True
 
 
 def clear(groups: Mapping[Path, list[Path]]) -> None:
     """Remove first tasks that every cell of their group has begun from."""
     for first, group in groups.items():
-        if all(store.current(folder) is not None for folder in group):
+        if all(generations.current(folder) is not None for folder in group):
             shutil.rmtree(first, ignore_errors=True)
             with suppress(OSError):
                 first.parent.rmdir()

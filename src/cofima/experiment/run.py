@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cofima import ranks, store
+from cofima import generations, ranks, store
 from cofima.data.stream import Stream, Task
 from cofima.experiment.inflight import keeping
 from cofima.experiment.journal import Journal, Listener
@@ -86,11 +86,11 @@ def _parameters(module: nn.Module) -> dict[str, Tensor]:
 
 def _from_before(model: Model, folder: Path) -> float | None:
     """Return how far the backbone is from where the task before left it, which is on disk."""
-    before = store.current(folder)
+    before = generations.current(folder)
     if before is None:
         return None
     now = _parameters(model.method.net.backbone)
-    return weight_distance(load_file(before / store.WEIGHTS), now)
+    return weight_distance(load_file(before / generations.WEIGHTS), now)
 
 
 def _from_start(model: Model) -> float | None:

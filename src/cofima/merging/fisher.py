@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cofima import store
+from cofima import generations
 from cofima.data.deal import choose
 from cofima.data.images import ImageSet
 from cofima.errors import CofimaError, did_you_mean, first_problems, problems
@@ -85,7 +85,7 @@ def fisher(
     """
     model, images, out = Path(model), Path(images), Path(out)
     _refuse(model, images, out, logits, limit, force)
-    _, kept = store.opened(model)
+    _, kept = generations.opened(model)
     loaded = load(model, device=device, progress=progress).model
     refuse_parts(model, kept, loaded.method.state())
     size = sum(value.nbytes for value in loaded.weights().values())
@@ -100,7 +100,7 @@ def fisher(
         "logits": logits,
         "images": len(known),
         "data": known.fingerprint(),
-        MODEL: kept["files"][store.WEIGHTS],
+        MODEL: kept["files"][generations.WEIGHTS],
         "classes": json.dumps(loaded.classes, ensure_ascii=False),
     }
     with written_aside(out) as aside:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cofima.errors import CofimaError, first_problems
+from cofima.generations import WEIGHTS
 from cofima.merging.sources import Source
-from cofima.store import WEIGHTS
 from cofima.weights.mapped import read_mapped
 from cofima.weights.pieces import Weights
 

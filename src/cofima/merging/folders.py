@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cofima import methods, store
+from cofima import generations, methods
 from cofima.errors import first_problems
 from cofima.lock import alone
 from cofima.merging.becomes import Becomes, becomes, merged_tasks
@@ -61,14 +61,14 @@ class FolderMerge:
             generation = aside / f"{len(states.tasks):04d}"
             generation.mkdir(parents=True)
             with (
-                create_mapped(generation / store.WEIGHTS, weights, {"format": "pt"}) as net,
-                create_mapped(generation / store.STATE, state, {"format": "pt"}) as kept,
+                create_mapped(generation / generations.WEIGHTS, weights, {"format": "pt"}) as net,
+                create_mapped(generation / generations.STATE, state, {"format": "pt"}) as kept,
             ):
                 merge_parts([*self._parts(net, kept), *states.merge_parts(kept)], self.recipe, progress)
                 states.fill(kept)
-            (generation / store.HISTORY).write_text("", "utf-8")
-            store.seal(generation, self._said(said, after, states.tasks))
-            (aside / store.CURRENT).write_text(generation.name + "\n", "utf-8")
+            (generation / generations.HISTORY).write_text("", "utf-8")
+            generations.seal(generation, self._said(said, after, states.tasks))
+            (aside / generations.CURRENT).write_text(generation.name + "\n", "utf-8")
         return after, size
 
     def _kinds(self) -> dict[str, Kind]:
@@ -105,7 +105,7 @@ class FolderMerge:
         """Return what config.json says of the result: as the last model, but for what was merged."""
         made = [
             {"path": str(s.path), "method": s.kept.get("label", "file"), "classes": len(s.classes)}
-            | ({"sha256": s.kept["files"][store.WEIGHTS]} if s.kept else {})
+            | ({"sha256": s.kept["files"][generations.WEIGHTS]} if s.kept else {})
             for s in (self.base, *self.models)
             if s is not None
         ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cofima.errors import CofimaError
 from cofima.files import sync
-from cofima.store import CURRENT
+from cofima.generations import CURRENT
 
 
 def out_problems(out: Path, inputs: Iterable[Path], folder: bool, force: bool) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cofima import store
+from cofima import generations
 from cofima.errors import CofimaError, first_problems
 from cofima.weights.mapped import NAMES, Kind, kind_of, read_mapped
 from cofima.weights.pieces import Weights
@@ -62,9 +62,9 @@ def open_source(path: Path) -> Source:
         if unknown := [f"{key}: {value.dtype}" for key, value in weights.items() if value.dtype not in NAMES]:
             raise first_problems(f"{path}: types that cannot be merged; it", unknown)
         return Source(path, weights, metadata)
-    generation, kept = store.opened(path)
-    weights, _ = read_mapped(generation / store.WEIGHTS)
-    state, _ = read_mapped(generation / store.STATE)
+    generation, kept = generations.opened(path)
+    weights, _ = read_mapped(generation / generations.WEIGHTS)
+    state, _ = read_mapped(generation / generations.STATE)
     refuse_parts(path, kept, state)
     classifier = kept["backbone"]["classifier"]
     head = {key: weights.pop(f"{classifier}.{key}") for key in ("weight", "bias")}

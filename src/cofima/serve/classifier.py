@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cofima import store
+from cofima import generations, store
 from cofima.errors import CofimaError
+from cofima.generations import refuse_other
 from cofima.lock import alone
 from cofima.progress import SILENT, Progress
 from cofima.serve import edit
@@ -21,7 +22,7 @@ from cofima.serve.learn import learn_model, resolve
 from cofima.serve.lesson import train_options
 from cofima.serve.predict import BATCH, Prediction, predictions, probabilities
 from cofima.serve.scoring import Accuracy
-from cofima.store import Model, refuse_other
+from cofima.store import Model
 
 PathLike = str | Path
 
@@ -55,7 +56,7 @@ class Classifier:
     def __init__(self, model: Model, folder: PathLike | None = None) -> None:
         self.model = model
         self.folder = None if folder is None else Path(folder)
-        self.generation = None if self.folder is None else store.current(self.folder)
+        self.generation = None if self.folder is None else generations.current(self.folder)
 
     def __repr__(self) -> str:
         known = f"{len(self.classes)} classes"
@@ -176,7 +177,7 @@ class Classifier:
         with alone(where):
             refuse_other(where, self.generation)  # as it is now that nobody else can change it
             store.save(self.model, where, progress)
-        self.folder, self.generation = where, store.current(where)
+        self.folder, self.generation = where, generations.current(where)
         return where
 
 

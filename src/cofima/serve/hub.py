@@ -11,7 +11,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from cofima import store
+from cofima import generations, store
 from cofima.errors import CofimaError
 from cofima.serve.card import model_card
 
@@ -48,7 +48,7 @@ def push(
         )
     if get_token() is None:
         raise CofimaError("no token for the Hugging Face hub: run 'hf auth login', or set HF_TOKEN")
-    generation = store.current(folder)
+    generation = generations.current(folder)
     assert generation is not None
     card = model_card(model, repo.rpartition("/")[2], licence)
     told = without_places(generation)
@@ -57,7 +57,7 @@ def push(
         for file in sorted(generation.iterdir())
     ]
     additions += [
-        CommitOperationAdd(store.CURRENT, f"{generation.name}\n".encode()),
+        CommitOperationAdd(generations.CURRENT, f"{generation.name}\n".encode()),
         CommitOperationAdd("README.md", card.encode()),
     ]
     return _send(repo, additions, private, f"{model.method.label}, {len(model.classes)} classes")
@@ -65,13 +65,13 @@ def push(
 
 def without_places(generation: Path) -> dict[str, bytes]:
     """Return config.json and history.jsonl with names instead of paths: where folders lie is private."""
-    lines = (generation / store.HISTORY).read_text("utf-8").splitlines()
+    lines = (generation / generations.HISTORY).read_text("utf-8").splitlines()
     history = "".join(json.dumps(_named(json.loads(line))) + "\n" for line in lines).encode()
-    said = _named(json.loads((generation / store.CONFIG).read_text("utf-8")))
-    said["files"][store.HISTORY] = hashlib.sha256(history).hexdigest()
+    said = _named(json.loads((generation / generations.CONFIG).read_text("utf-8")))
+    said["files"][generations.HISTORY] = hashlib.sha256(history).hexdigest()
     del said["sha256"]
-    config = json.dumps(said | {"sha256": store.digest(said)}, indent=2) + "\n"
-    return {store.HISTORY: history, store.CONFIG: config.encode()}
+    config = json.dumps(said | {"sha256": generations.digest(said)}, indent=2) + "\n"
+    return {generations.HISTORY: history, generations.CONFIG: config.encode()}
 
 
 def _named(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from cofima import store
+from cofima import generations
 from cofima.errors import CofimaError, problems
 from cofima.lock import alone
 from cofima.progress import SILENT, Progress
@@ -70,7 +70,7 @@ class Studio:
     def classifier(self) -> Classifier:
         """Return the classifier of the generation in force."""
         with self._loading:
-            if store.current(self.folder) != self._loaded.generation:
+            if generations.current(self.folder) != self._loaded.generation:
                 self._loaded = load(self.folder)
             return self._loaded
 
@@ -109,12 +109,12 @@ class Studio:
     def undo(self) -> str:
         """Go back to the state before; return what it is called."""
         with self._alone():
-            _, now = store.undo(self.folder)
+            _, now = generations.undo(self.folder)
             return now.name
 
     def history(self) -> list[dict[str, Any]]:
         """Return what happened to the model, oldest first."""
-        return store.read_history(self.folder)
+        return generations.read_history(self.folder)
 
     def _refused(self, path: Path) -> str:
         try:

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cofima import store
+from cofima import generations
 from cofima.errors import CofimaError, did_you_mean, problems
 from cofima.experiment import journal
 from cofima.trackers.mlflow import Mlflow
@@ -31,7 +31,7 @@ def choose(wanted: Sequence[str], folder: Path, config: dict[str, Any]) -> list[
 
 def replay(trackers: Sequence[Tracker], folder: Path) -> int:
     """Give trackers every line of a run, and return how many there were."""
-    history = store.read_history(folder) if store.current(folder) is not None else []
+    history = generations.read_history(folder) if generations.current(folder) is not None else []
     if any("kind" in row for row in history):
         raise CofimaError(f"{folder} is in use (cofima history {folder}): only runs are shown by trackers")
     lines = journal.complete(folder, history)
