@@ -106,6 +106,8 @@ def test_a_cell_that_took_its_first_task_over_ends_like_one_that_learned_it(
         ("weight_ensemble", {}, {"init": "previous"}),
         ("ema", {"decay": 0.5}, {"decay": 0.6}),
         ("ewc", {}, {"form": "separate"}),
+        ("slca", {}, {"align": {"shrink": False}}),
+        ("cofima", {}, {"align": {"shrink": False}}),
     ],
 )
 def test_options_that_decide_the_first_task_keep_cells_apart(

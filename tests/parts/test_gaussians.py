@@ -104,6 +104,18 @@ def test_the_newest_task_has_scale_one_and_older_ones_less(sizes: list[int]) -> 
 # --- few images ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("count", [2, 7])
+def test_few_images_are_taken_as_they_are_where_the_user_says_so(count: int) -> None:
+    seen = features(count, 32)
+    gaussians = ClassGaussians()
+    gaussians.add(seen, shrink=False)
+    covariance = np.cov(seen.double().numpy(), rowvar=False, ddof=1) + RIDGE * np.eye(32)
+    np.testing.assert_allclose(gaussians.covariance(0), covariance, rtol=1e-5, atol=1e-4)
+    assert gaussians.shrunk == []
+    gaussians.add(features(1, 32), shrink=False)
+    assert gaussians.shrunk == [1]  # one image has no covariance
+
+
 @pytest.mark.parametrize(("count", "shrunk"), [(1, True), (2, True), (7, True), (8, False), (31, False)])
 def test_few_images_are_shrunk_and_recorded(count: int, shrunk: bool) -> None:
     gaussians = remembered(features(200, 32, 1), features(count, 32, 2))

@@ -25,6 +25,12 @@ def first_task(method: Method) -> tuple[Any, ...] | None:
 
     Classes are compared exactly: what a class derived from one of these adds is not known here.
     """
+    said = _decided_by(method)
+    return (*said, method.align.shrink) if said and isinstance(method, SLCA) else said
+
+
+def _decided_by(method: Method) -> tuple[Any, ...] | None:
+    """Return what a method depends on, beside how it remembers classes as Gaussians."""
     kind = type(method)
     if kind is SLCA:
         return SLOW

@@ -68,7 +68,7 @@ class SLCA(Method):
         with self.timed("statistics"):
             features = self.features(task.train)
             for label in task.classes:
-                self.gaussians.add(features[task.train.labels == label])
+                self.gaussians.add(features[task.train.labels == label], shrink=self.align.shrink)
             for label in task.known:
                 self.gaussians.pool(label, features[task.train.labels == label])
         if shrunk := [c for c in self.gaussians.shrunk if c in task.classes]:

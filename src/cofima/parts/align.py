@@ -42,6 +42,8 @@ class Align(BaseModel):
     """Weight decay of the head."""
     temperature: Annotated[float, Field(gt=0)] = 0.1
     """Divides the normalised logits; the fewer classes, the larger it must be."""
+    shrink: bool = True
+    """Shrink a class's covariance where its images are fewer than a quarter of the features' width."""
 
 
 def align(head: Head, gaussians: ClassGaussians, how: Align, context: Context, task: int) -> Head:

@@ -25,10 +25,10 @@ class ClassGaussians:
     def __len__(self) -> int:
         return len(self.means)
 
-    def add(self, features: Tensor) -> None:
+    def add(self, features: Tensor, *, shrink: bool = True) -> None:
         """Remember the next class by the features of its images [images, width]."""
         features = features.double().cpu()
-        self.packed.append(pack(self._factor(features)))
+        self.packed.append(pack(self._factor(features, shrink)))
         self.means.append(features.mean(0).float())
         self.counts.append(len(features))
 
@@ -87,11 +87,11 @@ class ClassGaussians:
         means, packed = list(state["means"]), list(state["packed"])
         return cls(means, packed, state["counts"].tolist(), state["shrunk"].tolist())
 
-    def _factor(self, features: Tensor) -> Tensor:
+    def _factor(self, features: Tensor, shrink: bool) -> Tensor:
         """Factor the unbiased covariance; shrink it where the images are few or the factor fails."""
         count, width = features.shape
         ridge = RIDGE * torch.eye(width, dtype=torch.float64)
-        if count >= width / 4 and count > 1:
+        if count > 1 and (count >= width / 4 or not shrink):
             factor = _cholesky(torch.cov(features.T) + ridge)
             if factor is not None:
                 return factor
