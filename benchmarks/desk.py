@@ -9,7 +9,7 @@ to continue; what finished cells measured is kept in benchmarks/desk/, a few kil
 import argparse
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -60,11 +60,20 @@ def tables() -> Iterable[str]:
     for members in comparable(find([KEPT])):
         found = sorted(rows(members), key=lambda row: (not row.joint, -_mean(row, MEASURES[0][2])))
         yield f"\n## {members[0].backbone}, {members[0].setup.preprocess['size']} px\n"
-        yield "| Method | n | " + " | ".join(title for title, _, _ in MEASURES) + " |"
-        yield "|---|---|" + "---|" * len(MEASURES)
+        yield "| Method | n | " + " | ".join(title for title, _, _ in MEASURES) + " | over CoMA |"
+        yield "|---|---|" + "---|" * (len(MEASURES) + 1)
         for row in found:
-            shown = [_shown(row, of, digits) for _, digits, of in MEASURES]
-            yield f"| {row.label} | {len(row.runs)} | " + " | ".join(shown) + " |"
+            shown = [_shown(_values(row, of), f".{digits}f") for _, digits, of in MEASURES]
+            gaps = _shown(list(_over(row, found)), "+.1f")
+            yield f"| {row.label} | {len(row.runs)} | {' | '.join(shown)} | {gaps} |"
+
+
+def _over(row: Row, others: Sequence[Row]) -> Iterable[float]:
+    """Yield by how much a method's Last-Acc is above CoMA's, seed by seed."""
+    base = next((other for other in others if other.label == "CoMA"), row)
+    known = {run.seed: last(run.matrix, run.sizes) for run in base.runs}
+    if row is not base:
+        yield from (last(r.matrix, r.sizes) - known[r.seed] for r in row.runs if r.seed in known)
 
 
 def _values(row: Row, of: Callable[[Run], float | None]) -> list[float]:
@@ -75,12 +84,11 @@ def _mean(row: Row, of: Callable[[Run], float | None]) -> float:
     return fmean(_values(row, of) or [0.0])
 
 
-def _shown(row: Row, of: Callable[[Run], float | None], digits: int) -> str:
-    values = _values(row, of)
+def _shown(values: Sequence[float], form: str) -> str:
     if not values:
         return "–"
-    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{spread}"
+    spread = f" ± {stdev(values):{form.removeprefix('+')}}" if len(values) > 1 else ""
+    return f"{fmean(values):{form}}{spread}"
 
 
 def write() -> None:
