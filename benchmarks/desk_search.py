@@ -89,6 +89,10 @@ PLAN: list[tuple[list[str], list[str]]] = [
     ([*LITE_ALIGN, *SLOW], ["slca"]),
     ([*LITE_ALIGN, *SLOW, "options.lam=0.2"], ["coma", "cofima"]),
     ([*LITE_ALIGN, *FAST, "options.lam=0.2"], ["coma"]),
+    # at like shares of the way, and at a rate between
+    ([*LITE_ALIGN, *SLOW, "options.lam=0.4"], ["coma"]),
+    ([*LITE_ALIGN, *SLOW, "options.lam=0.08"], ["cofima"]),
+    ([*LITE_ALIGN, *MIDDLE, "options.lam=0.2"], ["coma", "cofima"]),
     ([*LITE, *MIDDLE], ["seq_ft"]),
     ([*LITE, *SLOW, "train.epochs=5", "train.milestones=[4]"], ["joint"]),
 ]
