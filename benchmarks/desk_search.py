@@ -50,6 +50,8 @@ PLAN: list[tuple[list[str], list[str]]] = [
     ([*COLD, *FAST, "options.lam=0.2", "options.variant=authors"], ["cofima"]),
     ([*COLD, *FAST, "options.lam=0.2", "train.epochs=6"], ["coma", "cofima"]),
     ([*COLD, *FAST, "train.epochs=6"], ["slca"]),
+    ([*FAST, "options.lam=0.2", "options.align.epochs=0"], ["coma", "cofima"]),
+    ([*FAST, "options.align.epochs=0"], ["slca"]),
     ([*COLD, *FAST, "options.init=previous"], ["weight_ensemble"]),
     ([*COLD, *FAST, "options.decay=0.97"], ["ema"]),
     (SLOW, ["seq_ft", "lwf"]),
@@ -91,6 +93,7 @@ PLAN: list[tuple[list[str], list[str]]] = [
     ([*LITE_ALIGN, *FAST, "options.lam=0.2"], ["coma"]),
     # at like shares of the way, and at a rate between
     ([*LITE_ALIGN, *SLOW, "options.lam=0.4"], ["coma"]),
+    ([*LITE_ALIGN, *SLOW, "options.lam=0.1"], ["coma"]),
     ([*LITE_ALIGN, *SLOW, "options.lam=0.08"], ["cofima"]),
     ([*LITE_ALIGN, *MIDDLE, "options.lam=0.2"], ["coma", "cofima"]),
     ([*LITE, *MIDDLE], ["seq_ft"]),
