@@ -39,8 +39,11 @@ MEASURES: list[tuple[str, int, Callable[[Run], float | None]]] = [
 
 def kept() -> set[str]:
     """Return the cells that were measured, by their present names: newer settings at their defaults."""
-    files = KEPT.glob("*/*/config.json")
-    return {name(check(json.loads(file.read_text("utf-8"))["config"])) for file in files}
+    return {_name(generation) for generation in KEPT.glob("*/[0-9]*")}
+
+
+def _name(generation: Path) -> str:
+    return name(check(json.loads((generation / CONFIG).read_text("utf-8"))["config"]))
 
 
 def collect(out: Path) -> None:
@@ -48,11 +51,11 @@ def collect(out: Path) -> None:
     for folder in sorted(out.glob("*")):
         generation = current(folder) if finished(folder) else None
         if generation is not None:
-            place = KEPT / folder.name / generation.name
-            place.mkdir(parents=True, exist_ok=True)
+            place = KEPT / _name(generation)
+            (place / generation.name).mkdir(parents=True, exist_ok=True)
             for file in (CONFIG, HISTORY):
-                shutil.copyfile(generation / file, place / file)
-            shutil.copyfile(folder / CURRENT, KEPT / folder.name / CURRENT)
+                shutil.copyfile(generation / file, place / generation.name / file)
+            shutil.copyfile(folder / CURRENT, place / CURRENT)
 
 
 def tables() -> Iterable[str]:

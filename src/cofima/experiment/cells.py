@@ -18,7 +18,7 @@ from cofima.errors import CofimaError, problems
 from cofima.experiment.resources import Resources, check_resources
 
 FREE = {"device": "auto", "keep_checkpoints": False}  # what does not change what a cell computes
-YOUNGER = ("test_limit",)
+YOUNGER = {"data.test_limit": None, "options.align.shrink": True}  # with what they are by default
 
 
 def reduced(limit: int | None, overrides: Sequence[str]) -> list[str]:
@@ -82,9 +82,13 @@ def identity(config: Config) -> dict[str, Any]:
     """Return everything that decides what a cell computes."""
     said = config.model_dump(mode="json") | FREE
     said["data"] = said["data"] | {"root": None}
-    for key in YOUNGER:  # names of folders are older than these options
-        if said["data"][key] is None:
-            del said["data"][key]
+    for path, default in YOUNGER.items():  # names of folders are older than these options
+        *parents, key = path.split(".")
+        place: Any = said
+        for parent in parents:
+            place = place.get(parent, {})
+        if key in place and place[key] == default:
+            del place[key]
     return said
 
 
