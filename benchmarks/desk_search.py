@@ -96,6 +96,11 @@ PLAN: list[tuple[list[str], list[str]]] = [
     ([*LITE_ALIGN, *SLOW, "options.lam=0.1"], ["coma"]),
     ([*LITE_ALIGN, *SLOW, "options.lam=0.08"], ["cofima"]),
     ([*LITE_ALIGN, *MIDDLE, "options.lam=0.2"], ["coma", "cofima"]),
+    ([*LITE_ALIGN, *MIDDLE], ["slca"]),
+    ([*LITE_ALIGN, "train.backbone_lr_scale=0.01", "options.lam=0.2"], ["coma", "cofima"]),
+    # DER++ is below Seq FT at every rate: does it replay too little?
+    ([*MEMORY, *MIDDLE, "options.alpha=1.0"], ["der_pp"]),
+    ([*MEMORY, *MIDDLE, "options.beta=2.0"], ["der_pp"]),
     ([*LITE, *MIDDLE], ["seq_ft"]),
     ([*LITE, *SLOW, "train.epochs=5", "train.milestones=[4]"], ["joint"]),
 ]
