@@ -169,7 +169,7 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")], data_root
     elif kind is Kind.datasets:
         table = data.table()
     else:
-        table = backbones.table()
+        table = backbones.table(out.width)
     out.print(table, highlight=False)
 
 
