@@ -27,6 +27,7 @@ from cofima.terminal import TerminalProgress
 
 HERE = Path(__file__).parent
 KEPT = HERE / "desk"
+COMA = ("CoMA", "CoMA (lam=0.2)")
 MEASURES: list[tuple[str, int, Callable[[Run], float | None]]] = [
     ("Last-Acc", 1, lambda run: last(run.matrix, run.sizes)),
     ("Inc-Acc", 1, lambda run: None if run.joint else incremental(run.matrix, run.sizes)),
@@ -72,8 +73,8 @@ def tables() -> Iterable[str]:
 
 
 def _over(row: Row, others: Sequence[Row]) -> Iterable[float]:
-    """Yield by how much a method's Last-Acc is above CoMA's, seed by seed."""
-    base = next((other for other in others if other.label == "CoMA"), row)
+    """Yield by how much a method's Last-Acc is above CoMA's with its own best lam, seed by seed."""
+    base = next((other for other in others if other.label in COMA), row)
     known = {run.seed: last(run.matrix, run.sizes) for run in base.runs}
     if row is not base:
         yield from (last(r.matrix, r.sizes) - known[r.seed] for r in row.runs if r.seed in known)
