@@ -73,7 +73,7 @@ def tables() -> Iterable[str]:
 
 
 def _over(row: Row, others: Sequence[Row]) -> Iterable[float]:
-    """Yield by how much a method's Last-Acc is above CoMA's with its own best lam, seed by seed."""
+    """Yield by how much a method's Last-Acc is above CoMA's best held-out setting, seed by seed."""
     base = next((other for other in others if other.label in COMA), row)
     known = {run.seed: last(run.matrix, run.sizes) for run in base.runs}
     if row is not base:

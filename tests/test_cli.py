@@ -144,7 +144,7 @@ def test_list_knows_every_alias_and_what_works_offline(tmp_path: Path) -> None:
     assert "embedded" in listed
 
 
-def test_a_narrow_terminal_lists_backbones_without_breaking_words(tmp_path: Path) -> None:
+def test_a_narrow_terminal_lists_backbones_without_timms_names(tmp_path: Path) -> None:
     listed = cofima("list", "backbones", cwd=tmp_path, COLUMNS="80").stdout.splitlines()
     assert listed[1].split() == ["vit_micro", "1.6", "M", "6", "64", "Tiny-ImageNet", "embedded"]
     assert "timm's own names" in listed[-1]
