@@ -31,7 +31,7 @@ def test_the_mean_and_the_unbiased_covariance_are_kept() -> None:
     np.testing.assert_allclose(gaussians.means[0], seen.double().mean(0), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(gaussians.covariance(0), covariance, rtol=1e-5, atol=1e-5)
     assert gaussians.counts == [40]
-    assert gaussians.shrunk == []
+    assert gaussians.shrunk == [False]
 
 
 def test_a_large_mean_does_not_swamp_a_small_spread() -> None:
@@ -111,15 +111,15 @@ def test_few_images_are_taken_as_they_are_where_the_user_says_so(count: int) -> 
     gaussians.add(seen, shrink=False)
     covariance = np.cov(seen.double().numpy(), rowvar=False, ddof=1) + RIDGE * np.eye(32)
     np.testing.assert_allclose(gaussians.covariance(0), covariance, rtol=1e-5, atol=1e-4)
-    assert gaussians.shrunk == []
+    assert gaussians.shrunk == [False]
     gaussians.add(features(1, 32), shrink=False)
-    assert gaussians.shrunk == [1]  # one image has no covariance
+    assert gaussians.shrunk == [False, True]  # one image has no covariance
 
 
 @pytest.mark.parametrize(("count", "shrunk"), [(1, True), (2, True), (7, True), (8, False), (31, False)])
 def test_few_images_are_shrunk_and_recorded(count: int, shrunk: bool) -> None:
     gaussians = remembered(features(200, 32, 1), features(count, 32, 2))
-    assert gaussians.shrunk == ([1] if shrunk else [])
+    assert gaussians.shrunk == [False, shrunk]
     factor = gaussians.factor(1)
     assert torch.isfinite(factor).all()
     assert float(torch.linalg.eigvalsh(gaussians.covariance(1).double()).min()) > 0
@@ -140,7 +140,7 @@ def test_one_image_borrows_the_spread_of_the_other_classes() -> None:
 def test_one_image_of_the_first_class_ever() -> None:
     gaussians = remembered(features(1, 6))
     torch.testing.assert_close(gaussians.covariance(0), RIDGE * torch.eye(6))
-    assert gaussians.shrunk == [0]
+    assert gaussians.shrunk == [True]
 
 
 def test_images_that_are_all_the_same() -> None:
@@ -160,7 +160,7 @@ def test_a_failed_factor_is_shrunk_instead(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(module, "_cholesky", fails_first)
     gaussians = remembered(features(50, 6))
-    assert gaussians.shrunk == [0]
+    assert gaussians.shrunk == [True]
     assert torch.isfinite(gaussians.factor(0)).all()
     monkeypatch.setattr(module, "_cholesky", lambda covariance: None)
     gaussians.add(features(50, 6))

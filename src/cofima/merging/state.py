@@ -11,7 +11,8 @@ from torch import Tensor
 from cofima.merging.heads import Rows
 from cofima.merging.parts import Part
 from cofima.merging.sources import Source
-from cofima.parts.gaussians import pack, pooled, unpack
+from cofima.methods.state import untagged
+from cofima.parts.gaussians import pool_rows
 from cofima.weights.mapped import Kind, MappedFile, kind_of
 
 HEAD = ("weight", "bias")
@@ -44,13 +45,8 @@ class States:
                 found[key] = Kind(value.dtype, (classes, *value.shape[1:]))
             elif key.startswith(("fisher.backbone.", "start.")) and key.partition(".")[0] in self.parts:
                 found[key] = kind_of(value)
-            elif (
-                key in ("gaussians.means", "gaussians.packed", "gaussians.counts")
-                and "gaussians" in self.parts
-            ):
+            elif key.startswith("gaussians.") and "gaussians" in self.parts:
                 found[key] = Kind(value.dtype, (classes, *value.shape[1:]))
-        if "gaussians" in self.parts:
-            found["gaussians.shrunk"] = Kind(torch.int64, (len(self._shrunk()),))
         if "fisher" in self.parts:
             for key in HEAD:
                 like = last[f"fisher.head.blocks.0.{key}"]
@@ -77,26 +73,10 @@ class States:
             self._fill_head_fisher(out)
 
     def _fill_gaussians(self, out: Mapping[str, Tensor]) -> None:
-        means, packed, counts = (out[f"gaussians.{key}"] for key in ("means", "packed", "counts"))
-        out["gaussians.shrunk"].copy_(torch.tensor(self._shrunk(), dtype=torch.int64))
         for row, name in enumerate(self.rows.union):
-            mine = [(source, source.classes.index(name)) for source in self.sources if name in source.classes]
-            known = [
-                [s.state[f"gaussians.{key}"][at] for key in ("means", "packed", "counts")] for s, at in mine
-            ]
-            if len(known) == 1:
-                means[row], packed[row], counts[row] = known[0]
-                continue
-            factors = [unpack(one[1], means.shape[1]) for one in known]
-            mean, factor = pooled([one[0] for one in known], factors, [int(one[2]) for one in known])
-            means[row], packed[row], counts[row] = mean, pack(factor), sum(int(one[2]) for one in known)
-
-    def _shrunk(self) -> list[int]:
-        """Return the classes whose covariance any model had to shrink."""
-        names = set()
-        for source in self.sources:
-            names |= {source.classes[int(at)] for at in source.state["gaussians.shrunk"]}
-        return [row for row, name in enumerate(self.rows.union) if name in names]
+            known = [_row(source, name) for source in self.sources if name in source.classes]
+            for key, value in (pool_rows(known) if len(known) > 1 else known[0]).items():
+                out[f"gaussians.{key}"][row] = value
 
     def _fill_head_fisher(self, out: Mapping[str, Tensor]) -> None:
         """Sum the Fisher information of the heads class by class, and cut it into the result's blocks."""
@@ -111,3 +91,9 @@ class States:
                 total[torch.tensor([place[name] for name in source.classes])] += flat.double()
             for block, span in enumerate(spans):
                 out[f"fisher.head.blocks.{block}.{key}"].copy_(total[span])
+
+
+def _row(source: Source, name: str) -> dict[str, Tensor]:
+    """Return what a model remembers of one class."""
+    row = source.classes.index(name)
+    return {key: value[row] for key, value in untagged("gaussians", source.state).items()}

@@ -2,6 +2,7 @@
 
 import inspect
 import pkgutil
+from collections.abc import Collection
 from dataclasses import fields
 from importlib import import_module
 from types import ModuleType
@@ -13,7 +14,9 @@ from cofima import plugins
 from cofima.errors import CofimaError, did_you_mean
 from cofima.methods.base import Method
 
-__all__ = ["Method", "build", "find", "names", "options_of"]
+NOT_METHODS = {"base", "state"}
+
+__all__ = ["Method", "build", "find", "generic", "names", "options_of"]
 
 
 def names() -> list[str]:
@@ -40,9 +43,22 @@ def build(name: str, options: dict[str, Any] | None = None) -> Method:
     return method
 
 
+def generic(entries: Collection[str]) -> str:
+    """Return the method as which a model goes on of whose state these declared entries are left.
+
+    Of the generic methods that need no others it is the one that needs the most.
+    """
+    needs = {
+        name: {entry.name for entry in kind.state_schema}
+        for name in names()
+        if vars(kind := find(name)).get("generic")
+    }
+    return max((name for name in needs if needs[name] <= set(entries)), key=lambda name: len(needs[name]))
+
+
 def _packaged() -> list[str]:
     found = (module.name for module in pkgutil.iter_modules(__path__))
-    return [name for name in found if name != "base" and not name.startswith("_")]
+    return [name for name in found if name not in NOT_METHODS and not name.startswith("_")]
 
 
 def _own() -> dict[str, type[Method]]:

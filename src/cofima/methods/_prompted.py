@@ -13,7 +13,8 @@ from cofima import ranks
 from cofima.data.images import ImageSet
 from cofima.data.stream import Task
 from cofima.methods.base import Method
-from cofima.parts.prompts import Pool, adam
+from cofima.methods.state import Entry
+from cofima.parts.prompts import PROMPTS, Pool, adam
 from cofima.training.evaluate import Score, evaluate
 from cofima.training.sgd import moving, plain_batches
 
@@ -38,6 +39,7 @@ class Prompted(Method):
     gamma: Weight = 1.0
 
     needs_vit: ClassVar[bool] = True
+    state_schema: ClassVar[tuple[Entry, ...]] = PROMPTS
     frozen_backbone: ClassVar[bool] = True
 
     def hold(self, pool: Pool) -> None:

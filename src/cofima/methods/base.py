@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import ConfigDict, Field
@@ -16,12 +16,16 @@ from cofima.data.images import Images
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
 from cofima.methods._midway import Midway
+from cofima.methods.state import Entry
 from cofima.models.head import Head
 from cofima.models.net import Net
 from cofima.models.vit import unsuited
 from cofima.training.evaluate import Score, evaluate
 from cofima.training.features import FixedFeatures
 from cofima.training.sgd import Context, frozen, plain_batches, sgd
+
+if TYPE_CHECKING:
+    from cofima.parts.gaussians import ClassGaussians
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -49,6 +53,14 @@ class Method(Midway):
     """Whether what was learnt can go on learning without the old images."""
     refines: ClassVar[bool] = False
     """Whether more images of known classes can be learnt."""
+    refines_one_class: ClassVar[bool] = False
+    """Whether more images of one known class alone teach something."""
+    state_schema: ClassVar[tuple[Entry, ...]] = ()
+    """What :meth:`state` returns, entry by entry. What is not declared cannot be merged or lose a class."""
+    generic: ClassVar[bool] = False
+    """Whether any model that has the entries declared can go on as this method; not inherited."""
+    rows_apart: ClassVar[str] = ""
+    """Why the rows that two models have of one class cannot be averaged, if so."""
     grows_with_tasks: ClassVar[bool] = False
     """Whether the method must keep something small for each task, beside what it keeps for each class."""
     one_process: ClassVar[str] = ""
@@ -175,6 +187,10 @@ class Method(Midway):
     def head(self) -> Head:
         """Return the head that predicts."""
         return self.net.head
+
+    def class_statistics(self) -> "ClassGaussians | None":
+        """Return the Gaussians by which every class is remembered, or None."""
+        return None
 
     def predict(self, images: Tensor) -> Tensor:
         """Return the logits of every class seen, for images as they are seen at test time."""

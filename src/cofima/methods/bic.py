@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from cofima.data.images import Images
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
+from cofima.methods.state import Entry
 from cofima.parts import replay
 from cofima.parts.correction import Correction, correct
 from cofima.parts.distill import distillation, teacher_of
@@ -47,6 +48,7 @@ class BiC(Method):
     equation: ClassVar[str] = "L = Λ KD_T(z_old, ẑ) + (1-Λ) CE(z, y), Λ = K_{t-1}/K_t;  new: α z + β"
     frozen_old_heads: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = True
+    state_schema: ClassVar[tuple[Entry, ...]] = (replay.MEMORY,)
 
     def stream(self, stream: Stream) -> Stream:
         """Refuse, before any work, a memory without two images of each class."""

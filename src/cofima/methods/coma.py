@@ -15,8 +15,9 @@ from typing import ClassVar, Literal
 from cofima.data.stream import Task
 from cofima.methods.base import Share
 from cofima.methods.slca import SLCA
+from cofima.methods.state import Entry, tagged, untagged
 from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
-from cofima.parts.importance import FisherOptions, add_fisher, task_fisher, weighted
+from cofima.parts.importance import FISHER, FisherOptions, add_fisher, task_fisher, weighted
 from cofima.training.sgd import plain_batches
 from cofima.weights import Weights, auto_lambda, average, snapshot, weight_distance
 
@@ -42,6 +43,7 @@ class CoMA(SLCA):
 
     label: ClassVar[str] = "CoMA"
     paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 3"
+    state_schema: ClassVar[tuple[Entry, ...]] = (*SLCA.state_schema, FISHER)
     equation: ClassVar[str] = "θ*_t = (1 - λ) θ*_{t-1} + λ θ_t"
 
     def begin(self, task: Task) -> None:
@@ -91,10 +93,9 @@ class CoMA(SLCA):
 
     def state(self) -> Weights:
         """Keep the Fisher information too, where there is any."""
-        return super().state() | {f"fisher.{key}": value for key, value in self.fisher_old.items()}
+        return super().state() | tagged("fisher", self.fisher_old)
 
     def restore(self, state: Weights) -> None:
         """Take the Fisher information over as well."""
         super().restore(state)
-        kept = {k.removeprefix("fisher."): v for k, v in state.items() if k.startswith("fisher.")}
-        self.fisher_old = {key: value.to(self.context.device) for key, value in kept.items()}
+        self.fisher_old = untagged("fisher", state, self.context.device)

@@ -21,8 +21,9 @@ from torch.nn.functional import cross_entropy
 from cofima import ranks
 from cofima.data.stream import Task
 from cofima.methods.base import Method
+from cofima.methods.state import Entry
 from cofima.parts.distill import known_mse
-from cofima.parts.replay import Again, MemorySize, Reservoir
+from cofima.parts.replay import MEMORY, Again, MemorySize, Reservoir
 
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -46,6 +47,7 @@ class DERpp(Method):
     equation: ClassVar[str] = "L = CE(z(x), y) + α |z(x')_{1:K'} - z'|² + β CE(z(x''), y'')"
     frozen_old_heads: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = True
+    state_schema: ClassVar[tuple[Entry, ...]] = (MEMORY,)
     state_in_steps: ClassVar[bool] = True
 
     def begin(self, task: Task) -> None:

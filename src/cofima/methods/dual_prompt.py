@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from cofima.data.stream import Task
 from cofima.errors import CofimaError
 from cofima.methods._prompted import Count, Prompted
-from cofima.parts.prompts import Pool, prefix_problem, prefixes, uniform
+from cofima.methods.state import Entry
+from cofima.parts.prompts import PROMPTS, Pool, prefix_problem, prefixes, uniform
 
 Layers = tuple[Annotated[int, Field(ge=0)], ...]
 
@@ -47,6 +48,7 @@ class DualPrompt(Prompted):
         if twice := sorted({layer for layer in layers if layers.count(layer) > 1}):
             raise ValueError(f"g_layers and e_layers: layer {' and '.join(map(str, twice))} is there twice")
 
+    state_schema: ClassVar[tuple[Entry, ...]] = (*PROMPTS, Entry("shared", predicts="prompts"))
     grows_with_tasks: ClassVar[bool] = True  # a prompt and a key each
     label: ClassVar[str] = "DualPrompt"
     paper: ClassVar[str] = "Wang et al., ECCV 2022, https://arxiv.org/abs/2204.04799, Eq. 6"

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method, Share
-from cofima.parts.importance import FisherOptions, task_fisher
+from cofima.methods.state import Entry, tagged, untagged
+from cofima.parts.importance import FISHER, FisherOptions, task_fisher
 from cofima.parts.quadratic import quadratic
 from cofima.weights.pieces import Weights
 
@@ -46,6 +47,7 @@ class EWC(Method):
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017, https://arxiv.org/abs/1612.00796"
     equation: ClassVar[str] = "L = CE(z_new, y) + λ/2 Σ_i F_i (θ_i - θ_{t-1,i})²,  F = γ F + F_t"
     frozen_old_heads: ClassVar[bool] = False
+    state_schema: ClassVar[tuple[Entry, ...]] = (FISHER, Entry("centre.", axis="weight"))
 
     def begin(self, task: Task) -> None:
         """Note what is held where, before the head grows: fresh rows are free."""
@@ -90,11 +92,9 @@ class EWC(Method):
 
     def state(self) -> Weights:
         """Keep the Fisher information, and where the separate form is centred."""
-        fisher = {f"fisher.{key}": value for key, value in self.importance.items()}
-        return fisher | {f"centre.{key}": value for key, value in self.centre.items()}
+        return tagged("fisher", self.importance) | tagged("centre", self.centre)
 
     def restore(self, state: Weights) -> None:
         """Take both over."""
-        state = {key: value.to(self.context.device) for key, value in state.items()}
-        self.importance = {k.removeprefix("fisher."): v for k, v in state.items() if k.startswith("fisher.")}
-        self.centre = {k.removeprefix("centre."): v for k, v in state.items() if k.startswith("centre.")}
+        self.importance = untagged("fisher", state, self.context.device)
+        self.centre = untagged("centre", state, self.context.device)

@@ -17,9 +17,12 @@ from torch.nn.functional import cross_entropy
 from cofima.data.images import ImageSet
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
+from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.parts.exemplars import greedy_balanced
+from cofima.parts.merging import START
 from cofima.parts.replay import (
+    MEMORY,
     MemorySize,
     memory_state,
     nothing_of,
@@ -47,6 +50,7 @@ class GDumb(Method):
     equation: ClassVar[str] = "θ_t = argmin CE over a balanced memory M_t, from θ_0"
     frozen_old_heads: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = True
+    state_schema: ClassVar[tuple[Entry, ...]] = (MEMORY, START)
 
     def stream(self, stream: Stream) -> Stream:
         """Refuse, before any work, more classes than images can be kept."""
@@ -84,9 +88,9 @@ class GDumb(Method):
 
     def state(self) -> dict[str, Tensor]:
         """Keep the memory and the weights that every training starts from."""
-        return memory_state(self.memory) | {f"start.{key}": value for key, value in self.start.items()}
+        return memory_state(self.memory) | tagged("start", self.start)
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Take both over."""
         self.memory = restored_memory(state)
-        self.start = {k.removeprefix("start."): v for k, v in state.items() if k.startswith("start.")}
+        self.start = untagged("start", state)

@@ -23,6 +23,10 @@ class Prototype(Method):
     """Keep the mean feature of each class; nothing is trained."""
 
     fixed_features: ClassVar[bool] = True
+    rows_apart: ClassVar[str] = (
+        "the average of two prototypes of length 1 is shorter, unlike those of others; "
+        "learn it anew from its images"
+    )
     label: ClassVar[str] = "Prototype"
     paper: ClassVar[str] = "Janson et al., 2022, https://arxiv.org/abs/2210.04428 (there with the distance)"
     equation: ClassVar[str] = "p_c = mean of f_θ0(x) over the class;  argmax_c cos(f_θ0(x), p_c)"

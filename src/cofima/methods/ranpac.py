@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cofima.data.stream import Task
 from cofima.errors import CofimaError
 from cofima.methods.base import Method
+from cofima.methods.state import Entry
 from cofima.models.net import Net
 from cofima.parts.adapt import Adapt, Petl, adapt, insert, unsuited
 from cofima.parts.projection import ProjectedHead, RidgeSums, best_ridge
@@ -48,6 +49,13 @@ class RanPAC(Method):
     equation: ClassVar[str] = "W = (Σ h hᵀ + ρ I)⁻¹ Σ h yᵀ,  h = ReLU(Pᵀ f(x));  argmax hᵀ W"
     any_backbone: ClassVar[dict[str, Any]] = {"petl": "none"}
     refines: ClassVar[bool] = True
+    refines_one_class: ClassVar[bool] = True
+    state_schema: ClassVar[tuple[Entry, ...]] = (
+        Entry("packed"),
+        Entry("cross", axis="class", dim=1),
+        Entry("ridge"),
+        Entry("projection", predicts="a random projection"),
+    )
 
     def check(self, backbone: nn.Module) -> None:
         """Refuse a backbone that cannot be adapted as the options say."""

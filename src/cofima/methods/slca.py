@@ -16,9 +16,10 @@ from torch.nn.functional import cross_entropy
 from cofima import ranks
 from cofima.data.stream import Task
 from cofima.methods.base import Method
+from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
-from cofima.parts.align import Align, align, task_of_class
-from cofima.parts.gaussians import ClassGaussians, Sampler
+from cofima.parts.align import RAW_HEAD, Align, align, task_of_class
+from cofima.parts.gaussians import GAUSSIANS, ClassGaussians, Sampler
 
 
 @dataclass(eq=False)
@@ -36,6 +37,9 @@ class SLCA(Method):
     label: ClassVar[str] = "SLCA"
     paper: ClassVar[str] = "Zhang et al., ICCV 2023, https://arxiv.org/abs/2303.05118"
     refines: ClassVar[bool] = True
+    refines_one_class: ClassVar[bool] = True
+    generic: ClassVar[bool] = True
+    state_schema: ClassVar[tuple[Entry, ...]] = (RAW_HEAD, GAUSSIANS)
     equation: ClassVar[str] = "θ*_t = θ_t;  head: CE(z / (n(z) τ), y) on features from N(s_c μ_c, Σ_c)"
 
     def begin(self, task: Task) -> None:
@@ -71,7 +75,7 @@ class SLCA(Method):
                 self.gaussians.add(features[task.train.labels == label], shrink=self.align.shrink)
             for label in task.known:
                 self.gaussians.pool(label, features[task.train.labels == label])
-        if shrunk := [c for c in self.gaussians.shrunk if c in task.classes]:
+        if shrunk := [label for label in task.classes if self.gaussians.shrunk[label]]:
             self.note(f"few images for the covariance of {len(shrunk)} class(es): shrunk (Ledoit-Wolf)")
 
     def align_head(self, task: Task) -> None:
@@ -85,14 +89,16 @@ class SLCA(Method):
         """Return the aligned head, or the raw one before any alignment."""
         return self.net.head if self.aligned is None else self.aligned
 
+    def class_statistics(self) -> ClassGaussians:
+        """Return the Gaussians."""
+        return self.gaussians
+
     def state(self) -> dict[str, Tensor]:
         """Keep the Gaussians, and the raw head beside the aligned one."""
-        raw = {f"raw_head.{key}": value for key, value in self.net.head.flat().items()}
-        return raw | {f"gaussians.{key}": value for key, value in self.gaussians.state().items()}
+        return tagged("raw_head", self.net.head.flat()) | tagged("gaussians", self.gaussians.state())
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Take the predicting head as the aligned one, and put the raw head back below it."""
         self.aligned = copy.deepcopy(self.net.head)
-        self.net.head.load_flat(state["raw_head.weight"], state["raw_head.bias"])
-        kept = {k.removeprefix("gaussians."): v for k, v in state.items() if k.startswith("gaussians.")}
-        self.gaussians = ClassGaussians.restore(kept)
+        self.net.head.load_flat(**untagged("raw_head", state))
+        self.gaussians = ClassGaussians.restore(untagged("gaussians", state))

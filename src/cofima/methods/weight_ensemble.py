@@ -15,7 +15,8 @@ from typing import ClassVar, Literal
 
 from cofima.data.stream import Task
 from cofima.methods.slca import SLCA
-from cofima.parts.merging import distance_moved, merge_backbone, tagged, untagged
+from cofima.methods.state import Entry, tagged, untagged
+from cofima.parts.merging import START, distance_moved, merge_backbone
 from cofima.training.sgd import plain_batches
 from cofima.weights import Weights, snapshot
 
@@ -34,6 +35,7 @@ class WeightEnsemble(SLCA):
     label: ClassVar[str] = "Weight ensemble"
     paper: ClassVar[str] = "a baseline of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Table 3"
     refines: ClassVar[bool] = False
+    state_schema: ClassVar[tuple[Entry, ...]] = (*SLCA.state_schema, START)
     equation: ClassVar[str] = (
         "θ*_t = (1 - 1/t) θ*_{t-1} + 1/t θ_t, each θ_t trained from θ_0 or from θ*_{t-1}"
     )

@@ -15,7 +15,8 @@ from typing import ClassVar
 from cofima.data.stream import Task
 from cofima.methods.base import Share
 from cofima.methods.slca import SLCA
-from cofima.parts.merging import distance_moved, merge_backbone, tagged, untagged
+from cofima.methods.state import Entry, tagged, untagged
+from cofima.parts.merging import START, distance_moved, merge_backbone
 from cofima.training.sgd import plain_batches
 from cofima.weights import Weights, snapshot
 
@@ -37,6 +38,7 @@ class WiSEFT(SLCA):
         "Wortsman et al., CVPR 2022, https://arxiv.org/abs/2109.01903; "
         "over tasks: Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977"
     )
+    state_schema: ClassVar[tuple[Entry, ...]] = (*SLCA.state_schema, START)
     equation: ClassVar[str] = "θ*_t = (1 - λ) θ_0 + λ θ_t"
 
     def begin(self, task: Task) -> None:

@@ -19,10 +19,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from cofima.errors import CofimaError
+from cofima.methods.state import Entry
 from cofima.models.head import Head
 from cofima.parts.gaussians import ClassGaussians, Sampler
 from cofima.seeds import Seeds
 from cofima.training.sgd import Context
+
+RAW_HEAD = Entry("raw_head.", axis="class", merge="average")
 
 
 class Align(BaseModel):

@@ -1,9 +1,12 @@
 """What is remembered of each class: a Gaussian over its features."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from cofima.methods.state import Entry
 
 RIDGE = 1e-4  # added to each covariance, as SLCA does
 
@@ -19,8 +22,8 @@ class ClassGaussians:
     means: list[Tensor] = field(default_factory=list)
     packed: list[Tensor] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    shrunk: list[int] = field(default_factory=list)
-    """Classes whose covariance was shrunk, for want of images."""
+    shrunk: list[bool] = field(default_factory=list)
+    """Whether the covariance was shrunk, for want of images."""
 
     def __len__(self) -> int:
         return len(self.means)
@@ -28,7 +31,9 @@ class ClassGaussians:
     def add(self, features: Tensor, *, shrink: bool = True) -> None:
         """Remember the next class by the features of its images [images, width]."""
         features = features.double().cpu()
-        self.packed.append(pack(self._factor(features, shrink)))
+        factor, shrunk = self._factor(features, shrink)
+        self.packed.append(pack(factor))
+        self.shrunk.append(shrunk)
         self.means.append(features.mean(0).float())
         self.counts.append(len(features))
 
@@ -76,7 +81,7 @@ class ClassGaussians:
             "means": torch.stack(self.means),
             "packed": torch.stack(self.packed),
             "counts": torch.tensor(self.counts),
-            "shrunk": torch.tensor(self.shrunk, dtype=torch.int64),
+            "shrunk": torch.tensor(self.shrunk),
         }
 
     @classmethod
@@ -87,15 +92,14 @@ class ClassGaussians:
         means, packed = list(state["means"]), list(state["packed"])
         return cls(means, packed, state["counts"].tolist(), state["shrunk"].tolist())
 
-    def _factor(self, features: Tensor, shrink: bool) -> Tensor:
-        """Factor the unbiased covariance; shrink it where the images are few or the factor fails."""
+    def _factor(self, features: Tensor, shrink: bool) -> tuple[Tensor, bool]:
+        """Factor the unbiased covariance; shrink it, and say so, where images are few or the factor fails."""
         count, width = features.shape
         ridge = RIDGE * torch.eye(width, dtype=torch.float64)
         if count > 1 and (count >= width / 4 or not shrink):
             factor = _cholesky(torch.cov(features.T) + ridge)
             if factor is not None:
-                return factor
-        self.shrunk.append(len(self))
+                return factor, False
         if count > 1:
             from sklearn.covariance import LedoitWolf  # a second to import, and seldom needed
 
@@ -104,7 +108,7 @@ class ClassGaussians:
             spread = [float(self.factor(label).square().sum()) / width for label in range(len(self))]
             covariance = torch.eye(width, dtype=torch.float64) * (sum(spread) / max(len(spread), 1))
         factor = _cholesky(covariance + ridge)
-        return factor if factor is not None else torch.diag((covariance + ridge).diagonal().sqrt())
+        return factor if factor is not None else torch.diag((covariance + ridge).diagonal().sqrt()), True
 
 
 def pack(factor: Tensor) -> Tensor:
@@ -137,6 +141,19 @@ def pooled(means: list[Tensor], factors: list[Tensor], counts: list[int]) -> tup
     covariance = scatter / (weights.sum() - 1) + ridge
     found = _cholesky(covariance)
     return mean, found if found is not None else torch.diag(covariance.diagonal().clamp(RIDGE).sqrt())
+
+
+def pool_rows(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return a class as one Gaussian where several models remember it: the rows of their states pooled."""
+    counts = [int(row["counts"]) for row in rows]
+    factors = [unpack(row["packed"], len(row["means"])) for row in rows]
+    mean, factor = pooled([row["means"] for row in rows], factors, counts)
+    shrunk = torch.stack([row["shrunk"] for row in rows]).any()
+    count = torch.tensor(sum(counts))
+    return {"means": mean.float(), "packed": pack(factor), "counts": count, "shrunk": shrunk}
+
+
+GAUSSIANS = Entry("gaussians.", axis="class", merge="pool", pool=pool_rows)
 
 
 def _cholesky(covariance: Tensor) -> Tensor | None:

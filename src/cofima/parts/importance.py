@@ -9,12 +9,14 @@ from torch import Tensor
 
 from cofima import ranks
 from cofima.data.stream import Task
+from cofima.methods.state import Entry
 from cofima.models.net import Net
 from cofima.training.sgd import Context, batches, in_order, plain_batches
 from cofima.weights.fisher import diagonal_fisher
 from cofima.weights.pieces import Weights
 
 RELEASED_CLIP = 1e-4
+FISHER = Entry("fisher.", axis="weight", merge="sum")
 
 
 class FisherOptions(BaseModel):

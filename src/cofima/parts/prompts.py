@@ -18,6 +18,9 @@ from torch.optim import Adam
 from torch.utils.hooks import RemovableHandle
 
 from cofima import ranks
+from cofima.methods.state import Entry
+
+PROMPTS = (Entry("prompts", predicts="prompts"), Entry("keys", predicts="prompts"))
 
 
 class Pool(nn.Module):

@@ -11,9 +11,13 @@ from torch.nn.functional import pad
 from cofima import ranks
 from cofima.data.images import Images, ImageSet
 from cofima.errors import CofimaError
+from cofima.methods.state import Entry
 from cofima.parts.exemplars import best_of_each, first_of_each, held_out
 
 MemorySize = Annotated[int, Field(ge=2)]
+MEMORY = Entry(
+    "memory.", inseparable="keeps images of its classes together: a single class cannot be taken out of them"
+)
 
 
 def refuse_small_memory(size: int, classes: int, each: int = 1) -> None:

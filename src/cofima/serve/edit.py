@@ -8,7 +8,7 @@ from typing import Any
 
 from cofima import store
 from cofima.errors import CofimaError, did_you_mean
-from cofima.parts.forgetting import without_class, without_row
+from cofima.methods.state import drop_row, remove_class
 from cofima.serve.scoring import image_set
 from cofima.store import Model
 
@@ -31,10 +31,9 @@ def forget(model: Model, name: str) -> Model:
     if len(model.classes) == 1:
         raise CofimaError(f"forget: '{name}' is the only class of this model")
     sizes = [len(task) for task in model.tasks]
-    block = next(at for at in range(len(sizes)) if label < sum(sizes[: at + 1]))
-    state = without_class(model.method.state(), label, block, label - sum(sizes[:block]))
+    state = remove_class(type(model.method), model.method.state(), sizes, label)
     head = {f"{model.backbone.classifier}.{part}" for part in ("weight", "bias")}
-    weights = {k: without_row(v, label) if k in head else v.clone() for k, v in model.weights().items()}
+    weights = {k: drop_row(v, label) if k in head else v.clone() for k, v in model.weights().items()}
     tasks = [tuple(other for other in task if other != name) for task in model.tasks]
     made = store.rebuild(model, weights, state, tasks, model.method.context.progress)
     made.serving = _named(made.serving, lambda other: None if other == name else other)

@@ -96,7 +96,7 @@ def plan(model: Model, wish: Wish, found: Found) -> tuple[list[str], list[str]]:
         wrong.append(f"already known, where only new classes are asked for: {', '.join(more)}")
     elif more and method.extends and not method.refines:
         wrong.append(f"{method.label} cannot learn more images of known classes: {', '.join(more)}")
-    elif len(more) == 1 and method.extends and gaussians_of(model) is None and method.label != "RanPAC":
+    elif len(more) == 1 and method.extends and not method.refines_one_class:
         wrong.append(f"{method.label} learns nothing from more images of one known class alone: {more[0]}")
     folded = {name.casefold(): name for name in known}
     wrong += [

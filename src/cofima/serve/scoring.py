@@ -27,9 +27,8 @@ def logits_of(model: Model, images: ImageSet, label: str = "held-out images") ->
 
 def gaussians_of(model: Model) -> ClassGaussians | None:
     """Return the Gaussians of a method that remembers every class as one, or None."""
-    kept = getattr(model.method, "gaussians", None)
-    complete = isinstance(kept, ClassGaussians) and len(kept) == len(model.classes)
-    return kept if complete else None
+    kept = model.method.class_statistics()
+    return kept if kept is not None and len(kept) == len(model.classes) else None
 
 
 def drawn(gaussians: ClassGaussians, counts: list[int], model: Model) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,157 @@
+"""The schema of what a method keeps between tasks, and what can be done with it by that alone.
+
+:meth:`Method.state` is a flat dict of tensors. Each method declares what these are, so that a class can
+be taken out and models can be merged without anybody else knowing the method.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from cofima.errors import CofimaError
+
+if TYPE_CHECKING:
+    from cofima.methods.base import Method
+
+Pool = Callable[[Sequence[Mapping[str, Tensor]]], dict[str, Tensor]]
+_BLOCK = re.compile(r"head\.blocks\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The declaration of one entry of a state, or of all whose names begin alike.
+
+    Attributes:
+        name: The entry's name; one that ends in a dot (``fisher.``) declares all that begin with it.
+        axis: What the rows are. ``class``: each class has one, along ``dim``. ``weight``: the rest of each
+            name is that of a parameter of the network, where ``head.blocks.N`` has one row for each class
+            of block N. None: nothing about classes.
+        dim: The dimension that counts classes, for ``class``.
+        merge: How the entries of several models become one. ``average``: as the weights themselves.
+            ``sum``. ``pool``: by the function ``pool``, class by class. ``last``: that of the last model.
+            ``refuse``: not at all; a merged model goes on as another method, without it. What has one
+            row a class is merged row by row, and a class that only one model has keeps its row.
+        pool: Given the rows of one class in each model that has it, by the names after the prefix (by
+            the whole name for a single entry), returns its row in the result.
+        same_start: Whether only models that began at the same weights can share it.
+        predicts: What the model predicts with beside backbone and linear head, where this is such a thing.
+        inseparable: Why no class can be taken out of it, where that is so.
+    """
+
+    name: str
+    axis: Literal["class", "weight"] | None = None
+    dim: int = 0
+    merge: Literal["average", "sum", "pool", "last", "refuse"] = "refuse"
+    pool: Pool | None = None
+    same_start: bool = False
+    predicts: str = ""
+    inseparable: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.merge == "pool") != (self.pool is not None) or (self.pool and self.axis != "class"):
+            raise ValueError(f"{self.name}: merge='pool' needs a function, and axis='class'")
+        if self.axis == "weight" and not self.name.endswith("."):
+            raise ValueError(f"{self.name}: axis='weight' declares a group; end its name in a dot")
+        if self.dim and self.axis != "class":
+            raise ValueError(f"{self.name}: dim is that of axis='class'")
+
+    def covers(self, key: str) -> bool:
+        """Tell whether an entry of this name is declared here."""
+        return key.startswith(self.name) if self.name.endswith(".") else key == self.name
+
+    def rest(self, key: str) -> str:
+        """Return an entry's name after the prefix of its group."""
+        return key.removeprefix(self.name) or key
+
+    def rows(self, key: str, sizes: Sequence[int]) -> int | None:
+        """Return how many rows an entry must have with these classes per block, or None if any number."""
+        if self.axis == "class":
+            return sum(sizes)
+        block = _BLOCK.match(self.rest(key)) if self.axis == "weight" else None
+        return None if block is None else dict(enumerate(sizes)).get(int(block[1]), 0)
+
+
+def declared(kind: "type[Method]", keys: Iterable[str]) -> dict[str, Entry]:
+    """Return the declaration of each entry of a method's state; refuse one that has none."""
+    found: dict[str, Entry] = {}
+    for key in keys:
+        mine = [entry for entry in kind.state_schema if entry.covers(key)]
+        if len(mine) != 1:
+            how = "twice in" if mine else "not in"
+            raise CofimaError(
+                f"{kind.label} keeps '{key}', which is {how} the state_schema of {kind.__name__}: what its "
+                "rows are is not known, so no class can be taken out and no model merged. Declare it there, "
+                f"for example Entry('{key}', axis='class') if it has one row a class"
+            )
+        found[key] = mine[0]
+    return found
+
+
+def check(kind: "type[Method]", state: Mapping[str, Tensor], sizes: Sequence[int]) -> dict[str, Entry]:
+    """Return the declarations of a state with these classes per block; refuse one that it does not fit."""
+    entries = declared(kind, state)
+    for key, entry in entries.items():
+        rows, shape = entry.rows(key, sizes), list(state[key].shape)
+        if rows is not None and shape[entry.dim : entry.dim + 1] != [rows]:
+            raise CofimaError(
+                f"{kind.label} keeps '{key}' of shape {shape}: the state_schema of {kind.__name__} says that "
+                f"dimension {entry.dim} has one row a class, which are {rows}. Correct it there"
+            )
+    return entries
+
+
+def remove_class(
+    kind: "type[Method]", state: Mapping[str, Tensor], sizes: Sequence[int], label: int
+) -> dict[str, Tensor]:
+    """Return a method's state without a class; ``sizes`` are the classes of each block of the head.
+
+    Sums over all images (RanPAC's) keep those of the class, as images of no class: they cannot be told apart.
+    """
+    entries = check(kind, state, sizes)
+    for entry in entries.values():
+        if entry.inseparable:
+            raise CofimaError(f"{kind.label} {entry.inseparable}")
+    block, row = place_of(label, sizes)
+    kept = {}
+    for key, value in state.items():
+        entry = entries[key]
+        if entry.axis == "class":
+            value = drop_row(value, label, entry.dim)
+        elif entry.axis == "weight" and entry.rest(key).startswith(f"head.blocks.{block}."):
+            value = drop_row(value, row)
+        kept[key] = value
+    return kept
+
+
+def place_of(label: int, sizes: Sequence[int]) -> tuple[int, int]:
+    """Return the block of the head that has a class, and the class's row in it."""
+    for block, size in enumerate(sizes):
+        if label < size:
+            return block, label
+        label -= size
+    raise IndexError(f"there is no class {label + sum(sizes)} among {sum(sizes)}")
+
+
+def drop_row(values: Tensor, row: int, dim: int = 0) -> Tensor:
+    """Return a tensor without one of its rows along a dimension."""
+    after = values.shape[dim] - row - 1
+    return torch.cat([values.narrow(dim, 0, row), values.narrow(dim, row + 1, after)], dim)
+
+
+def tagged(tag: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors under names that begin with ``tag`` and a dot, as a group of a state."""
+    return {f"{tag}.{key}": value for key, value in weights.items()}
+
+
+def untagged(tag: str, state: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
+    """Return the group that :func:`tagged` put into a state, under its own names."""
+    group = f"{tag}."
+    return {
+        key.removeprefix(group): value if device is None else value.to(device)
+        for key, value in state.items()
+        if key.startswith(group)
+    }
