@@ -18,8 +18,8 @@ from cofima.experiment import forecast as forecasts
 from cofima.experiment import speed as speeds
 from cofima.experiment.cells import cells, name, reduced
 from cofima.experiment.forecast import forecast
-from cofima.experiment.passes import FISHER, passes
 from cofima.experiment.speed import Speed, measure
+from cofima.methods.cost import FISHER_PASS, Cost, Plan
 
 
 @pytest.fixture
@@ -47,21 +47,44 @@ def test_the_time_of_a_cell_is_its_passes_times_the_speed(
 @pytest.mark.parametrize("method", methods.names())
 def test_more_epochs_or_images_never_take_less(method: str) -> None:
     built = methods.build(method)
-    one, more, twice = (
-        passes(method, built, epochs, images, 5)
-        for epochs, images in ((1, (100, 50)), (4, (100, 50)), (1, (200, 100)))
-    )
-    assert all(a <= b for a, b in zip(one, more, strict=True))
-    assert sum(one) < sum(twice)
+    one, more, twice = (built.cost(Plan(*size, 5)) for size in ((1, 100, 50), (4, 100, 50), (1, 200, 100)))
+    assert one.steps <= more.steps
+    assert one.forward <= more.forward
+    assert one.steps + one.forward < twice.steps + twice.forward
 
 
 def test_passes_are_counted_by_hand() -> None:
     train, test, epochs, tasks = 100, 40, 2, 4
-    steps, forward = passes("cofima", methods.build("cofima"), epochs, (train, test), tasks)
-    assert steps == epochs * train + FISHER * (4 + 3) / 4 * train  # every task, and all but the first again
-    assert forward == test * (1 + 2 + 3 + 4) / 4 + train
-    assert passes("prototype", methods.build("prototype"), epochs, (train, test), tasks) == (0, train + test)
-    assert passes("joint", methods.build("joint"), epochs, (train, test), tasks) == (epochs * train, test)
+    plan = Plan(epochs, train, test, tasks)
+    seen = test * (1 + 2 + 3 + 4) / 4  # after each task, all classes seen
+    expected: dict[str, list[tuple[dict[str, Any], Cost]]] = {
+        "seq_ft": [({}, Cost(200, seen))],
+        "joint": [({}, Cost(200, test))],
+        "prototype": [({}, Cost(0, train + test))],
+        "slca": [({}, Cost(200, seen + train))],
+        "coma": [
+            ({}, Cost(200, seen + train)),
+            ({"lam": "auto"}, Cost(200 + 100 * FISHER_PASS, seen + train)),
+        ],
+        "cofima": [  # every task, and all but the first again
+            ({}, Cost(200 + 175 * FISHER_PASS, seen + train)),
+            ({"variant": "authors"}, Cost(200 + 100 * FISHER_PASS, seen + train)),
+            ({"lam": "auto"}, Cost(200 + 100 * FISHER_PASS, seen + train)),
+        ],
+        "ewc": [({}, Cost(200 + 100 * FISHER_PASS, seen))],
+        "lwf": [({}, Cost(200, seen + 2 * 75))],
+        "der_pp": [({}, Cost(600, seen))],
+        "bic": [({"memory_size": 20}, Cost(200 + 2 * 20 * 3 / 2, seen + 2 * 75 + train))],
+        "gdumb": [({"memory_size": 60}, Cost(2 * (25 + 50 + 60 + 60), seen))],
+        "l2p": [({}, Cost(200, seen + train + test))],
+        "ranpac": [
+            ({}, Cost(25 * 20, train + test)),
+            ({"petl": "none"}, Cost(0, train + test)),
+        ],
+    }
+    for method, settings in expected.items():
+        for options, cost in settings:
+            assert methods.build(method, options).cost(plan) == cost, (method, options)
 
 
 def test_a_dataset_that_is_not_here_is_forecast_by_what_is_expected(

@@ -12,7 +12,7 @@ from cofima import generations, methods
 from cofima.errors import CofimaError
 from cofima.experiment import prefix
 from cofima.experiment.launch import launch
-from cofima.methods._first_task import first_task
+from cofima.methods import first_task_key
 from cofima.methods.slca import SLCA
 
 NORM = {"norm": "mean"}
@@ -131,12 +131,13 @@ def test_everything_else_keeps_cells_apart_too(change: str, tiny: Any) -> None:
 def test_a_method_that_says_nothing_shares_nothing() -> None:
     shared = {setting[0] for group in SAME.values() for setting in group}
     for name in set(methods.names()) - shared:
-        assert first_task(methods.build(name)) is None, name
+        assert first_task_key(methods.build(name)) is None, name
 
     class Derived(SLCA):
         pass
 
-    assert first_task(Derived()) is None
+    assert first_task_key(Derived()) is None
+    assert Derived().first_task_key() is not None  # what SLCA says of itself is not believed of another
 
 
 def test_a_damaged_first_task_is_refused(tmp_path: Path, tiny: Any) -> None:

@@ -12,8 +12,8 @@ from cofima.data import datasets, sources
 from cofima.data.stream import increments
 from cofima.errors import CofimaError
 from cofima.experiment.cells import name
-from cofima.experiment.passes import passes
 from cofima.experiment.speed import Speed, measure
+from cofima.methods.cost import Plan
 from cofima.models import aliases, inventory
 from cofima.progress import SILENT, Progress
 
@@ -122,8 +122,8 @@ def _seconds(
     if counts is None or tasks is None or speed is None:
         return None
     method = methods.build(config.method, config.options)
-    steps, forward = passes(config.method, method, config.train.epochs, counts, tasks)
-    return steps * speed.step + forward * speed.forward
+    cost = method.cost(Plan(config.train.epochs, *counts, tasks))
+    return cost.steps * speed.step + cost.forward * speed.forward
 
 
 def _weights() -> dict[str, str]:

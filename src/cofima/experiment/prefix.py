@@ -1,7 +1,7 @@
 """A first task that several cells share is learned once.
 
-Cells that agree in what decides the state after the first task (:mod:`cofima.methods._first_task`), and in
-everything else that a configuration holds, take it over from one folder, file by file.
+Cells that agree in what decides the state after the first task (:func:`cofima.methods.first_task_key`),
+and in everything else that a configuration holds, take it over from one folder, file by file.
 """
 
 import hashlib
@@ -18,7 +18,6 @@ from cofima.errors import CofimaError
 from cofima.experiment.cells import identity
 from cofima.experiment.journal import METRICS
 from cofima.files import sync, write_text
-from cofima.methods._first_task import first_task
 
 FOLDER = ".first"  # hidden: what is in it is no result
 NOTE = "the first task was taken over from cells that share it"
@@ -26,7 +25,7 @@ NOTE = "the first task was taken over from cells that share it"
 
 def key(config: Config) -> str | None:
     """Return the name of a cell's first task, which equal first tasks share, or None if it shares none."""
-    first = first_task(methods.build(config.method, config.options))
+    first = methods.first_task_key(methods.build(config.method, config.options))
     if first is None:
         return None
     said = {k: v for k, v in identity(config).items() if k not in ("method", "options")}

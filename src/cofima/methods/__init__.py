@@ -14,9 +14,9 @@ from cofima import plugins
 from cofima.errors import CofimaError, did_you_mean
 from cofima.methods.base import Method
 
-NOT_METHODS = {"base", "state"}
+NOT_METHODS = {"base", "cost", "state"}
 
-__all__ = ["Method", "build", "find", "generic", "names", "options_of"]
+__all__ = ["Method", "build", "find", "first_task_key", "generic", "names", "options_of"]
 
 
 def names() -> list[str]:
@@ -54,6 +54,14 @@ def generic(entries: Collection[str]) -> str:
         if vars(kind := find(name)).get("generic")
     }
     return max((name for name in needs if needs[name] <= set(entries)), key=lambda name: len(needs[name]))
+
+
+def first_task_key(method: Method) -> tuple[Any, ...] | None:
+    """Return all that a first task depends on, if the class itself says so; else None.
+
+    What a base class says is not believed: it does not know what a class derived from it adds.
+    """
+    return method.first_task_key() if "first_task_key" in vars(type(method)) else None
 
 
 def _packaged() -> list[str]:

@@ -13,6 +13,7 @@ from cofima import ranks
 from cofima.data.images import ImageSet
 from cofima.data.stream import Task
 from cofima.methods.base import Method
+from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.parts.prompts import PROMPTS, Pool, adam
 from cofima.training.evaluate import Score, evaluate
@@ -41,6 +42,10 @@ class Prompted(Method):
     needs_vit: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = PROMPTS
     frozen_backbone: ClassVar[bool] = True
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count the queries, each image once."""
+        return super().cost(plan).plus(forward=plan.train + plan.test)
 
     def hold(self, pool: Pool) -> None:
         """Keep the prompts."""

@@ -16,6 +16,7 @@ from cofima.data.images import Images
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
 from cofima.methods._midway import Midway
+from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.models.head import Head
 from cofima.models.net import Net
@@ -90,6 +91,21 @@ class Method(Midway):
     def stream(self, stream: Stream) -> Stream:
         """Return the tasks as this method takes them."""
         return stream
+
+    def first_task_key(self) -> tuple[Any, ...] | None:
+        """Return all that the state after the first task depends on, beside what every method shares.
+
+        Methods that return the same end a first task with the same bits, so that a grid learns it once;
+        None shares nothing. Only the class that defines it itself is believed: see
+        :func:`cofima.methods.first_task_key`.
+        """
+        return None
+
+    def cost(self, plan: Plan) -> Cost:
+        """Return what a run costs in passes through the network; here that of plain training."""
+        if self.fixed_features:  # each image once, ever
+            return Cost(0, plan.train + plan.test)
+        return Cost(plan.epochs * plan.train, plan.test * (plan.tasks + 1) / 2)
 
     def learn(self, task: Task) -> None:
         """Learn a task, from the state after the task before."""

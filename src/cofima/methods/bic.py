@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from cofima.data.images import Images
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
+from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.parts import replay
 from cofima.parts.correction import Correction, correct
@@ -49,6 +50,11 @@ class BiC(Method):
     frozen_old_heads: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = (replay.MEMORY,)
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count exemplars, of which old classes have half on average, teacher and herding."""
+        exemplars = min(self.memory_size, plan.train) * (plan.tasks - 1) / 2
+        return super().cost(plan).plus(plan.epochs * exemplars, plan.epochs * plan.later + plan.train)
 
     def stream(self, stream: Stream) -> Stream:
         """Refuse, before any work, a memory without two images of each class."""

@@ -11,10 +11,12 @@ https://arxiv.org/abs/2312.08977. CoMA with each weight averaged by its Fisher i
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
 from cofima.methods.coma import CoMA
+from cofima.methods.cost import FISHER_PASS, Cost, Plan
+from cofima.methods.slca import SLCA
 from cofima.parts.importance import add_fisher, released_fisher, task_fisher
 from cofima.weights.average import fisher_average
 from cofima.weights.pieces import Weights, snapshot
@@ -41,10 +43,26 @@ class CoFiMA(CoMA):
     paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 7"
     equation: ClassVar[str] = "θ*_t = (λ F_t θ_t + (1-λ) F*_{t-1} θ*_{t-1}) / (λ F_t + (1-λ) F*_{t-1})"
 
+    def first_task_key(self) -> tuple[Any, ...]:
+        """Depend on the Fisher information kept: nothing is averaged yet."""
+        how = self.fisher.model_dump()
+        if self.sums:
+            return ("summed fisher", how, self.weight, self.align.shrink)
+        return ("fisher", how if self.variant == "paper" else None, self.variant, self.align.shrink)
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count the Fisher information of each task; Eq. 7 also measures that of merged weights."""
+        images = plan.train + (plan.later if self.variant == "paper" and not self.sums else 0)
+        return SLCA.cost(self, plan).plus(steps=FISHER_PASS * images)
+
+    @property
+    def sums(self) -> bool:
+        """Whether Fisher information is summed over tasks."""
+        return self.fisher_history == "accumulate" or self.lam == "auto"
+
     def merge(self, task: Task) -> None:
         """Replace the weights by their Fisher-weighted average with those before the task."""
-        sums = self.fisher_history == "accumulate" or self.lam == "auto"
-        fisher = self.weighted_fisher(task) if sums else self.measured_fisher(task)
+        fisher = self.weighted_fisher(task) if self.sums else self.measured_fisher(task)
         self.raw_head = snapshot(self.net.head)
         if task.index > 0:
             new, lam = self.net.state_dict(), 0.5 if self.lam == "auto" else self.lam
@@ -54,7 +72,7 @@ class CoFiMA(CoMA):
                 for key in new.keys() - self.old.keys():
                     new[key].mul_(fisher[key])
             self.settle(lam)
-        if sums:
+        if self.sums:
             self.fisher_old = add_fisher(self.fisher_old, fisher)
         elif task.index == 0 or self.variant == "authors":
             self.fisher_old = fisher

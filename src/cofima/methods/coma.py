@@ -10,11 +10,12 @@ The rows of new classes are not averaged. Slow learner and classifier alignment 
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
 from cofima.methods.base import Share
-from cofima.methods.slca import SLCA
+from cofima.methods.cost import FISHER_PASS, Cost, Plan
+from cofima.methods.slca import SLCA, SLOW_LEARNER
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
 from cofima.parts.importance import FISHER, FisherOptions, add_fisher, task_fisher, weighted
@@ -45,6 +46,16 @@ class CoMA(SLCA):
     paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 3"
     state_schema: ClassVar[tuple[Entry, ...]] = (*SLCA.state_schema, FISHER)
     equation: ClassVar[str] = "θ*_t = (1 - λ) θ*_{t-1} + λ θ_t"
+
+    def first_task_key(self) -> tuple[Any, ...]:
+        """Depend on the Fisher information kept, if any: nothing is averaged yet."""
+        if self.lam == "auto":
+            return ("summed fisher", self.fisher.model_dump(), self.weight, self.align.shrink)
+        return (SLOW_LEARNER, self.align.shrink)
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count the Fisher information, where it is needed."""
+        return super().cost(plan).plus(steps=FISHER_PASS * plan.train if self.lam == "auto" else 0)
 
     def begin(self, task: Task) -> None:
         """Keep the merged weights of the task before; rows of new classes are not in them."""

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from cofima import ranks
 from cofima.data.stream import Task
 from cofima.methods.base import Method
+from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.parts.distill import known_mse
 from cofima.parts.replay import MEMORY, Again, MemorySize, Reservoir
@@ -49,6 +50,10 @@ class DERpp(Method):
     keeps_images: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = (MEMORY,)
     state_in_steps: ClassVar[bool] = True
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count two draws from the memory beside each batch."""
+        return super().cost(plan).plus(steps=2 * plan.epochs * plan.train)
 
     def begin(self, task: Task) -> None:
         """Grow the head, and start the task's own random streams."""

@@ -11,7 +11,7 @@ As printed in the paper, :math:`\beta` stands before the new weights instead.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
 from cofima.methods.base import Share
@@ -40,6 +40,10 @@ class EMA(SLCA):
     paper: ClassVar[str] = "a baseline of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Table 3"
     refines: ClassVar[bool] = False
     equation: ClassVar[str] = "ema_m = β ema_{m-1} + (1 - β) θ_m at every step, from θ*_{t-1};  θ*_t = ema_M"
+
+    def first_task_key(self) -> tuple[Any, ...]:
+        """Depend on the share of the new weights in each step."""
+        return ("ema", self.share, self.align.shrink)
 
     @property
     def share(self) -> float:

@@ -12,7 +12,7 @@ https://arxiv.org/abs/1612.00796. Weights that mattered for old tasks are held w
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method, Share
+from cofima.methods.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.parts.importance import FISHER, FisherOptions, task_fisher
 from cofima.parts.quadratic import quadratic
@@ -48,6 +49,14 @@ class EWC(Method):
     equation: ClassVar[str] = "L = CE(z_new, y) + λ/2 Σ_i F_i (θ_i - θ_{t-1,i})²,  F = γ F + F_t"
     frozen_old_heads: ClassVar[bool] = False
     state_schema: ClassVar[tuple[Entry, ...]] = (FISHER, Entry("centre.", axis="weight"))
+
+    def first_task_key(self) -> tuple[Any, ...]:
+        """Depend on what is kept: nothing is held yet."""
+        return ("ewc", self.form, self.fisher.model_dump())
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count the Fisher information of each task."""
+        return super().cost(plan).plus(steps=FISHER_PASS * plan.train)
 
     def begin(self, task: Task) -> None:
         """Note what is held where, before the head grows: fresh rows are free."""

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from cofima.data.images import ImageSet
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
+from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.parts.exemplars import greedy_balanced
@@ -51,6 +52,11 @@ class GDumb(Method):
     frozen_old_heads: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = (MEMORY, START)
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count the memory as it grows, in place of the images."""
+        seen = [plan.train * (task + 1) / plan.tasks for task in range(plan.tasks)]
+        return Cost(plan.epochs * sum(min(self.memory_size, n) for n in seen), super().cost(plan).forward)
 
     def stream(self, stream: Stream) -> Stream:
         """Refuse, before any work, more classes than images can be kept."""

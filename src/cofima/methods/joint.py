@@ -4,11 +4,12 @@ r"""Joint: learn all classes at once, from all images. The upper bound.
           \quad \text{over } D_1 \cup \dots \cup D_T
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cofima.data.stream import Stream
 from cofima.methods.base import Method
+from cofima.methods.cost import Cost, Plan
 
 
 @dataclass(eq=False)
@@ -20,6 +21,10 @@ class Joint(Method):
     equation: ClassVar[str] = "θ = argmin CE over all classes and all images, from θ_0"
 
     extends: ClassVar[bool] = False
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count one task."""
+        return super().cost(replace(plan, tasks=1))
 
     def stream(self, stream: Stream) -> Stream:
         """Return one task with all classes."""

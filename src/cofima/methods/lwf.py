@@ -10,13 +10,14 @@ with :math:`\hat z` the logits of :math:`\theta_{t-1}` for the same augmented im
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method
+from cofima.methods.cost import Cost, Plan
 from cofima.parts.distill import distillation, teacher_of
 
 
@@ -36,6 +37,14 @@ class LwF(Method):
     paper: ClassVar[str] = "Li and Hoiem, ECCV 2016, https://arxiv.org/abs/1606.09282"
     equation: ClassVar[str] = "L = CE(z_new, y) + λ KD_T(z_old, ẑ_old), ẑ from θ_{t-1}"
     frozen_old_heads: ClassVar[bool] = False
+
+    def first_task_key(self) -> tuple[Any, ...]:
+        """Depend on no option: nothing is distilled yet."""
+        return ("lwf",)
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count the teacher."""
+        return super().cost(plan).plus(forward=plan.epochs * plan.later)
 
     def begin(self, task: Task) -> None:
         """Keep the network of the task before as the teacher, then grow the head."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cofima.data.stream import Task
 from cofima.errors import CofimaError
 from cofima.methods.base import Method
+from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.models.net import Net
 from cofima.parts.adapt import Adapt, Petl, adapt, insert, unsuited
@@ -56,6 +57,11 @@ class RanPAC(Method):
         Entry("ridge"),
         Entry("projection", predicts="a random projection"),
     )
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count the adaptation to the first task."""
+        epochs = 0 if self.petl == "none" else self.adapt.epochs
+        return super().cost(plan).plus(steps=plan.train / plan.tasks * epochs)
 
     def check(self, backbone: nn.Module) -> None:
         """Refuse a backbone that cannot be adapted as the options say."""

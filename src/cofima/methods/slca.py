@@ -8,7 +8,7 @@ copy of the head is trained on features drawn from all of them, and this copy pr
 
 import copy
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -16,10 +16,13 @@ from torch.nn.functional import cross_entropy
 from cofima import ranks
 from cofima.data.stream import Task
 from cofima.methods.base import Method
+from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.parts.align import RAW_HEAD, Align, align, task_of_class
 from cofima.parts.gaussians import GAUSSIANS, ClassGaussians, Sampler
+
+SLOW_LEARNER = "slow learner with Gaussians"  # the first task of all that only differ in what comes later
 
 
 @dataclass(eq=False)
@@ -41,6 +44,14 @@ class SLCA(Method):
     generic: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = (RAW_HEAD, GAUSSIANS)
     equation: ClassVar[str] = "θ*_t = θ_t;  head: CE(z / (n(z) τ), y) on features from N(s_c μ_c, Σ_c)"
+
+    def first_task_key(self) -> tuple[Any, ...]:
+        """Depend on how classes are remembered: nothing is aligned yet."""
+        return (SLOW_LEARNER, self.align.shrink)
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count the features of the Gaussians."""
+        return super().cost(plan).plus(forward=plan.train)
 
     def begin(self, task: Task) -> None:
         """Grow the raw head, and get old classes' features ready where a single class is added."""

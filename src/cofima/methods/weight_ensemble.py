@@ -11,10 +11,10 @@ Rows of the head are not averaged. Slow learner and classifier alignment as in S
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
-from cofima.methods.slca import SLCA
+from cofima.methods.slca import SLCA, SLOW_LEARNER
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.parts.merging import START, distance_moved, merge_backbone
 from cofima.training.sgd import plain_batches
@@ -39,6 +39,10 @@ class WeightEnsemble(SLCA):
     equation: ClassVar[str] = (
         "θ*_t = (1 - 1/t) θ*_{t-1} + 1/t θ_t, each θ_t trained from θ_0 or from θ*_{t-1}"
     )
+
+    def first_task_key(self) -> tuple[Any, ...]:
+        """Depend on whether the start is kept: the mean of one is that one."""
+        return ("weight_ensemble" if self.init == "pretrained" else SLOW_LEARNER, self.align.shrink)
 
     def begin(self, task: Task) -> None:
         """Keep the mean so far, and go back to the pre-trained weights if they are where tasks start."""

@@ -10,7 +10,7 @@ The pre-trained network has no head: its rows are as trained. Slow learner and a
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cofima.data.stream import Task
 from cofima.methods.base import Share
@@ -40,6 +40,10 @@ class WiSEFT(SLCA):
     )
     state_schema: ClassVar[tuple[Entry, ...]] = (*SLCA.state_schema, START)
     equation: ClassVar[str] = "θ*_t = (1 - λ) θ_0 + λ θ_t"
+
+    def first_task_key(self) -> tuple[Any, ...]:
+        """Depend on ``lam`` where the first task is merged too."""
+        return ("wise_ft", self.lam if self.merge_first else None, self.align.shrink)
 
     def begin(self, task: Task) -> None:
         """Keep the pre-trained weights from the first task on, and those that this task starts from."""
