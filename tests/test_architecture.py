@@ -18,7 +18,7 @@ PLAIN_PICKLES = ROOT / "data" / "unpickle.py"  # reads CIFAR's files, and refuse
 
 # a layer imports itself and what stands before it
 LAYERS = [
-    ("errors", "seeds", "progress", "files", "interruption", "lock", "plugins", "ranks"),
+    ("errors", "seeds", "progress", "files", "interruption", "lock", "plugins", "torchrun", "ranks"),
     ("data",),
     ("models",),
     ("weights",),
@@ -188,7 +188,7 @@ def test_importing_asks_openmp_to_sleep_before_torch_is_there() -> None:
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'torch': print(os.environ.get('OMP_WAIT_POLICY'))\n"
         "sys.meta_path.insert(0, Watch())\n"
-        "import cofima"
+        "import cofima; cofima.Model"
     )
     assert python(code) == "PASSIVE"
 

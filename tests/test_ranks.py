@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cofima import methods, ranks
+from cofima import methods, ranks, torchrun
 from cofima.cli import app
 from cofima.commands import console
 from cofima.data.views import View
@@ -109,7 +109,7 @@ def test_one_process_is_left_as_it_was() -> None:
     assert part.mean(rows) is rows
     assert ranks.total(rows) is rows
     assert rows.tolist() == [0, 1, 2, 3, 4]
-    assert ranks.expected() == ranks.world() == 1
+    assert torchrun.world_size() == ranks.world() == 1
     assert ranks.at_hand(3) == ranks.all_of(3)
 
 
@@ -178,9 +178,9 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("of_two")
 def test_only_the_first_process_speaks(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    assert ranks.speaks()
+    assert torchrun.is_main_process()
     monkeypatch.setenv("RANK", "1")
-    assert not ranks.speaks()
+    assert not torchrun.is_main_process()
     monkeypatch.setattr(console, "GRACE", 0)
     console.complain(CofimaError("there is no disk"))  # what the first process did not see
     assert capsys.readouterr().err.strip() == "cofima (process 1): there is no disk"

@@ -1,25 +1,31 @@
 """cofima: teach a pre-trained image classifier new classes without forgetting the old ones."""
 
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 # Two OpenMP threads that spin while they wait are several times slower than one when another process
 # is busy; asked before torch is loaded, they sleep instead.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from cofima.merging import fisher, merge
-from cofima.serve.check import ForgettingError
-from cofima.serve.classifier import Classifier, learn, load
-from cofima.serve.predict import Prediction
-from cofima.store import Model
-from cofima.weights import (
-    auto_lambda,
-    average,
-    average_all,
-    diagonal_fisher,
-    fisher_average,
-    fisher_average_all,
-    weight_distance,
-)
+from cofima import plugins
+
+if TYPE_CHECKING:
+    from cofima.merging.fisher import fisher
+    from cofima.merging.merge import merge
+    from cofima.serve.check import ForgettingError
+    from cofima.serve.classifier import Classifier, learn, load
+    from cofima.serve.predict import Prediction
+    from cofima.store import Model
+    from cofima.weights import (
+        auto_lambda,
+        average,
+        average_all,
+        diagonal_fisher,
+        fisher_average,
+        fisher_average_all,
+        weight_distance,
+    )
 
 __version__ = "0.1.0"
 
@@ -38,5 +44,36 @@ __all__ = [
     "learn",
     "load",
     "merge",
+    "plugins",
     "weight_distance",
 ]
+
+# Imported when first asked for: torch and timm take seconds, which `cofima --help` should not.
+_MODULES = {
+    "Classifier": "cofima.serve.classifier",
+    "ForgettingError": "cofima.serve.check",
+    "Model": "cofima.store",
+    "Prediction": "cofima.serve.predict",
+    "auto_lambda": "cofima.weights",
+    "average": "cofima.weights",
+    "average_all": "cofima.weights",
+    "diagonal_fisher": "cofima.weights",
+    "fisher": "cofima.merging",
+    "fisher_average": "cofima.weights",
+    "fisher_average_all": "cofima.weights",
+    "learn": "cofima.serve.classifier",
+    "load": "cofima.serve.classifier",
+    "merge": "cofima.merging",
+    "weight_distance": "cofima.weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    globals()[name] = value = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 import cofima
 from cofima import config as configs
 from cofima import demo as demonstration
-from cofima import describe, methods, ranks, report
+from cofima import describe, methods, report, torchrun
 from cofima.commands import analyse, backbones, data
 from cofima.commands.app import app as serve_app
 from cofima.commands.card import card
@@ -102,7 +102,7 @@ def _options(
     ] = False,
 ) -> None:
     be_quiet(silent)
-    if ranks.expected() > 1 and context.invoked_subcommand != "run":
+    if torchrun.world_size() > 1 and context.invoked_subcommand != "run":
         raise CofimaError(f"cofima {context.invoked_subcommand} is for one process: leave torchrun out")
 
 

@@ -17,25 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from cofima import torchrun
 from cofima.errors import CofimaError
 
 PATIENCE = timedelta(hours=2)  # for a process that still decodes images; a dead one ends the job at once
-_STARTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun says
-
-
-def expected() -> int:
-    """Return how many processes were started for this command."""
-    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _STARTED) else 1
-
-
-def speaks() -> bool:
-    """Tell whether this process is the one that prints."""
-    return expected() == 1 or os.environ["RANK"] == "0"
-
-
-def local() -> int:
-    """Return the number of this process on its machine."""
-    return int(os.environ["LOCAL_RANK"]) if expected() > 1 else 0
 
 
 def world() -> int:
@@ -54,7 +39,7 @@ def joined(device: torch.device) -> Iterator[None]:
 
     After an error they do not wait for each other: who started them ends the others.
     """
-    if expected() == 1 or dist.is_initialized():
+    if torchrun.world_size() == 1 or dist.is_initialized():
         yield
         return
     from torch._C._distributed_c10d import PrefixStore  # some builds of torch come without

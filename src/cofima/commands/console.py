@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cofima import ranks, report
+from cofima import report, torchrun
 from cofima.errors import CofimaError
 from cofima.progress import SILENT, Progress
 from cofima.terminal import TerminalProgress, print_table
@@ -31,8 +31,8 @@ DataRoot = Annotated[
         help="Where datasets are; else COFIMA_DATA and the present folder are searched.",
     ),
 ]
-out = Console(quiet=not ranks.speaks())  # of several processes, the first
-errors = Console(stderr=True, quiet=not ranks.speaks())
+out = Console(quiet=not torchrun.is_main_process())  # of several processes, the first
+errors = Console(stderr=True, quiet=not torchrun.is_main_process())
 _quiet = False
 GRACE = 20  # seconds by which the first may be later than another; then torchrun ends that at once
 
@@ -61,7 +61,7 @@ def say(text: str) -> None:
 def complain(error: CofimaError) -> None:
     """Print what is wrong, once: other processes speak if the first did not, and so did not end them."""
     name, spoken = "cofima", errors
-    if not ranks.speaks():
+    if not torchrun.is_main_process():
         time.sleep(GRACE)
         name, spoken = f"cofima (process {os.environ['RANK']})", Console(stderr=True)
     spoken.print(f"{name}: {error}", highlight=False, markup=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from cofima import methods, ranks
+from cofima import methods, ranks, torchrun
 from cofima.config import Config
 from cofima.errors import problems
 from cofima.training.sgd import norms
@@ -10,7 +10,7 @@ from cofima.training.sgd import norms
 
 def refuse_several(config: Config, backbone: nn.Module | None = None) -> None:
     """Refuse a run that would not compute in several processes what it computes in one."""
-    count = max(ranks.expected(), ranks.world())
+    count = max(torchrun.world_size(), ranks.world())
     if count == 1:
         return
     kind, how, wrong = methods.find(config.method), config.train, []

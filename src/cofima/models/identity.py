@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from cofima.errors import CofimaError
@@ -61,6 +60,8 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
 
 def identify(name: str, module: nn.Module, options: ModelOptions, layout: str) -> BackboneFacts:
     """Return the facts of a backbone as it has been built and filled."""
+    from timm.data import resolve_model_data_config
+
     data, alias = resolve_model_data_config(module), ALIASES.get(name)
     channels, height, _ = data["input_size"]
     if channels != 3:

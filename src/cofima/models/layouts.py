@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 import torch
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 Weights = dict[str, Tensor]
@@ -97,6 +96,8 @@ def _origins(before: Weights, after: Weights) -> set[str]:
 
 def _positions(weights: Weights, module: nn.Module) -> list[str]:
     """Bring a square grid of position embeddings to the backbone's grid, as timm does for its own weights."""
+    from timm.layers import resample_abs_pos_embed
+
     ours, theirs = getattr(module, "pos_embed", None), weights.get("pos_embed")
     grid = getattr(getattr(module, "patch_embed", None), "grid_size", None)
     if not isinstance(ours, Tensor) or theirs is None or grid is None or theirs.ndim != 3:

@@ -1,6 +1,5 @@
 """Which backbones are vision transformers as prompts need them."""
 
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 _OWN = ("forward", "forward_features", "forward_head", "_pos_embed")
@@ -11,6 +10,8 @@ def unsuited(backbone: nn.Module) -> str | None:
 
     Registers, a norm before the blocks, layer scale and any positions are welcome.
     """
+    from timm.models.vision_transformer import VisionTransformer
+
     kind = type(backbone)
     if not isinstance(backbone, VisionTransformer):
         return f"this backbone is a {kind.__name__}. Try vit_micro, or a name that starts with vit_ or deit_"

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, relu
 
@@ -132,6 +131,8 @@ def unsuited(backbone: nn.Module, petl: Petl) -> str | None:
     """Return why a backbone cannot be adapted in this way, or None."""
     if petl == "none":
         return None
+    from timm.models.vision_transformer import VisionTransformer
+
     blocks = list(backbone.blocks) if isinstance(backbone, VisionTransformer) else []
     if blocks and all(hasattr(block, name) for block in blocks for name in IN_A_BLOCK):
         return None
@@ -146,9 +147,9 @@ def insert(backbone: nn.Module, petl: Petl, how: Adapt, generator: torch.Generat
     backbone.requires_grad_(False)
     if petl == "none":
         return []
-    assert isinstance(backbone, VisionTransformer)
-    layers = [m for m in backbone.modules() if isinstance(m, nn.Linear | nn.LayerNorm | nn.Conv2d)]
-    owners, width = layers if petl == "ssf" else list(backbone.blocks), int(backbone.embed_dim)
+    vit: Any = backbone  # so it was found to be before, by :func:`unsuited`
+    layers = [m for m in vit.modules() if isinstance(m, nn.Linear | nn.LayerNorm | nn.Conv2d)]
+    owners, width = layers if petl == "ssf" else list(vit.blocks), int(vit.embed_dim)
     make: dict[Petl, Callable[[Any], Inserted]] = {
         "adapter": lambda block: Adapter(block, width, how, generator),
         "ssf": lambda layer: ScaleShift(layer, _channels(layer), generator),

@@ -8,10 +8,9 @@ is not changed, and it computes attention in its own way (fused where timm fuses
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import Tensor, nn
 from torch.nn.functional import embedding, normalize
 from torch.optim import Adam
@@ -21,6 +20,9 @@ from cofima import ranks
 from cofima.methods.state import Entry
 
 PROMPTS = (Entry("prompts", predicts="prompts"), Entry("keys", predicts="prompts"))
+
+if TYPE_CHECKING:  # timm takes seconds to import, and describing a method does not need it
+    from timm.models.vision_transformer import VisionTransformer
 
 
 class Pool(nn.Module):
@@ -90,7 +92,7 @@ def adam(parameters: Sequence[nn.Parameter], lr: float, clip: float | None) -> A
 
 
 @contextmanager
-def tokens_inserted(vit: VisionTransformer, tokens: Tensor) -> Iterator[slice]:
+def tokens_inserted(vit: "VisionTransformer", tokens: Tensor) -> Iterator[slice]:
     """Let tokens [B, n, width] join those of each image, behind class token and registers; yield where.
 
     They stand at the position of the class token, where it has one.
@@ -110,7 +112,7 @@ def tokens_inserted(vit: VisionTransformer, tokens: Tensor) -> Iterator[slice]:
         handle.remove()
 
 
-def mean_of_tokens(vit: VisionTransformer, images: Tensor, tokens: Tensor) -> Tensor:
+def mean_of_tokens(vit: "VisionTransformer", images: Tensor, tokens: Tensor) -> Tensor:
     """Return the mean output, after the final norm, at the places of tokens that were let in."""
     with tokens_inserted(vit, tokens) as places:
         outputs: Tensor = vit.forward_features(images)
@@ -118,7 +120,7 @@ def mean_of_tokens(vit: VisionTransformer, images: Tensor, tokens: Tensor) -> Te
 
 
 @contextmanager
-def prefixes(vit: VisionTransformer, by_layer: Mapping[int, Tensor]) -> Iterator[None]:
+def prefixes(vit: "VisionTransformer", by_layer: Mapping[int, Tensor]) -> Iterator[None]:
     """Let prefixes [B, 2, length, width] (first keys, then values) join the attention of these layers."""
     handles: list[RemovableHandle] = []
     try:
@@ -153,8 +155,10 @@ def _prefix(attention: nn.Module, prefix: Tensor) -> list[RemovableHandle]:
     ]
 
 
-def prefix_problem(vit: VisionTransformer, layers: Sequence[int]) -> str | None:
+def prefix_problem(vit: "VisionTransformer", layers: Sequence[int]) -> str | None:
     """Return why prefixes cannot go into these layers, or None."""
+    from timm.models.vision_transformer import Attention
+
     if late := [layer for layer in layers if layer >= len(vit.blocks)]:
         named = " and ".join(map(str, late))
         return f"there is no layer {named} in this backbone, whose layers run from 0 to {len(vit.blocks) - 1}"

@@ -2,7 +2,7 @@
 
 import torch
 
-from cofima import ranks
+from cofima import torchrun
 from cofima.errors import CofimaError
 
 
@@ -11,7 +11,7 @@ def choose(name: str = "auto") -> torch.device:
 
     Of several processes each takes the GPU of its number.
     """
-    if ranks.expected() > 1 and name in ("auto", "cuda"):
+    if torchrun.world_size() > 1 and name in ("auto", "cuda"):
         return _own_gpu(name)
     if name == "auto":
         if torch.cuda.is_available():
@@ -29,9 +29,10 @@ def _own_gpu(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto" and not count:
         return torch.device("cpu")
-    if ranks.local() >= count:
+    local = torchrun.local_rank()
+    if local >= count:
         raise CofimaError(
-            f"device = {name}: process {ranks.local()} of this machine has no GPU, there are {count}; "
+            f"device = {name}: process {local} of this machine has no GPU, there are {count}; "
             f"give torchrun --nproc-per-node={max(count, 1)}, or device=cpu"
         )
-    return torch.device("cuda", ranks.local())
+    return torch.device("cuda", local)

@@ -18,7 +18,7 @@ from torch import Tensor
 from cofima import ranks
 from cofima.data.images import Images, ImageSet
 from cofima.files import cache_folder
-from cofima.models.backbone import fingerprint
+from cofima.models.identity import fingerprint
 from cofima.models.net import Net
 from cofima.training.sgd import Context
 from cofima.training.shelf import NAME, Shelf

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cofima.errors import CofimaWarning
 from cofima.files import sync
-from cofima.models.backbone import fingerprint
+from cofima.models.identity import fingerprint
 
 LIMIT = 4_000_000_000  # bytes in all keys; above, the keys that were not used for longest are removed
 NAME = 16  # bytes
