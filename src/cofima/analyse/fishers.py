@@ -16,7 +16,7 @@ from cofima.analyse.kept import choose_task, open_run
 from cofima.analyse.layers import by_layer
 from cofima.analyse.lines import Bars, Curve, bars, curves
 from cofima.analyse.output import Result
-from cofima.analyse.relearn import Relearned, relearn
+from cofima.analyse.relearn import Relearned, averaging, relearn
 from cofima.errors import CofimaError
 from cofima.progress import SILENT, Progress
 from cofima.weights.average import new_share
@@ -46,11 +46,10 @@ class LayerFisher:
 def fisher(folder: Path, task: int | None = None, progress: Progress = SILENT) -> Result:
     """Measure the Fisher information that a task's merge had, per layer."""
     run = open_run(folder)
-    options = run.config.options
-    if run.config.method != "cofima" and not (run.config.method == "coma" and options["lam"] == "auto"):
+    if not averaging(run.method, folder).by_fisher:
         raise CofimaError(
-            f"{folder} is a run of {run.config.method}, which measures no Fisher information; this analysis "
-            "is for cofima, and for coma with options.lam=auto"
+            f"{folder} is a run of {run.method.label}, which with its options averages without Fisher "
+            "information: there is none to describe"
         )
     learned = relearn(run, choose_task(run, task), progress)
     layers = describe(learned)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from cofima import generations, methods
 from cofima.config import Config
 from cofima.errors import CofimaError
+from cofima.methods.base import Method
 from cofima.models import backbone
 from cofima.models.backbone import BackboneFacts, build_empty
 from cofima.weights.pieces import Weights
@@ -31,10 +32,15 @@ class KeptRun:
         """Return how many tasks have been learned."""
         return len(self.history)
 
+    @cached_property
+    def method(self) -> Method:
+        """The method with the run's options, without a network."""
+        return methods.build(self.config.method, self.config.options)
+
     @property
     def label(self) -> str:
-        """Return the method's name for people."""
-        return methods.find(self.config.method).label
+        """The method's name for people."""
+        return self.method.label
 
     def generation(self, task: int) -> Path:
         """Return the state after so many tasks; say what to do where it was not kept."""

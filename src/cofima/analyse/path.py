@@ -14,6 +14,7 @@ from cofima.analyse.measure import PARTS, Measure
 from cofima.analyse.output import Result
 from cofima.analyse.point import HeadChoice, Points
 from cofima.analyse.relearn import Relearned, refuse_unsuited, relearn
+from cofima.methods.averaging import Averaging
 from cofima.progress import SILENT, Progress
 from cofima.weights.average import average
 
@@ -92,6 +93,7 @@ def _draw(line: Line, task: Relearned, title: str, measured: str, *, loss: bool)
         )
         for part in PARTS
     ]
-    elsewhere = task.run.config.method == "wise_ft"  # its merge is with θ_0, not on this line
+    method = task.before.method
+    elsewhere = isinstance(method, Averaging) and method.with_start  # not on this line, but towards θ_0
     marks = [] if task.lam is None or elsewhere else [Mark(task.lam, "λ of the run")]
     return curves(drawn, "Share of the trained weights", measured, title, marks)

@@ -5,7 +5,6 @@ from typing import Literal
 from cofima.analyse.measure import Measure, fewer, measure
 from cofima.analyse.relearn import Relearned
 from cofima.errors import CofimaError
-from cofima.methods.slca import SLCA
 from cofima.models.backbone import build_empty
 from cofima.models.net import Net
 from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
@@ -25,7 +24,7 @@ class Points:
     def __init__(self, task: Relearned, head: HeadChoice = "raw", images: int | None = None) -> None:
         self.task, self.aligned = task, head == "aligned"
         method = task.before.method
-        if self.aligned and not isinstance(method, SLCA):
+        if self.aligned and not method.aligns_head:
             raise CofimaError(f"--head aligned: {method.label} does not align its head; use --head raw")
         self.context, facts = method.context, task.run.facts
         self.seen = fewer(task.seen, images)

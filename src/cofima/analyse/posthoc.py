@@ -7,14 +7,12 @@ the alignment of the head. At the run's own share the weights are those of the r
 from collections.abc import Sequence
 from pathlib import Path
 
-from cofima import methods
-from cofima.analyse.kept import KeptRun, choose_task, open_run
+from cofima.analyse.kept import choose_task, open_run
 from cofima.analyse.lines import Curve, Mark, curves
 from cofima.analyse.measure import PARTS, Measure, measure
 from cofima.analyse.output import Result
 from cofima.analyse.path import NAMES
-from cofima.analyse.relearn import Relearned, relearn
-from cofima.errors import CofimaError
+from cofima.analyse.relearn import Relearned, averaging, relearn
 from cofima.progress import SILENT, Progress
 
 
@@ -23,7 +21,7 @@ def posthoc(
 ) -> Result:
     """Merge a task at every share, the run's own too, and measure each."""
     run = open_run(folder)
-    refuse_without_share(run)
+    averaging(run.method, folder)
     learned = relearn(run, choose_task(run, task), progress)
     own = learned.lam
     every = sorted({*shares, *([] if own is None else [own])})
@@ -43,16 +41,6 @@ def sweep_one(task: Relearned, lam: float) -> Measure:
     model = task.merge_again(lam)
     model.method.net.eval()
     return measure(model.method.predict, task.seen, model.method.context)
-
-
-def refuse_without_share(run: KeptRun) -> None:
-    """Refuse a method that has no share of the new weights to choose."""
-    if "lam" not in methods.find(run.config.method).__dataclass_fields__:
-        known = [name for name in methods.names() if "lam" in methods.find(name).__dataclass_fields__]
-        raise CofimaError(
-            f"{run.folder} is a run of {run.config.method}, which merges nothing at a share that could be "
-            f"chosen; a sweep of lam is for: {', '.join(known)}"
-        )
 
 
 def _rows(task: Relearned, shares: Sequence[float], found: Sequence[Measure]) -> list[dict[str, object]]:

@@ -4,8 +4,8 @@ A run is reproducible bit for bit, so the weights that training led to, before t
 be kept: learning the task again gives them back. Whether it did is checked against what the run kept.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
@@ -13,14 +13,12 @@ from torch import Tensor
 
 from cofima import generations, methods, store
 from cofima.analyse.kept import KeptRun
-from cofima.config import check
 from cofima.data import datasets
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
 from cofima.experiment.launch import load_stream, refuse_other_images
-from cofima.methods.base import Method
-from cofima.methods.coma import CoMA
-from cofima.methods.slca import SLCA
+from cofima.methods.averaging import Averaging
+from cofima.methods.base import Method, Step
 from cofima.progress import Progress
 from cofima.store import Model
 from cofima.training.sgd import Context
@@ -61,26 +59,27 @@ class Relearned:
 
     def merge_again(self, lam: float) -> Model:
         """Return the model with the task merged at ``lam``, aligned as the method does; train nothing."""
-        model = store.copy(_with_share(self.before, lam), self.before.method.context.progress)
-        method, measured = model.method, [self.fisher_new]
-        if isinstance(method, CoMA):  # Fisher information of θ_t is known; of θ*_t only the next task needs
-            _replace(method, "measured_fisher", lambda task: measured.pop() if measured else {})
-            _replace(method, "weighted_fisher", lambda task: measured.pop() if measured else {})
-        _replace(method, "train", self._trained(method, self.trained))
-        method.learn(self.task)
+        model = self._copy()
+        method = averaging(model.method, self.run.folder)
+        fisher = dict(self.fisher_new)
+        model.method.learn(
+            self.task,
+            train=self._put(model.method, self.trained),
+            end=lambda task: method.finish(task, lam, fisher, last=True),
+        )
         return model
 
     def align_at(self, weights: Weights) -> Model:
         """Return the model with these weights in place of the merged ones, aligned as the method does."""
-        model = store.copy(self.before, self.before.method.context.progress)
+        model = self._copy()
         method = model.method
-        assert isinstance(method, SLCA)
-        _replace(method, "train", self._trained(method, weights))
-        _replace(method, "end", lambda task: SLCA.end(method, task))
-        method.learn(self.task)
+        method.learn(self.task, train=self._put(method, weights), end=method.fit_head)
         return model
 
-    def _trained(self, method: Method, weights: Weights) -> Callable[[Task], None]:
+    def _copy(self) -> Model:
+        return store.copy(self.before, self.before.method.context.progress)
+
+    def _put(self, method: Method, weights: Weights) -> Step:
         """Return what stands in for training: its result, and the state of chance after it."""
 
         def train(task: Task) -> None:
@@ -98,10 +97,21 @@ def relearn(run: KeptRun, task: int, progress: Progress) -> Relearned:
     before = store.load(run.folder, where=run.config.device, progress=progress, generation=generation)
     found = Relearned(run, before, _stream(run, progress)[:task])
     method = store.copy(before, progress).method
-    found.old, found.fisher_old = snapshot(method.net), getattr(method, "fisher_old", {})
-    _watch(method, found)
+    found.old = snapshot(method.net)
+
+    def train(task: Task) -> None:
+        method.train(task)
+        found.trained, found.random = snapshot(method.net), torch.get_rng_state()
+
+    def end(task: Task) -> None:
+        if not isinstance(method, Averaging):
+            method.end(task)
+            return
+        found.fisher_old, found.fisher_new = method.old_fisher, method.trained_fisher(task)
+        method.finish(task, method.share(task, found.fisher_new), found.fisher_new, last=True)
+
     with progress.stage(f"{method.label}: task {task} again"):
-        method.learn(found.task)
+        method.learn(found.task, train=train, end=end)
     found.merged, found.lam = snapshot(method.net), method.facts["lam"]
     _compare(found, method, load_file(after / generations.WEIGHTS), progress)
     return found
@@ -111,6 +121,17 @@ def load_tasks(run: KeptRun, progress: Progress) -> tuple[Context, Stream]:
     """Return what the run learns with, and its tasks so far."""
     model = store.load(run.folder, where=run.config.device, progress=progress)
     return model.method.context, _stream(run, progress)[: run.tasks]
+
+
+def averaging(method: Method, folder: Path) -> Averaging:
+    """Return the method of a run, which must average weights after each task."""
+    if not isinstance(method, Averaging):
+        known = [name for name in methods.names() if issubclass(methods.find(name), Averaging)]
+        raise CofimaError(
+            f"{folder} is a run of {method.label}, which does not average weights after each task; "
+            f"this analysis is for: {', '.join(known)}"
+        )
+    return method
 
 
 def refuse_unsuited(run: KeptRun) -> None:
@@ -126,7 +147,7 @@ def refuse_unsuited(run: KeptRun) -> None:
 def _moves(name: str) -> bool:
     method = methods.find(name)
     return (
-        name != "joint" and method.frozen_old_heads and not (method.frozen_backbone or method.fixed_features)
+        method.extends and method.frozen_old_heads and not (method.frozen_backbone or method.fixed_features)
     )
 
 
@@ -137,44 +158,6 @@ def _stream(run: KeptRun, progress: Progress) -> Stream:
     stream = load_stream(run.config, run.facts, progress)
     refuse_other_images(run.data, stream.facts, run.config.dataset, run.folder)
     return stream
-
-
-def _watch(method: Method, found: Relearned) -> None:
-    """Have a method hand over what it has after training, and the Fisher information it measures then."""
-    train = method.train
-
-    def watched(task: Task) -> None:
-        train(task)
-        found.trained, found.random = snapshot(method.net), torch.get_rng_state()
-
-    _replace(method, "train", watched)
-    for name in ("measured_fisher", "weighted_fisher"):
-        if hasattr(method, name):
-            _replace(method, name, _first(getattr(method, name), found))
-
-
-def _first(measure: Callable[[Task], Weights], found: Relearned) -> Callable[[Task], Weights]:
-    def measured(task: Task) -> Weights:
-        fisher = measure(task)
-        if not found.fisher_new:  # later ones are of the merged weights
-            found.fisher_new = fisher
-        return fisher
-
-    return measured
-
-
-def _replace(method: Method, hook: str, by: Callable[[Task], object]) -> None:
-    """Put a function in place of a hook, for this one object."""
-    vars(method)[hook] = by
-
-
-def _with_share(model: Model, lam: float) -> Model:
-    """Return the model with another share of the new weights in its configuration."""
-    options = model.config.options | {"lam": lam}
-    if model.config.method == "cofima" and model.config.options["lam"] == "auto":
-        options["fisher_history"] = "accumulate"  # as auto sums it
-    values = model.config.model_dump(mode="json") | {"options": options}
-    return replace(model, config=check(values))
 
 
 def _compare(found: Relearned, method: Method, kept: Weights, progress: Progress) -> None:

@@ -25,6 +25,7 @@ from cofima.analyse.relearn import load_tasks
 from cofima.data.images import join
 from cofima.data.stream import Stream
 from cofima.errors import CofimaError
+from cofima.methods.averaging import Averaging
 from cofima.models.backbone import build_empty
 from cofima.progress import SILENT, Progress
 from cofima.training.sgd import Context, norms, plain_batches
@@ -66,13 +67,14 @@ def trajectories(
 
 def _way(flat: Plane, run: KeptRun, label: str, states: Sequence[Weights]) -> Way:
     places = [flat.coordinates(weights) for weights in states]
-    fresh = run.config.method == "weight_ensemble" and run.config.options["init"] == "pretrained"
-    steps = []
+    method, steps = run.method, []
+    on_line = not (isinstance(method, Averaging) and method.with_start)
+    restarts = isinstance(method, Averaging) and method.restarts
     for t, row in enumerate(run.history, start=1):
         before, after, lam = places[t - 1], places[t], row["lam"]
-        if t > 1 and lam and run.config.method != "wise_ft":
+        if t > 1 and lam and on_line:
             far = [b + (a - b) / lam for b, a in zip(before[:2], after[:2], strict=True)]
-            begin = places[0] if fresh else before
+            begin = places[0] if restarts else before
             steps.append(((begin[0], begin[1]), (far[0], far[1])))
     return Way(run, label, places, steps)
 

@@ -14,7 +14,7 @@ from cofima import plugins
 from cofima.errors import CofimaError, did_you_mean
 from cofima.methods.base import Method
 
-NOT_METHODS = {"base", "cost", "state"}
+NOT_METHODS = {"averaging", "base", "cost", "state"}
 
 __all__ = ["Method", "build", "find", "first_task_key", "generic", "names", "options_of"]
 

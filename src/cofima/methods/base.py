@@ -1,7 +1,7 @@
 """What every method is: options as fields, and a few small hooks around the training of a task."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cofima.parts.gaussians import ClassGaussians
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Step = Callable[[Task], None]
 
 
 @dataclass(eq=False)
@@ -62,6 +63,8 @@ class Method(Midway):
     """Whether any model that has the entries declared can go on as this method; not inherited."""
     rows_apart: ClassVar[str] = ""
     """Why the rows that two models have of one class cannot be averaged, if so."""
+    aligns_head: ClassVar[bool] = False
+    """True if :meth:`fit_head` does anything."""
     grows_with_tasks: ClassVar[bool] = False
     """Whether the method must keep something small for each task, beside what it keeps for each class."""
     one_process: ClassVar[str] = ""
@@ -107,17 +110,23 @@ class Method(Midway):
             return Cost(0, plan.train + plan.test)
         return Cost(plan.epochs * plan.train, plan.test * (plan.tasks + 1) / 2)
 
-    def learn(self, task: Task) -> None:
-        """Learn a task, from the state after the task before."""
+    def learn(self, task: Task, *, train: Step | None = None, end: Step | None = None) -> None:
+        """Learn a task, from the state after the task before.
+
+        Args:
+            task: The task.
+            train: Stands in for :meth:`train`: analyses look on, or put in what training led to.
+            end: Stands in for :meth:`end`.
+        """
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
         gpus = [self.context.device] if self.context.device.type == "cuda" else []  # not those of others
         with torch.random.fork_rng(gpus), self.timed("total"), self.timed("cpu", time.process_time):
             torch.manual_seed(self.context.seeds.number("torch", task.index) + ranks.rank())
             self.begin(task)
             self.context.inflight.task(self, task.index)
-            self.train(task)
+            (train or self.train)(task)
             self.fixed.doubt()
-            self.end(task)
+            (end or self.end)(task)
             ranks.agree(self.net, self.head())
 
     def begin(self, task: Task) -> None:
@@ -199,6 +208,9 @@ class Method(Midway):
 
     def end(self, task: Task) -> None:
         """Finish the task: merge weights, remember, align."""
+
+    def fit_head(self, task: Task) -> None:
+        """Fit what is remembered of the task's classes, then the head, to the weights as they are."""
 
     def head(self) -> Head:
         """Return the head that predicts."""

@@ -17,7 +17,7 @@ from cofima.data.stream import Task
 from cofima.methods.coma import CoMA
 from cofima.methods.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.slca import SLCA
-from cofima.parts.importance import add_fisher, released_fisher, task_fisher
+from cofima.parts.importance import released_fisher, task_fisher
 from cofima.weights.average import fisher_average
 from cofima.weights.pieces import Weights, snapshot
 
@@ -57,39 +57,49 @@ class CoFiMA(CoMA):
 
     @property
     def sums(self) -> bool:
-        """Whether Fisher information is summed over tasks."""
+        """True if Fisher information is summed over tasks."""
         return self.fisher_history == "accumulate" or self.lam == "auto"
 
-    def merge(self, task: Task) -> None:
-        """Replace the weights by their Fisher-weighted average with those before the task."""
-        fisher = self.weighted_fisher(task) if self.sums else self.measured_fisher(task)
-        self.raw_head = snapshot(self.net.head)
-        if task.index > 0:
-            new, lam = self.net.state_dict(), 0.5 if self.lam == "auto" else self.lam
-            self.moved(lam)
-            fisher_average(self.old, new, self.fisher_old, fisher, lam, out=new)  # in place
-            if self.variant == "authors":  # the released code multiplies new rows by their Fisher
-                for key in new.keys() - self.old.keys():
-                    new[key].mul_(fisher[key])
-            self.settle(lam)
-        if self.sums:
-            self.fisher_old = add_fisher(self.fisher_old, fisher)
-        elif task.index == 0 or self.variant == "authors":
-            self.fisher_old = fisher
-        else:
-            fisher = self.fisher_old = {}  # both have served: two models less while the next is measured
-            self.fisher_old = self.measured_fisher(task)  # of the merged weights: F*_t
-
-    def end(self, task: Task) -> None:
+    def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
         """Merge, remember and align; the released code then goes on from the unmerged head."""
-        super().end(task)
-        if self.variant == "authors":
-            self.net.head.load_state_dict(self.raw_head)
-        del self.raw_head
+        raw_head = snapshot(self.net.head) if self.variant == "authors" else {}
+        super().finish(task, lam, fisher, last=last)
+        if raw_head:
+            self.net.head.load_state_dict(raw_head)
 
-    def measured_fisher(self, task: Task) -> Weights:
-        """Return the Fisher information of the present weights on the task."""
+    def share(self, task: Task, fisher: Weights) -> float:
+        """Return ``lam``; sums of Fisher information (``auto``) say by themselves what each side counts."""
+        return 0.5 if self.lam == "auto" else self.lam
+
+    def merge(self, lam: float, fisher: Weights) -> None:
+        """Replace the weights by their Fisher-weighted average with those before the task."""
+        new = self.net.state_dict()
+        fisher_average(self.old, new, self.fisher_old, fisher, lam, out=new)  # in place
+        if self.variant == "authors":  # the released code multiplies new rows by their Fisher
+            for key in new.keys() - self.old.keys():
+                new[key].mul_(fisher[key])
+
+    @property
+    def by_fisher(self) -> bool:
+        """Every average is weighted by Fisher information."""
+        return True
+
+    def trained_fisher(self, task: Task) -> Weights:
+        """Return the Fisher information of the present weights; in a sum, times what the task counts."""
+        if self.sums:
+            return super().trained_fisher(task)
         with self.timed("fisher"):
             if self.variant == "authors":
                 return released_fisher(self.net, task, self.context)
             return task_fisher(self.net, task, self.context, self.fisher)
+
+    def keep_fisher(self, task: Task, fisher: Weights) -> None:
+        """Keep the sum, or the Fisher information of the weights that the next task starts from."""
+        if self.sums:
+            super().keep_fisher(task, fisher)
+        elif task.index == 0 or self.variant == "authors":
+            self.fisher_old = fisher
+        else:
+            self.fisher_old = {}
+            fisher.clear()  # both have served: two models less while the next is measured
+            self.fisher_old = self.trained_fisher(task)  # of the merged weights: F*_t

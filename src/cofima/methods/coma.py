@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
+from cofima.methods.averaging import Averaging
 from cofima.methods.base import Share
 from cofima.methods.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.slca import SLCA, SLOW_LEARNER
@@ -24,7 +25,7 @@ from cofima.weights import Weights, auto_lambda, average, snapshot, weight_dista
 
 
 @dataclass(eq=False)
-class CoMA(SLCA):
+class CoMA(Averaging, SLCA):
     """Average the weights before and after each task.
 
     Args:
@@ -64,27 +65,33 @@ class CoMA(SLCA):
             self.fisher_old: Weights = {}
         super().begin(task)
 
-    def end(self, task: Task) -> None:
+    def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
         """Merge, then remember and align (or remember first, as Algorithm 1 is printed)."""
         if self.statistics == "trained":
             self.remember(task)
-        self.merge(task)
+        if task.index > 0:
+            self.moved(lam)
+            self.merge(lam, fisher)
+            self.settle(lam)
+        if not last:
+            self.keep_fisher(task, fisher)
         del self.old
         if self.statistics == "merged":
             self.remember(task)
         self.align_head(task)
 
-    def merge(self, task: Task) -> None:
+    def share(self, task: Task, fisher: Weights) -> float:
+        """Return ``lam``, or what it comes to where it is ``auto``."""
+        if self.lam != "auto":
+            return self.lam
+        if task.index == 0:  # nothing to average with yet
+            return 1.0
+        return auto_lambda(self.old, self.net.state_dict(), self.fisher_old, fisher, fallback=self.fallback)
+
+    def merge(self, lam: float, fisher: Weights) -> None:
         """Replace the weights by their average with those before the task."""
-        fisher = self.weighted_fisher(task) if self.lam == "auto" else {}
-        if task.index > 0:
-            new, lam = self.net.state_dict(), self.lam
-            if lam == "auto":
-                lam = auto_lambda(self.old, new, self.fisher_old, fisher, fallback=self.fallback)
-            self.moved(lam)
-            average(self.old, new, lam, out=new)  # in place: the network itself becomes the average
-            self.settle(lam)
-        self.fisher_old = add_fisher(self.fisher_old, fisher)
+        new = self.net.state_dict()
+        average(self.old, new, lam, out=new)  # in place: the network itself becomes the average
 
     def moved(self, lam: float) -> None:
         """Write into the history how far training moved the backbone, and what share of it is kept."""
@@ -97,10 +104,26 @@ class CoMA(SLCA):
         if 0 < lam < 1 and self.stale:
             refresh_batchnorm(self.net, plain_batches(self.task.train, self.context, "batch norm"))
 
-    def weighted_fisher(self, task: Task) -> Weights:
+    @property
+    def by_fisher(self) -> bool:
+        """Only ``auto`` needs Fisher information."""
+        return self.lam == "auto"
+
+    @property
+    def old_fisher(self) -> Weights:
+        """The sum over the tasks before."""
+        return self.fisher_old
+
+    def trained_fisher(self, task: Task) -> Weights:
         """Return the task's Fisher information, times what the task counts."""
+        if not self.by_fisher:
+            return {}
         with self.timed("fisher"):
             return weighted(task_fisher(self.net, task, self.context, self.fisher), task, self.weight)
+
+    def keep_fisher(self, task: Task, fisher: Weights) -> None:
+        """Add the task's Fisher information to the sum."""
+        self.fisher_old = add_fisher(self.fisher_old, fisher)
 
     def state(self) -> Weights:
         """Keep the Fisher information too, where there is any."""

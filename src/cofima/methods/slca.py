@@ -43,6 +43,7 @@ class SLCA(Method):
     refines_one_class: ClassVar[bool] = True
     generic: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = (RAW_HEAD, GAUSSIANS)
+    aligns_head: ClassVar[bool] = True
     equation: ClassVar[str] = "θ*_t = θ_t;  head: CE(z / (n(z) τ), y) on features from N(s_c μ_c, Σ_c)"
 
     def first_task_key(self) -> tuple[Any, ...]:
@@ -75,6 +76,10 @@ class SLCA(Method):
 
     def end(self, task: Task) -> None:
         """Remember the new classes, then align a copy of the head."""
+        self.fit_head(task)
+
+    def fit_head(self, task: Task) -> None:
+        """Remember the classes by features of the present weights, and align the head with them."""
         self.remember(task)
         self.align_head(task)
 

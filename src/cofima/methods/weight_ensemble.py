@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
+from cofima.methods.averaging import Averaging
 from cofima.methods.slca import SLCA, SLOW_LEARNER
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.parts.merging import START, distance_moved, merge_backbone
@@ -22,7 +23,7 @@ from cofima.weights import Weights, snapshot
 
 
 @dataclass(eq=False)
-class WeightEnsemble(SLCA):
+class WeightEnsemble(Averaging, SLCA):
     """Average the weights of all tasks, each counting the same.
 
     Args:
@@ -53,14 +54,22 @@ class WeightEnsemble(SLCA):
             self.net.backbone.load_state_dict(self.start)
         super().begin(task)
 
-    def end(self, task: Task) -> None:
+    def share(self, task: Task, fisher: Weights) -> float:
+        """Return 1/t: the task counts as much as each one before."""
+        return 1 / (task.index + 1)
+
+    @property
+    def restarts(self) -> bool:
+        """True if tasks start from the pre-trained weights."""
+        return self.init == "pretrained"
+
+    def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
         """Put the new weights into the mean, then remember and align."""
         if task.index > 0:
-            lam = 1 / (task.index + 1)
             self.facts |= {"lam": lam, "trained_distance": distance_moved(self.mean, self.net)}
             merge_backbone(self.net, self.mean, lam, plain_batches(task.train, self.context, "batch norm"))
         del self.mean
-        super().end(task)
+        self.fit_head(task)
 
     def state(self) -> Weights:
         """Keep the pre-trained weights too, where every task starts from them."""

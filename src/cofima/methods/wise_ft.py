@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cofima.data.stream import Task
+from cofima.methods.averaging import Averaging
 from cofima.methods.base import Share
 from cofima.methods.slca import SLCA
 from cofima.methods.state import Entry, tagged, untagged
@@ -22,7 +23,7 @@ from cofima.weights import Weights, snapshot
 
 
 @dataclass(eq=False)
-class WiSEFT(SLCA):
+class WiSEFT(Averaging, SLCA):
     """Average the weights after each task with those before the first.
 
     Args:
@@ -39,6 +40,7 @@ class WiSEFT(SLCA):
         "over tasks: Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977"
     )
     state_schema: ClassVar[tuple[Entry, ...]] = (*SLCA.state_schema, START)
+    with_start: ClassVar[bool] = True
     equation: ClassVar[str] = "θ*_t = (1 - λ) θ_0 + λ θ_t"
 
     def first_task_key(self) -> tuple[Any, ...]:
@@ -52,14 +54,17 @@ class WiSEFT(SLCA):
             self.start = self.old
         super().begin(task)
 
-    def end(self, task: Task) -> None:
+    def share(self, task: Task, fisher: Weights) -> float:
+        """Return ``lam``."""
+        return self.lam
+
+    def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
         """Merge with the pre-trained weights, then remember and align."""
         if task.index > 0 or self.merge_first:
-            self.facts |= {"lam": self.lam, "trained_distance": distance_moved(self.old, self.net)}
-            pairs = plain_batches(task.train, self.context, "batch norm")
-            merge_backbone(self.net, self.start, self.lam, pairs)
+            self.facts |= {"lam": lam, "trained_distance": distance_moved(self.old, self.net)}
+            merge_backbone(self.net, self.start, lam, plain_batches(task.train, self.context, "batch norm"))
         del self.old
-        super().end(task)
+        self.fit_head(task)
 
     def state(self) -> Weights:
         """Keep the pre-trained weights too."""
