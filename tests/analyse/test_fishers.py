@@ -66,5 +66,7 @@ def test_the_command_s_function_and_whom_it_is_for(kept: Any) -> None:
     assert {"blocks.0", "blocks.1", "patch_embed"} <= {row["layer"] for row in result.rows}
     assert result.figures.keys() == {"fisher", "fisher_shares"}
     assert fisher(kept("coma", options={"lam": "auto"})).rows[0]["zero_new"] < 1
-    with pytest.raises(CofimaError, match=r"run of coma, which measures no Fisher information"):
+    with pytest.raises(CofimaError, match=r"run of CoMA, which with its options averages without Fisher"):
         fisher(kept("coma"))
+    with pytest.raises(CofimaError, match=r"run of EWC, which does not average weights.*cofima"):
+        fisher(kept("ewc"))

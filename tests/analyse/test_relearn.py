@@ -147,5 +147,5 @@ def test_what_a_run_lacks_is_said(kept: Any, tmp_path: Path) -> None:
         CofimaError, match=r"does not keep its state after task 1 of 3.*keep_checkpoints=true"
     ):
         relearn(open_run(pruned), 2, SILENT)
-    with pytest.raises(CofimaError, match=r"slca, which merges nothing.*coma, wise_ft"):
+    with pytest.raises(CofimaError, match=r"run of SLCA, which does not average weights.*coma, .*wise_ft"):
         posthoc(kept("slca"), [0.5])
