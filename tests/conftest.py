@@ -18,7 +18,7 @@ from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from cofima import interruption
+from cofima import interruption, ranks
 from cofima.config import Config, check
 from cofima.data.images import ImageSet
 from cofima.data.stream import Stream, from_groups
@@ -30,7 +30,7 @@ from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.seeds import Seeds
 from cofima.store import Model, attach
-from cofima.training.sgd import Context, Train
+from cofima.training.sgd import Batch, Context, Train
 
 torch.set_num_threads(1)  # networks this small only lose time by sharing their work
 
@@ -150,6 +150,12 @@ def tiny_context(train: dict[str, Any] | None = None, seed: int = 0, tasks: int 
     return Context(view, Train(**(TRAIN | (train or {}))), Seeds(seed), torch.device("cpu"), tasks)
 
 
+def tiny_batch(images: Tensor, labels: Tensor, pixels: Tensor | None = None) -> Batch:
+    """Return images as a step has them in a single process."""
+    stored = images if pixels is None else pixels
+    return Batch(images, labels, stored, ranks.all_of(len(labels)))
+
+
 def tiny_net(network: str = "vit_test", seed: int = 0, sizes: Sequence[int] = ()) -> Net:
     """Return a network without, or with given, blocks in its head."""
     module, facts = backbone.create(network, backbone.ModelOptions(pretrained=False), seed)
@@ -180,6 +186,7 @@ class Tiny:
     run = staticmethod(tiny_run)
     context = staticmethod(tiny_context)
     net = staticmethod(tiny_net)
+    batch = staticmethod(tiny_batch)
     backbones = BACKBONES
 
 
@@ -229,8 +236,8 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], type[StoppedErro
     def arrange(index: int, step: int = 3) -> type[StoppedError]:
         whole, taken = Method.after_step, []
 
-        def after_step(self: Method) -> None:
-            whole(self)
+        def after_step(self: Method, batch: Batch) -> None:
+            whole(self, batch)
             taken.append(self.task.index)
             if taken.count(index) == step:
                 raise StoppedError

@@ -20,7 +20,7 @@ from cofima.experiment.journal import read
 from cofima.experiment.launch import launch
 from cofima.experiment.run import run
 from cofima.interruption import Interrupted, listening
-from cofima.methods import Method
+from cofima.methods import Batch, Method
 from cofima.progress import SILENT, Progress
 from cofima.store import Model
 from cofima.training import keeper, sealed
@@ -191,7 +191,7 @@ def test_a_signal_waits_for_the_step_and_loses_none(
     go_on(tiny, config, stream, tmp_path / "whole")
     steps: list[int] = []
 
-    def after_step(self: Method) -> None:
+    def after_step(self: Method, batch: Batch) -> None:
         steps.append(1)
         if len(steps) == 3:
             signal.raise_signal(number)

@@ -43,12 +43,12 @@ def test_a_run_writes_down_every_epoch_and_task(tmp_path: Path, tiny: Any) -> No
 
 
 def test_the_loss_is_the_mean_over_the_steps(tmp_path: Path, tiny: Any, monkeypatch: Any) -> None:
-    from cofima.methods.base import Method
+    from cofima.methods import Batch, Method
 
     plain, seen = Method.loss, []
 
-    def loss(self: Method, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        value = plain(self, images, labels)
+    def loss(self: Method, batch: Batch) -> torch.Tensor:
+        value = plain(self, batch)
         seen.append(float(value.detach()))
         return value
 

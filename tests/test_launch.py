@@ -194,8 +194,8 @@ def test_a_diverged_task_keeps_the_state_before_on_disk(
     config = quick(tiny, method, network=network)
     loss = Method.loss
 
-    def poisoned(self: Method, images, labels):
-        value = loss(self, images, labels)
+    def poisoned(self: Method, batch):
+        value = loss(self, batch)
         return value * float("nan") if self.task.index == 2 else value
 
     with monkeypatch.context() as patch:

@@ -93,7 +93,7 @@ def test_cofima_on_a_vit_b_holds_as_many_models_as_its_equations_need(
         with watch.during("fisher"):
             return fisher(self, task)
 
-    monkeypatch.setattr(Method, "after_step", lambda self: (count("step"), step(self)))
+    monkeypatch.setattr(Method, "after_step", lambda self, batch: (count("step"), step(self, batch)))
     monkeypatch.setattr(CoFiMA, "settle", lambda self, lam: (count("merge"), settle(self, lam)))
     monkeypatch.setattr(CoFiMA, "measured_fisher", measured)
     watch.start()

@@ -7,18 +7,23 @@ all, and nothing here changes anything for it.
 """
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
+from typing import Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from cofima import torchrun
 from cofima.errors import CofimaError
+
+T = TypeVar("T")
 
 PATIENCE = timedelta(hours=2)  # for a process that still decodes images; a dead one ends the job at once
 
@@ -130,26 +135,34 @@ def each(batch: int) -> int:
     return -(-batch // world())
 
 
-_step: Part | None = None
-
-
-def step(count: int) -> Part:
-    """Return this process's part of a batch of ``count`` images that all now train on."""
-    global _step
-    _step = part(count)
-    return _step
-
-
-def at_hand(count: int) -> Part:
-    """Return which part of the batch of this step ``count`` images are."""
-    return all_of(count) if world() == 1 or _step is None else _step
-
-
 def total(value: Tensor) -> Tensor:
     """Return the sum over the processes, in place."""
     if world() > 1:
         dist.all_reduce(value)
     return value
+
+
+def synchronized(net: nn.Module, loss: Callable[[T], Tensor]) -> Callable[[T], Tensor]:
+    """Return a loss whose gradients are averaged over the processes; for one process, the loss itself.
+
+    It is wrapped anew for each training, as the head has grown. Which weights the loss covers is found out
+    in the first step; the others stay as they are, as in one process.
+    """
+    if world() == 1 or not any(parameter.requires_grad for parameter in net.parameters()):
+        return loss
+    warnings.filterwarnings("ignore", "Grad strides do not match")  # of class tokens: 1 x 1 x width
+    return DistributedDataParallel(_Loss(net, loss), static_graph=True, gradient_as_bucket_view=True)
+
+
+class _Loss(nn.Module, Generic[T]):
+    """A loss as a module: methods call more of a network than its forward, and all of it is synchronized."""
+
+    def __init__(self, net: nn.Module, loss: Callable[[T], Tensor]) -> None:
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def forward(self, batch: T) -> Tensor:
+        return self.loss(batch)
 
 
 @torch.no_grad()

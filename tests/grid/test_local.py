@@ -127,7 +127,7 @@ def test_a_cell_that_is_ended_writes_down_how_far_it_is(
 ) -> None:
     (config,) = small({"method": ["seq_ft"]})
     with monkeypatch.context() as patch:
-        patch.setattr(Method, "after_step", lambda self: signal.raise_signal(signal.SIGTERM))
+        patch.setattr(Method, "after_step", lambda *_: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(SystemExit) as ended:
             learn(Job(config, tmp_path / "cell"))
     assert ended.value.code == 128 + signal.SIGTERM

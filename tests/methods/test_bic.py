@@ -34,7 +34,7 @@ def test_the_loss_weighs_distillation_by_the_share_of_old_classes(tiny) -> None:
     images, labels = (torch.cat(part) for part in zip(*pairs, strict=True))
     logits = made.net(images)
     expected = 0.75 * distillation(logits[:, :3], teacher(images), 2.0) + 0.25 * cross_entropy(logits, labels)
-    torch.testing.assert_close(made.loss(images, labels), expected)
+    torch.testing.assert_close(made.loss(tiny.batch(images, labels)), expected)
     assert set(labels.tolist()) == {0, 1, 2, 3}
     assert all(p.requires_grad for p in made.net.head.parameters())
 
@@ -56,7 +56,7 @@ def test_what_is_held_out_is_balanced_and_never_trained_on(selection: str, tiny,
         return correct(net, images, *more)
 
     monkeypatch.setattr(bic, "correct", look)
-    made.before_step = lambda pixels: trained.update(p.numpy().tobytes() for p in pixels)
+    made.after_step = lambda batch: trained.update(p.numpy().tobytes() for p in batch.pixels)
     for task in stream:
         trained.clear(), held.clear()
         made.learn(task)
@@ -115,7 +115,7 @@ def test_the_teacher_is_the_corrected_network_and_goes(tiny, same_bits) -> None:
         made.learn(task)
     corrected = copy.deepcopy(made.net.state_dict())
     teachers = []
-    made.after_step = lambda: teachers.append(copy.deepcopy(made.teacher.state_dict()))
+    made.after_step = lambda _: teachers.append(copy.deepcopy(made.teacher.state_dict()))
     made.learn(stream[2])
     same_bits(teachers[0], corrected)
     same_bits(teachers[-1], corrected)

@@ -12,8 +12,8 @@ class Base(Method):
 
     frozen_old_heads = False
 
-    def loss(self, images, labels):
-        return cross_entropy(self.net(images), labels)
+    def loss(self, batch):
+        return cross_entropy(self.net(batch.images), batch.labels)
 
 
 def made_for(tiny, stream, network="vit_test", train=None, **options):
@@ -42,14 +42,14 @@ def test_logits_are_kept_as_they_were_before_the_step(tiny) -> None:
     stream = tiny.stream((2, 3))
     made = made_for(tiny, stream, memory_size=500, alpha=0, beta=0, train={"epochs": 1})
     expected: list[tuple[torch.Tensor, torch.Tensor]] = []
-    before = made.before_step
+    loss = made.loss
 
-    def look(pixels) -> None:
+    def look(batch) -> torch.Tensor:
         with torch.no_grad():
-            expected.append((pixels, made.net(made.context.view.test(pixels))))
-        before(pixels)
+            expected.append((batch.pixels, made.net(made.context.view.test(batch.pixels))))
+        return loss(batch)
 
-    made.before_step = look
+    made.loss = look
     for task in stream:
         made.learn(task)
     pixels = torch.cat([p for p, _ in expected])
@@ -76,7 +76,7 @@ def test_the_loss_by_hand(tiny, monkeypatch) -> None:
     monkeypatch.setattr(made.memory, "draw", lambda *a: drawn.append(draw(*a)) or drawn[-1])
     pixels, labels = stream[1].train.batch(torch.arange(4))
     seen = made.context.view.test
-    loss = made.loss(seen(pixels), labels)
+    loss = made.loss(tiny.batch(seen(pixels), labels))
     (x1, _, z1, k1), (x2, y2, _, _) = drawn
     assert len(x1) == len(x2) == 4
     assert not torch.equal(x1, x2)  # two draws

@@ -99,7 +99,7 @@ def test_the_loss_equals_a_computation_by_hand(gamma: float, tiny) -> None:
     logits = torch.stack([by_hand(method.net, image, prefix) for image in images])
     pull = cosine_similarity(method.net.backbone(images), state["keys"][1:], dim=1).mean()
     slow = cross_entropy(logits[:, 2:], labels - 2) - gamma * pull
-    torch.testing.assert_close(method.loss(images, labels), slow, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(method.loss(tiny.batch(images, labels)), slow, rtol=1e-9, atol=1e-9)
 
 
 def test_a_new_prefix_starts_from_the_one_before_but_its_key_does_not(tiny) -> None:
@@ -128,7 +128,7 @@ def test_only_the_task_s_own_prefix_the_shared_one_and_new_rows_move(tiny, same_
 
 def test_gradients_reach_nothing_else(tiny) -> None:
     model, task = started(tiny)
-    model.method.loss(*images_of(model, task)).backward()
+    model.method.loss(tiny.batch(*images_of(model, task))).backward()
     reached = {k for k, p in model.method.net.named_parameters() if p.grad is not None and p.grad.any()}
     own = {"shared", "prompts.prompts.1", "prompts.keys.1"}
     assert reached == own | {"head.blocks.1.weight", "head.blocks.1.bias"}

@@ -32,6 +32,7 @@ def test_a_scripted_trajectory_has_its_closed_form(
     """Every weight is set to chosen values, step by step; two tasks, the second from the first's average."""
     method, stream = made(tiny, sizes=(2, 2), decay=0.9, form=form)
     method.net.double()
+    batch = tiny.batch(torch.empty(0), torch.empty(0))  # it looks at the weights alone
     script = torch.Generator().manual_seed(4)
     began: list = []
     taken: list = []
@@ -43,7 +44,7 @@ def test_a_scripted_trajectory_has_its_closed_form(
             for value in self.net.state_dict().values():
                 value.add_(torch.randn(value.shape, generator=script, dtype=torch.float64))
             taken[-1].append(snapshot(self.net))
-            self.after_step()
+            self.after_step(batch)
 
     begin = SLCA.begin
     monkeypatch.setattr(SLCA, "begin", lambda self, task: (begin(self, task), self.net.double())[0])
@@ -71,7 +72,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list:
         EMA, "begin", lambda self, task: (begin(self, task), found.append([snapshot(self.net)]))[0]
     )
     monkeypatch.setattr(
-        EMA, "after_step", lambda self: (found[-1].append(snapshot(self.net)), after(self))[1]
+        EMA, "after_step", lambda self, batch: (found[-1].append(snapshot(self.net)), after(self, batch))[1]
     )
     return found
 

@@ -23,7 +23,7 @@ def test_each_task_is_a_training_on_the_memory_from_the_first_weights(network: s
         generator = made.context.seeds.generator("head", task.index)
         for size in (2, 1, 2)[: task.index + 1]:
             net.grow(size, generator, freeze=False)
-        sgd(net, made.memory, lambda x, y, n=net: cross_entropy(n(x), y), made.context, task.index)
+        sgd(net, made.memory, lambda b, n=net: cross_entropy(n(b.images), b.labels), made.context, task.index)
         same_bits(made.net.state_dict(), net.state_dict())
 
 

@@ -77,7 +77,9 @@ def test_the_loss_equals_a_computation_by_hand(gamma: float, vote: bool, tiny) -
         logits = method.net.head(mean_of_tokens(method.net.backbone, image[None], tokens))
         total += cross_entropy(logits[:, 2:], label[None] - 2)
         total -= gamma * sum(cosine_similarity(query, keys[i], dim=0) for i in own)
-    torch.testing.assert_close(method.loss(images, labels), total / len(images), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        method.loss(tiny.batch(images, labels)), total / len(images), rtol=1e-9, atol=1e-9
+    )
 
 
 def test_only_prompts_keys_and_new_rows_move(tiny, same_bits) -> None:
@@ -96,7 +98,7 @@ def test_only_prompts_keys_and_new_rows_move(tiny, same_bits) -> None:
 
 def test_gradients_reach_nothing_else(tiny) -> None:
     model, task = started(tiny)
-    model.method.loss(*images_of(model, task)).backward()
+    model.method.loss(tiny.batch(*images_of(model, task))).backward()
     reached = {k for k, p in model.method.net.named_parameters() if p.grad is not None and p.grad.any()}
     assert reached == {"head.blocks.1.weight", "head.blocks.1.bias", "prompts.prompts.0", "prompts.keys.0"}
 
@@ -185,7 +187,7 @@ def test_a_frozen_backbone_drops_nothing_in_training(precise: dict[str, float], 
     net.backbone = noisy.requires_grad_(False)
     images = images_of(model, task)[0]
     plain, seen = noisy.eval()(images), []
-    monkeypatch.setattr(model.method, "after_step", lambda: seen.append(torch.equal(noisy(images), plain)))
+    monkeypatch.setattr(model.method, "after_step", lambda _: seen.append(torch.equal(noisy(images), plain)))
     model.method.train(task)
     assert seen
     assert all(seen)

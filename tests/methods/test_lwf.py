@@ -56,7 +56,7 @@ def test_the_loss_by_hand_and_a_teacher_that_never_changes(tiny, same_bits, monk
     after_one = copy.deepcopy(made.net)
     seen = []
 
-    def look(self) -> None:
+    def look(self, _) -> None:
         same_bits(self.teacher.state_dict(), after_one.state_dict())
         assert not self.teacher.training
         assert not any(p.requires_grad for p in self.teacher.parameters())
@@ -66,7 +66,7 @@ def test_the_loss_by_hand_and_a_teacher_that_never_changes(tiny, same_bits, monk
             z, old = self.net(images), after_one.eval()(images)
             kd = -(torch.softmax(old / 2, 1) * torch.log_softmax(z[:, :3] / 2, 1)).sum(1).mean()
             expected = cross_entropy(z[:, 3:], labels - 3) + 3 * kd
-            torch.testing.assert_close(self.loss(images, labels), expected)
+            torch.testing.assert_close(self.loss(tiny.batch(images, labels)), expected)
             self.net.train()
         seen.append(1)
 

@@ -25,7 +25,13 @@ def test_it_is_training_on_one_task_after_another(network: str, tiny, same_bits)
     for task in stream:
         first = task.classes.start
         net.grow(len(task.classes), context.seeds.generator("head", task.index))
-        sgd(net, task.train, lambda x, y, k=first: cross_entropy(net(x)[:, k:], y - k), context, task.index)
+        sgd(
+            net,
+            task.train,
+            lambda b, k=first: cross_entropy(net(b.images)[:, k:], b.labels - k),
+            context,
+            task.index,
+        )
     same_bits(method.net.state_dict(), net.state_dict())
 
 
@@ -33,9 +39,9 @@ def test_the_loss_is_cross_entropy_on_the_task_s_own_logits(tiny) -> None:
     method, stream = learned(tiny, "vit_test", (3, 3, 2))
     images, labels = next(plain_batches(stream[2].train, method.context, "x"))
     expected = cross_entropy(method.net(images)[:, 6:8], labels - 6)
-    assert torch.equal(method.loss(images, labels), expected)
+    assert torch.equal(method.loss(tiny.batch(images, labels)), expected)
     wider = cross_entropy(method.net(images), labels)
-    assert method.loss(images, labels).item() < wider.item()
+    assert method.loss(tiny.batch(images, labels)).item() < wider.item()
 
 
 def test_old_blocks_have_no_gradient_and_stay_bit_identical(tiny, same_bits) -> None:
@@ -51,7 +57,7 @@ def test_old_blocks_have_no_gradient_and_stay_bit_identical(tiny, same_bits) -> 
         assert torch.equal(after[2][key], value)
     assert not torch.equal(after[2]["blocks.2.weight"][:2], after[1]["blocks.1.weight"][:2])
     images, labels = next(plain_batches(stream[2].train, model.method.context, "x"))
-    model.method.loss(images, labels).backward()
+    model.method.loss(tiny.batch(images, labels)).backward()
     assert all(p.grad is None for p in model.method.net.head.blocks[:2].parameters())
 
 
@@ -72,8 +78,8 @@ def test_a_first_task_of_one_class_trains_nothing_and_says_so(
 def test_a_single_new_class_competes_with_all_classes_seen(tiny) -> None:
     method, stream = learned(tiny, "vit_test", (2, 1))
     images, labels = next(plain_batches(stream[1].train, method.context, "x"))
-    assert torch.equal(method.loss(images, labels), cross_entropy(method.net(images), labels))
-    assert method.loss(images, labels).item() > 0
+    assert torch.equal(method.loss(tiny.batch(images, labels)), cross_entropy(method.net(images), labels))
+    assert method.loss(tiny.batch(images, labels)).item() > 0
 
 
 def accuracy_by_class(method, stream, classes: int) -> list[float]:

@@ -101,12 +101,12 @@ def test_a_single_class_meets_features_of_the_old_ones(tiny) -> None:
         return torch.autograd.grad(loss, moving)
 
     own = gradients(cross_entropy(method.net(images), labels))
-    both = gradients(method.loss(images, labels))
+    both = gradients(method.loss(tiny.batch(images, labels)))
     for a, b in zip(own[:-2], both[:-2], strict=True):  # all but the new row's weight and bias
         torch.testing.assert_close(a, b)
     assert not torch.allclose(own[-2], both[-2])
     assert len(own) == len(list(method.net.backbone.parameters())) + 2
-    first, second = method.loss(images, labels), method.loss(images, labels)
+    first, second = method.loss(tiny.batch(images, labels)), method.loss(tiny.batch(images, labels))
     assert first.item() != second.item()  # drawn afresh each step
     assert first.item() > cross_entropy(method.net(images), labels).item()
 

@@ -15,11 +15,11 @@ from cofima.models.net import Net
 from cofima.seeds import Seeds
 from cofima.training import device
 from cofima.training.evaluate import evaluate
-from cofima.training.sgd import Train, batches, make_optimizer, plain_batches, sgd
+from cofima.training.sgd import Batch, Train, batches, make_optimizer, plain_batches, sgd
 
 
-def local_loss(net: Net, first: int) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda images, labels: cross_entropy(net(images)[:, first:], labels - first)
+def local_loss(net: Net, first: int) -> Callable[[Batch], Tensor]:
+    return lambda batch: cross_entropy(net(batch.images)[:, first:], batch.labels - first)
 
 
 def normalised(pixels: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def test_decay_alone_shrinks_what_has_no_gradient(tiny) -> None:
         "momentum": 0.0,
     }
     task = tiny.stream((2,))[0]
-    sgd(net, task.train, lambda x, y: 0.0 * net(x).sum(), tiny.context(how), 0)
+    sgd(net, task.train, lambda batch: 0.0 * net(batch.images).sum(), tiny.context(how), 0)
     torch.testing.assert_close(net.backbone.norm.weight.detach(), before * (1 - 0.1 * 0.5))
 
 
@@ -195,9 +195,9 @@ def test_plain_batches_give_every_image_once_in_order(tiny) -> None:
 def test_a_loss_that_is_not_a_number_says_where(tiny) -> None:
     net, task, calls = tiny.net(sizes=(2,)), tiny.stream((2,), per_class=16)[0], []
 
-    def loss(images: Tensor, labels: Tensor) -> Tensor:
+    def loss(batch: Batch) -> Tensor:
         calls.append(1)
-        return net(images).sum() * (float("nan") if len(calls) == 7 else 1.0)
+        return net(batch.images).sum() * (float("nan") if len(calls) == 7 else 1.0)
 
     with pytest.raises(CofimaError) as caught:
         sgd(net, task.train, loss, tiny.context({"batch": 8, "epochs": 3, "lr": 1e-6}), task=4)
@@ -219,7 +219,7 @@ def test_the_very_last_step_may_not_poison_the_weights_unseen(network: str, tiny
     with pytest.raises(
         CofimaError, match="in the last step of task 1; the state after the task before is kept"
     ):
-        sgd(net, task.train, lambda x, y: 1e9 * local_loss(net, 0)(x, y), tiny.context(how), 0)
+        sgd(net, task.train, lambda batch: 1e9 * local_loss(net, 0)(batch), tiny.context(how), 0)
 
 
 # --- options ---------------------------------------------------------------------------------------

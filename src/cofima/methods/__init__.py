@@ -13,10 +13,11 @@ from pydantic import TypeAdapter
 from cofima import plugins
 from cofima.errors import CofimaError, did_you_mean
 from cofima.methods.base import Method
+from cofima.training.sgd import Batch
 
 NOT_METHODS = {"averaging", "base", "cost", "state"}
 
-__all__ = ["Method", "build", "find", "first_task_key", "generic", "names", "options_of"]
+__all__ = ["Batch", "Method", "build", "find", "first_task_key", "generic", "names", "options_of"]
 
 
 def names() -> list[str]:

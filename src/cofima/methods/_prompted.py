@@ -17,7 +17,7 @@ from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.parts.prompts import PROMPTS, Pool, adam
 from cofima.training.evaluate import Score, evaluate
-from cofima.training.sgd import moving, plain_batches
+from cofima.training.sgd import Batch, moving, plain_batches
 
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0)]
@@ -55,12 +55,12 @@ class Prompted(Method):
         """Return a new Adam over all that is not frozen."""
         return adam(moving(self.net), self.lr * self.context.train.batch / 256, self.clip)
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the local cross-entropy, less ``gamma`` times the similarity of the keys in use."""
-        similarity = self.similarity(images)
+        similarity = self.similarity(batch.images)
         chosen = self.choose(similarity)
         pull = similarity.gather(1, chosen).sum(1).mean()
-        return self.local_loss(self.logits(images, chosen), labels) - self.gamma * pull
+        return self.local_loss(self.logits(batch.images, chosen), batch.labels) - self.gamma * pull
 
     def predict(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
         """Let each image find its prompts alone, whatever stands beside it in the batch."""

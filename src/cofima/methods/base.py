@@ -23,7 +23,7 @@ from cofima.models.net import Net
 from cofima.models.vit import unsuited
 from cofima.training.evaluate import Score, evaluate
 from cofima.training.features import FixedFeatures
-from cofima.training.sgd import Context, frozen, plain_batches, sgd
+from cofima.training.sgd import Batch, Context, frozen, plain_batches, sgd
 
 if TYPE_CHECKING:
     from cofima.parts.gaussians import ClassGaussians
@@ -156,7 +156,6 @@ class Method(Midway):
                 self.loss,
                 self.context,
                 task.index,
-                before_step=self.before_step,
                 after_step=self.after_step,
                 optimizer=self.optimizer(),
                 stop=self.context.stop,
@@ -173,12 +172,15 @@ class Method(Midway):
         self.net.head.load_flat(**{key: value[rows] for key, value in whole.flat().items()})
         among = replace(task.train, labels=torch.searchsorted(rows, task.train.labels))
         with self.timed("train"):
-            sgd(self.net, among, lambda x, y: cross_entropy(self.net(x), y), self.context, task.index)
+            sgd(self.net, among, self._refine_loss, self.context, task.index)
         flat = whole.flat()
         for key, value in self.net.head.flat().items():
             flat[key][rows] = value
         whole.load_flat(**flat)
         self.net.head = whole
+
+    def _refine_loss(self, batch: Batch) -> Tensor:
+        return cross_entropy(self.net(batch.images), batch.labels)
 
     def data(self, task: Task) -> Images:
         """Return the images to train on."""
@@ -188,12 +190,9 @@ class Method(Midway):
         """Return what takes the steps of a task, where it is not SGD at the rates of ``train``."""
         return None
 
-    def before_step(self, pixels: Tensor) -> None:
-        """Look at the images of the next step as they are stored."""
-
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return what a step makes smaller: the local cross-entropy, unless a method says otherwise."""
-        return self.local_loss(self.net(images), labels)
+        return self.local_loss(self.net(batch.images), batch.labels)
 
     def local_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy over the current task's logits alone.
@@ -203,8 +202,8 @@ class Method(Midway):
         first = self.task.classes.start if len(self.task.classes) > 1 else 0
         return cross_entropy(logits[:, first:], labels - first)
 
-    def after_step(self) -> None:
-        """Look at the weights after each step."""
+    def after_step(self, batch: Batch) -> None:
+        """Look at the weights after each step, and at the batch that it was taken on."""
 
     def end(self, task: Task) -> None:
         """Finish the task: merge weights, remember, align."""

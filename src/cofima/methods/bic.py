@@ -24,6 +24,7 @@ from cofima.methods.state import Entry
 from cofima.parts import replay
 from cofima.parts.correction import Correction, correct
 from cofima.parts.distill import distillation, teacher_of
+from cofima.training.sgd import Batch
 
 
 @dataclass(eq=False)
@@ -76,12 +77,12 @@ class BiC(Method):
         """Return the exemplars and the new images, but for those held out."""
         return self.learnt if task.index > 0 else task.train
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return distillation of the old classes and cross-entropy over all, by their numbers."""
-        logits = self.net(images)
-        loss = cross_entropy(logits, labels)
+        logits = self.net(batch.images)
+        loss = cross_entropy(logits, batch.labels)
         if self.task.index > 0:
-            old = self.teacher(images)
+            old = self.teacher(batch.images)
             known, share = old.shape[1], old.shape[1] / logits.shape[1]
             loss = share * distillation(logits[:, :known], old, self.temperature) + (1 - share) * loss
         return loss

@@ -18,13 +18,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima import ranks
 from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.parts.distill import known_mse
 from cofima.parts.replay import MEMORY, Again, MemorySize, Reservoir
+from cofima.training.sgd import Batch
 
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -63,26 +63,22 @@ class DERpp(Method):
         self.places, self.draws = chance("reservoir", task.index), chance("replay", task.index)
         super().begin(task)
 
-    def before_step(self, pixels: Tensor) -> None:
-        """Keep the batch as it is stored, to remember it without its augmentation."""
-        self.pixels = pixels
-
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy over all classes seen, of the batch and of what is replayed."""
-        logits = self.net(images)
-        self.labels, self.logits, self.batch = labels, logits.detach(), ranks.at_hand(len(images))
-        loss = cross_entropy(logits, labels)
+        logits = self.net(batch.images)
+        self.logits = logits.detach()
+        loss = cross_entropy(logits, batch.labels)
         if self.alpha and len(self.memory):
-            again, kept = self.replay()
+            again, kept = self.replay(batch)
             loss = loss + self.alpha * kept.known_weight * known_mse(again, kept.logits, kept.known)
         if self.beta and len(self.memory):
-            again, kept = self.replay()
+            again, kept = self.replay(batch)
             loss = loss + self.beta * kept.weight * cross_entropy(again, kept.labels)
         return loss
 
-    def after_step(self) -> None:
-        """Let the batch pass by the memory, with the logits from before the step."""
-        self.memory.add_part(self.batch, self.pixels, self.labels, self.logits, generator=self.places)
+    def after_step(self, batch: Batch) -> None:
+        """Let the batch pass by the memory as it is stored, with the logits from before the step."""
+        self.memory.add_part(batch.shard, batch.pixels, batch.labels, self.logits, generator=self.places)
 
     def end(self, task: Task) -> None:
         """Remember a first task that trained nothing (one class alone), too."""
@@ -93,9 +89,9 @@ class DERpp(Method):
                     logits = self.net(self.context.view.test(pixels.to(self.context.device)))
                     self.memory.add(pixels, labels, logits, self.places)
 
-    def replay(self) -> tuple[Tensor, Again]:
+    def replay(self, batch: Batch) -> tuple[Tensor, Again]:
         """Return the present logits of images drawn and augmented anew, and what is kept of them."""
-        kept = self.memory.again(self.batch, self.draws, self.context.device)
+        kept = self.memory.again(batch.shard, self.draws, self.context.device)
         return self.net(self.context.view.train(kept.pixels, self.draws, kept.part)), kept
 
     def state(self) -> dict[str, Tensor]:

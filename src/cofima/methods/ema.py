@@ -18,7 +18,7 @@ from cofima.methods.base import Share
 from cofima.methods.slca import SLCA
 from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
 from cofima.parts.merging import distance_moved
-from cofima.training.sgd import plain_batches
+from cofima.training.sgd import Batch, plain_batches
 from cofima.weights import Weights, snapshot
 
 
@@ -58,9 +58,9 @@ class EMA(SLCA):
         self.followed = list(now.values())  # the network's own memory: it changes with every step
         self.shadow = [value.clone() for value in self.followed]
 
-    def after_step(self) -> None:
+    def after_step(self, batch: Batch) -> None:
         """Move the shadow towards the weights."""
-        super().after_step()
+        super().after_step(batch)
         for shadow, value in zip(self.shadow, self.followed, strict=True):
             shadow.lerp_(value, self.share)
 

@@ -24,6 +24,7 @@ from cofima.methods.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.parts.importance import FISHER, FisherOptions, task_fisher
 from cofima.parts.quadratic import quadratic
+from cofima.training.sgd import Batch
 from cofima.weights.pieces import Weights
 
 
@@ -76,9 +77,9 @@ class EWC(Method):
         rate = how.lr * (how.backbone_lr_scale if key.startswith("backbone.") else 1)
         return 1 / (rate * self.lamb) if rate * self.lamb > 0 else torch.inf
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the local cross-entropy, plus the penalty."""
-        loss = super().loss(images, labels)
+        loss = super().loss(batch)
         if self.task.index == 0:
             return loss
         return loss + self.lamb * quadratic(self.held, self.anchor, self.pull)

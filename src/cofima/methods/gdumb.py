@@ -31,6 +31,7 @@ from cofima.parts.replay import (
     refuse_small_memory,
     restored_memory,
 )
+from cofima.training.sgd import Batch
 from cofima.weights.pieces import snapshot
 
 
@@ -88,9 +89,9 @@ class GDumb(Method):
         """Return the memory: nothing else is trained on."""
         return self.memory
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy over all classes seen."""
-        return cross_entropy(self.net(images), labels)
+        return cross_entropy(self.net(batch.images), batch.labels)
 
     def state(self) -> dict[str, Tensor]:
         """Keep the memory and the weights that every training starts from."""

@@ -19,6 +19,7 @@ from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.cost import Cost, Plan
 from cofima.parts.distill import distillation, teacher_of
+from cofima.training.sgd import Batch
 
 
 @dataclass(eq=False)
@@ -52,13 +53,13 @@ class LwF(Method):
             self.teacher = teacher_of(self.net)
         super().begin(task)
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the local cross-entropy, plus distillation of the old classes."""
-        logits = self.net(images)
-        loss = self.local_loss(logits, labels)
+        logits = self.net(batch.images)
+        loss = self.local_loss(logits, batch.labels)
         if self.task.index == 0:
             return loss
-        old = self.teacher(images)
+        old = self.teacher(batch.images)
         return loss + self.lamb * distillation(logits[:, : old.shape[1]], old, self.temperature)
 
     def end(self, task: Task) -> None:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima import ranks
 from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.cost import Cost, Plan
@@ -21,6 +20,7 @@ from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.parts.align import RAW_HEAD, Align, align, task_of_class
 from cofima.parts.gaussians import GAUSSIANS, ClassGaussians, Sampler
+from cofima.training.sgd import Batch
 
 SLOW_LEARNER = "slow learner with Gaussians"  # the first task of all that only differ in what comes later
 
@@ -65,12 +65,11 @@ class SLCA(Method):
             self.old_features = Sampler(self.gaussians, known, self.context.device)
             self.draws = self.context.seeds.generator("single class", task.index)
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """Return the local cross-entropy; a single new class also competes with old classes' features."""
-        loss = super().loss(images, labels)
+        loss = super().loss(batch)
         if len(self.task.classes) == 1:
-            whole = ranks.at_hand(len(images)).whole
-            features, classes = self.old_features.draw_any(whole, self.draws)
+            features, classes = self.old_features.draw_any(batch.shard.whole, self.draws)
             loss = loss + cross_entropy(self.net.head(features), classes)
         return loss
 

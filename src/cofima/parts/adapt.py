@@ -178,7 +178,7 @@ def adapt(
     for one in inserted:
         one.requires_grad_(True)
     context = replace(context, train=how.train(context.train.precision))
-    sgd(learner, images, lambda x, y: cross_entropy(learner(x), y), context, task=0)
+    sgd(learner, images, lambda b: cross_entropy(learner(b.images), b.labels), context, task=0)
     backbone.requires_grad_(False)
     return True
 

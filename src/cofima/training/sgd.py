@@ -19,7 +19,6 @@ from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.seeds import Seeds
 from cofima.training.inflight import NOT_KEPT, Inflight
-from cofima.training.together import together
 
 CHECK_EVERY = 50  # steps between two looks at the loss: each look makes a GPU wait
 
@@ -97,22 +96,37 @@ class Context:
     """Told after each epoch: the task, the epoch, the loss of every step, and the learning rates."""
 
 
+@dataclass(frozen=True)
+class Batch:
+    """The images of one step, as far as this process trains on them."""
+
+    images: Tensor
+    """As the network sees them: augmented, normalized, on the device [B, 3, size, size]."""
+    labels: Tensor
+    """On the device [B]."""
+    pixels: Tensor
+    """As they are stored: uint8 on the CPU [B, 3, height, width]."""
+    shard: ranks.Part
+    """Which rows of the whole batch these are; all of them in a single process."""
+
+
+Loss = Callable[[Batch], Tensor]
+
+
 def sgd(
     net: Net,
     images: Images,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Loss,
     context: Context,
     task: int,
-    after_step: Callable[[], None] | None = None,
-    before_step: Callable[[Tensor], None] | None = None,
+    after_step: Callable[[Batch], None] | None = None,
     optimizer: Optimizer | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> None:
     """Train ``net`` on ``images`` for the epochs that ``context.train`` says.
 
-    ``before_step`` is given the pixels of this process's part of a batch as they are stored. Another
-    ``optimizer`` than SGD keeps its rates, but for milestones that were asked for. ``stop`` is asked after
-    each epoch whether to end here.
+    Another ``optimizer`` than SGD keeps its rates, but for milestones that were asked for. ``stop`` is
+    asked after each epoch whether to end here.
     """
     how, seeds = context.train, context.seeds
     if optimizer is None:
@@ -121,7 +135,7 @@ def sgd(
         how = how.model_copy(update={"milestones": ()})
     schedule = make_schedule(optimizer, how)
     half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
-    loss = together(net, loss)
+    loss = ranks.synchronized(net, loss)
     net.train()
     net.backbone.train(bool(moving(net.backbone)))  # a frozen one computes as at test time
     if how.batchnorm == "frozen":
@@ -137,19 +151,15 @@ def sgd(
         label = f"epoch {epoch + 1}/{how.epochs}"
         left = context.progress.track(steps[done:], len(steps) - done, label)
         for step, index in enumerate(left, done):
-            part = ranks.step(len(index))
-            pixels, labels = images.batch(index[part.rows])
-            if before_step is not None:
-                before_step(pixels)
-            inputs = context.view.train(pixels.to(context.device, non_blocking=True), augment, part)
+            batch = make_batch(images, index, context, augment)
             with half:
-                value = loss(inputs, labels.to(context.device)) * part.weight
+                value = loss(batch) * batch.shard.weight
             optimizer.zero_grad()
             torch.autograd.backward(value)
             optimizer.step()
             losses[step] = value.detach()
             if after_step is not None:
-                after_step()
+                after_step(batch)
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
                 refuse_divergence(ranks.total(losses[: step + 1].clone()) / ranks.world(), task, epoch)
             flight.offer(step + 1)
@@ -163,6 +173,14 @@ def sgd(
     net.zero_grad()  # as large as the network, and of no use to what comes next
     net.eval()
     flight.end()
+
+
+def make_batch(images: Images, index: Tensor, context: Context, augment: torch.Generator) -> Batch:
+    """Read this process's share of the images at ``index``, and augment it."""
+    shard = ranks.part(len(index))
+    pixels, labels = images.batch(index[shard.rows])
+    seen = context.view.train(pixels.to(context.device, non_blocking=True), augment, shard)
+    return Batch(seen, labels.to(context.device), pixels, shard)
 
 
 def make_optimizer(net: Net, how: Train) -> torch.optim.SGD:
