@@ -15,7 +15,6 @@ from cofima.data.images import fit
 from cofima.data.materialise import materialise
 from cofima.data.source import Picture, Source
 from cofima.experiment.launch import launch
-from cofima.report.records import read_setup
 
 
 @pytest.fixture(scope="module")
@@ -116,22 +115,3 @@ def test_small_arrays_are_enlarged_when_they_are_seen(
     model = launch(how, tmp_path / "run")
     assert model.view.shape == (8, 8)
     assert store.load(tmp_path / "run").method.state()["memory.pixels"].shape[1:] == (3, 8, 8)
-
-
-def test_a_model_folder_from_before_presets_still_loads(
-    tiny, images: Path, tmp_path: Path, same_bits
-) -> None:
-    model = launch(config(tiny, images, None), tmp_path / "run")
-    path = generations.current(tmp_path / "run") / "config.json"
-    said = json.loads(path.read_text())
-    for key in ("preset", "whole", "window", "brightness", "shape"):
-        del said["preprocess"][key]
-    del said["config"]["data"]["preset"], said["sha256"]
-    path.write_text(json.dumps(said | {"sha256": generations.digest(said)}))
-    again = store.load(tmp_path / "run")
-    assert again.view == model.view
-    same_bits(again.weights(), model.weights())
-    assert launch(config(tiny, images, None), tmp_path / "run").planned == 2  # and is known to be finished
-    faults: list[str] = []
-    setup = read_setup(path, faults)
-    assert (setup.preprocess["preset"], setup.config["data"]["preset"], faults) == ("timm", None, [])

@@ -93,9 +93,9 @@ def test_a_dataset_of_a_plugin_is_one_like_any_other(tmp_path: Path) -> None:
     assert {"split_hash", "fingerprint"} <= loaded.facts.keys()
 
 
-def test_without_plugins_a_model_says_nothing_of_them(tmp_path: Path, tiny: Any) -> None:
+def test_a_model_without_plugins_records_none(tmp_path: Path, tiny: Any) -> None:
     tiny.run(tmp_path, tiny.config(), tiny.stream((2,), per_class=4))
-    assert "plugins" not in json.loads((tmp_path / "0001" / "config.json").read_text())
+    assert json.loads((tmp_path / "0001" / "config.json").read_text())["plugins"] == []
 
 
 def test_a_plugin_is_found_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
 """The model folder: never half written, never silently damaged, readable by plain timm."""
 
-import errno
 import json
-import os
 import pickletools
 import shutil
 from collections.abc import Callable, Iterator
@@ -97,7 +95,8 @@ def test_the_history_tells_of_every_task(learned: Path) -> None:
 
 def test_the_folder_says_what_it_is(learned: Path, config) -> None:
     said = json.loads((learned / "0003" / CONFIG).read_text())
-    assert said["format"] == 1
+    assert said["format"] == 2
+    assert said["method"] == {"label": "CoMA", "all_at_once": False, "keeps_images": False}
     assert said["config"]["method"] == "coma"
     assert said["config"]["options"]["lam"] == 0.4
     assert said["backbone"]["sha256"]
@@ -139,82 +138,15 @@ def test_loading_leaves_the_folder_alone(folder: Path) -> None:
     assert content(folder) == before
 
 
-# --- crashes while writing -------------------------------------------------------------------------
-
-
-class Crash(BaseException):
-    """What stands for a power cut: no handler of ours may catch it."""
-
-
-def crashing(monkeypatch: pytest.MonkeyPatch, name: str, at: int, error: BaseException) -> None:
-    """Make the ``at``-th call of a function that saving calls fail, once."""
-    where = generations if name == "_sha256" else store
-    real, calls = getattr(where, name), []
-
-    def call(*args: object, **options: object) -> object:
-        calls.append(1)
-        if len(calls) == at:
-            raise error
-        return real(*args, **options)
-
-    monkeypatch.setattr(where, name, call)
-
-
-@pytest.mark.parametrize("where", ["save_file", "sync", "write_text", "_sha256", "prune"])
-@pytest.mark.parametrize("generation", [1, 2, 3])
-def test_a_crash_anywhere_keeps_the_state_before_and_the_run_goes_on(
-    where: str, generation: int, config, learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "model"
-    each = {"save_file": 2, "sync": 6, "write_text": 1, "_sha256": 3, "prune": 1}[where]
-    with monkeypatch.context() as patch:
-        crashing(patch, where, each * generation, Crash())
-        with pytest.raises(Crash):
-            launch(config, folder)
-    done = generation if where == "prune" else generation - 1
-    in_force = generations.current(folder)
-    assert (in_force.name if in_force else None) == (f"{done:04d}" if done else None)
-    if in_force:
-        assert len(store.load(folder).tasks) == done
-    launch(config, folder)
-    unpruned = ["0001"] if (where, generation) == ("prune", 3) else []  # done: nothing is written any more
-    assert sorted(p.name for p in folder.iterdir()) == [*unpruned, "0002", "0003", CURRENT, METRICS]
-    for name in (WEIGHTS, STATE):
-        assert (folder / "0003" / name).read_bytes() == (learned / "0003" / name).read_bytes()
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO])
-@pytest.mark.parametrize("where", ["save_file", "write_text"])
-def test_a_full_disk_leaves_the_earlier_state_and_says_so(
-    where: str, code: int, config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "model"
-    with monkeypatch.context() as patch:
-        if where == "save_file":
-            crashing(patch, "save_file", 4, OSError(code, os.strerror(code)))
-        else:
-            real = Path.replace
-
-            def full(self: Path, target: Path) -> Path:
-                if target.name == CURRENT and (folder / "0002").exists():
-                    raise OSError(code, os.strerror(code))
-                return real(self, target)
-
-            patch.setattr(Path, "replace", full)
-        with pytest.raises(CofimaError) as caught:
-            launch(config, folder)
-    assert os.strerror(code) in str(caught.value)
-    assert "kept" in str(caught.value) or "nothing was changed" in str(caught.value)
-    assert generations.current(folder).name == "0001"
-    assert not [p for p in folder.iterdir() if p.name.startswith(".")]
-    assert len(store.load(folder).tasks) == 1
-    assert len(launch(config, folder).tasks) == 3
+# --- crashes while writing: see also test_generations.py ------------------------------------------------
 
 
 def test_what_a_killed_process_left_is_cleared_away(folder: Path, config, tiny, tmp_path: Path) -> None:
     fresh = tmp_path / "fresh"
-    (fresh / ".0001.99999").mkdir(parents=True)
-    (fresh / ".0001.99999" / WEIGHTS).write_bytes(b"half")
+    aside = fresh / f".{'0f' * 16}.0001"
+    aside.mkdir(parents=True)
+    (aside / WEIGHTS).write_bytes(b"half")
+    (fresh / f".{'0f' * 16}.CURRENT").write_text("0001")
     launch(config, fresh)
     assert sorted(p.name for p in fresh.iterdir()) == ["0002", "0003", CURRENT, METRICS]
 
@@ -286,12 +218,12 @@ def test_what_is_no_model_folder_is_said(tmp_path: Path) -> None:
     assert "is not a model folder" in say(file)
 
 
-def test_a_folder_of_a_newer_version_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize(("format", "age"), [(1, "an older"), (3, "a newer")])
+def test_a_folder_of_another_format_is_refused_in_one_sentence(format: int, age: str, folder: Path) -> None:
     path = folder / "0003" / CONFIG
-    said = json.loads(path.read_text())
-    said["format"] = 2
-    path.write_text(json.dumps(said))
-    assert "newer" in say(folder) or str(path) in say(folder)
+    path.write_text(path.read_text().replace('"format": 2', f'"format": {format}'))
+    assert f"{folder} was written by {age} cofima (format {format}, here 2)" in say(folder)
+    assert "\n" not in say(folder)
 
 
 def test_a_damaged_first_generation_has_nothing_before_it(tiny, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ A file is named by ``--plugin FILE``, by :func:`load`, or in ``$COFIMA_PLUGINS``
 start inherit. An installed package names its modules as entry points of the group ``cofima.plugins``.
 """
 
-import hashlib
 import importlib.util
 import os
 import sys
@@ -19,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from cofima.errors import CofimaError, CofimaWarning, problems
+from cofima.files import file_digest
 
 GROUP, ENVIRONMENT = "cofima.plugins", "COFIMA_PLUGINS"
 
@@ -42,7 +42,7 @@ def load(file: str | Path) -> Plugin:
     problem = _problem(path)
     if problem:
         raise CofimaError(f"plugin {file}: {problem}")
-    digest, known = _sha256(path), _named.get(path.stem)
+    digest, known = file_digest(path), _named.get(path.stem)
     if known is not None and (known.file, known.sha256) == (path, digest):
         return known
     if known is not None and known.file != path:
@@ -131,8 +131,4 @@ def _import(entry: EntryPoint) -> Plugin:
     module = entry.load()
     if not isinstance(module, ModuleType) or not module.__file__:
         raise TypeError("it must name a module in a file")
-    return Plugin(entry.name, module, Path(module.__file__), _sha256(Path(module.__file__)))
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return Plugin(entry.name, module, Path(module.__file__), file_digest(Path(module.__file__)))

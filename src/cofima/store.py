@@ -1,8 +1,5 @@
 """The model: a classifier that has learned some tasks, and can go on learning; kept in a model folder."""
 
-import json
-import os
-import shutil
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,31 +7,16 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from cofima import methods, plugins
+from cofima import generations, methods, plugins
 from cofima.config import Config
 from cofima.data.images import ImageSet
 from cofima.data.own import own
 from cofima.data.views import View
 from cofima.errors import CofimaError
-from cofima.files import sync, write_text
-from cofima.generations import (
-    CURRENT,
-    HISTORY,
-    IMAGES,
-    INFLIGHT,
-    STATE,
-    WEIGHTS,
-    current,
-    opened,
-    ours,
-    prune,
-    seal,
-)
-from cofima.lock import alone
+from cofima.generations import IMAGES, STATE, WEIGHTS, MethodFacts, Record
 from cofima.methods import Method
 from cofima.models.backbone import BackboneFacts, build_empty
 from cofima.models.net import Net
@@ -104,45 +86,17 @@ def attach(
 
 
 def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
-    """Write the next generation, then point to it; the one before stays until the next call."""
-    with alone(folder):
-        _save(model, folder, progress)
-
-
-def _save(model: Model, folder: Path, progress: Progress) -> None:
-    before = current(folder)
-    name = f"{len(model.tasks) if before is None else int(before.name) + 1:04d}"
-    aside = folder / f".{name}.{os.getpid()}"
+    """Write the next generation of a model folder, and put it into force."""
     weights, state = _plain(model.weights()), _plain(model.method.state())
-    size = sum(v.numel() * v.element_size() for v in (weights | state).values())
+    size = sum(value.nbytes for value in (*weights.values(), *state.values()))
     if size > LARGE:
-        progress.say(f"writing {size / 1e6:,.0f} MB to {folder / name}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        progress.say(f"writing {size / 1e6:,.0f} MB to {folder}")
+    with generations.write(folder, _record(model), model.history) as aside:
         save_file(weights, aside / WEIGHTS, {"format": "pt"})
         save_file(state, aside / STATE, {"format": "pt"})
         if model.images is not None and len(model.images):
             kept = {"pixels": model.images.pixels[model.images.rows], "labels": model.images.labels}
             save_file(kept, aside / IMAGES)
-        (aside / HISTORY).write_text("".join(json.dumps(row) + "\n" for row in model.history), "utf-8")
-        seal(aside, _said(model))
-        for file in (*aside.iterdir(), aside):
-            sync(file)
-        if ours(folder / name):
-            shutil.rmtree(folder / name)  # left by a crash before CURRENT was replaced
-        aside.rename(folder / name)
-        sync(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise CofimaError(
-            f"{folder}: {name} could not be written ({error}); earlier states are kept"
-        ) from error
-    write_text(folder / CURRENT, name + "\n")
-    shutil.rmtree(folder / INFLIGHT, ignore_errors=True)  # it went out from the state before
-    if not model.config.keep_checkpoints:
-        prune(folder, name)
 
 
 def load(
@@ -152,21 +106,23 @@ def load(
     progress: Progress = SILENT,
     generation: Path | None = None,
 ) -> Model:
-    """Read a model back, checked file by file, ready to predict or to learn the next task.
+    """Read a model back, every file verified, ready to predict or to learn the next task.
 
     It is the generation in force, unless another one of the folder is given.
     """
-    generation, kept = opened(Path(folder), generation)
-    plugins.refuse_missing(Path(folder), kept.get("plugins", []))
-    weights, state = (load_file(generation / name) for name in (WEIGHTS, STATE))
-    images = load_file(generation / IMAGES) if IMAGES in kept["files"] else None
-    config = Config.model_validate(kept["config"] | {"device": where})
-    facts = TypeAdapter(BackboneFacts).validate_python(kept["backbone"])
-    view = TypeAdapter(View).validate_python(kept["preprocess"])
-    tasks = [tuple(task) for task in kept["tasks"]]
-    model = _empty(config, facts, view, tasks, kept["planned_tasks"], progress)
-    model.data, model.serving = kept["data"], kept.get("serving", {})
-    model.history = [json.loads(line) for line in (generation / HISTORY).read_text("utf-8").splitlines()]
+    read = generations.read(Path(folder), generation)
+    record = read.record
+    plugins.refuse_missing(Path(folder), record.plugins)
+    weights, state, history, images = read.weights(), read.state(), read.history(), read.images()
+    model = _empty(
+        Config.model_validate(record.config | {"device": where}),
+        TypeAdapter(BackboneFacts).validate_python(record.backbone),
+        TypeAdapter(View).validate_python(record.preprocess),
+        [tuple(task) for task in record.tasks],
+        record.planned_tasks,
+        progress,
+    )
+    model.data, model.serving, model.history = record.data, record.serving, history
     if images is not None:
         model.images = ImageSet(images["pixels"], torch.arange(len(images["labels"])), images["labels"])
     return _fill(model, weights, state)
@@ -224,25 +180,25 @@ def _fill(model: Model, weights: dict[str, Tensor], state: dict[str, Tensor]) ->
     return model
 
 
-def _said(model: Model) -> dict[str, Any]:
-    return {
-        "label": model.method.label,
-        "config": model.config.model_dump(mode="json"),
-        "backbone": model.backbone.as_json(),
-        "preprocess": asdict(model.view),
-        "data": model.data,
-        "tasks": [list(task) for task in model.tasks],
-        "serving": model.serving,
-        "planned_tasks": model.planned,
-        **_plugins(model.config),
-    }
+def method_facts(kind: type[Method]) -> MethodFacts:
+    """Return what a model folder records of its method."""
+    return MethodFacts(label=kind.label, all_at_once=kind.all_at_once, keeps_images=kind.keeps_images)
 
 
-def _plugins(config: Config) -> dict[str, Any]:
-    """Name the files outside the package that a model was made with; nothing where there are none."""
-    dataset = own().get(config.dataset)
-    needed = plugins.said([config.method, *([dataset.plugin] if dataset else [])])
-    return {"plugins": needed} if needed else {}
+def _record(model: Model) -> Record:
+    dataset = own().get(model.config.dataset)
+    needed = [model.config.method, *([dataset.plugin] if dataset else [])]
+    return Record(
+        method=method_facts(type(model.method)),
+        config=model.config.model_dump(mode="json"),
+        backbone=model.backbone.as_json(),
+        preprocess=asdict(model.view),
+        data=model.data,
+        tasks=[list(task) for task in model.tasks],
+        planned_tasks=model.planned,
+        serving=model.serving,
+        plugins=plugins.said(needed),
+    )
 
 
 def _plain(weights: dict[str, Tensor]) -> dict[str, Tensor]:

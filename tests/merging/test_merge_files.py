@@ -1,6 +1,7 @@
 """Plain files: laws of every method, types, mistakes."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import cofima
 from cofima.errors import CofimaError
-from cofima.merging import parts, place
+from cofima.merging import parts
 from cofima.progress import Progress
 from cofima.weights import average, average_all, fisher_average, fisher_average_all
 
@@ -286,7 +287,7 @@ def test_weights_without_fisher_are_named(files, fishers, tmp_path: Path) -> Non
 
 def test_a_full_disk_is_said_before_and_during(files, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(place.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})())
+        patch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})())
         assert "needs 0 MB" in refused(files[:2])
 
     def full(*_: int) -> None:

@@ -12,7 +12,7 @@ from cofima import generations, store
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.models import final_norm
-from cofima.models.backbone import BackboneFacts, ModelOptions, create
+from cofima.models.backbone import ModelOptions, create
 
 
 def test_a_reset_norm_is_a_fresh_one_and_nothing_else_changes(pretrained: Path) -> None:
@@ -67,21 +67,3 @@ def test_a_run_records_the_identity_of_its_backbone(tiny, tmp_path: Path, pretra
         "timm's names",
         "pretrained",
     )
-
-
-NEW = ("alias", "tag", "pretraining", "overlap", "layout", "final_norm")
-
-
-def test_a_folder_from_before_the_identity_was_recorded_still_loads(tiny, tmp_path: Path, same_bits) -> None:
-    folder = tmp_path / "run"
-    model = tiny.run(folder, tiny.config("seq_ft", train={"epochs": 1}), tiny.stream((2,)))
-    file = generations.current(folder) / "config.json"
-    said = json.loads(file.read_text())
-    said["backbone"] = {key: value for key, value in said["backbone"].items() if key not in NEW}
-    del said["config"]["model"]["final_norm"], said["sha256"]
-    file.write_text(json.dumps(said | {"sha256": generations.digest(said)}))
-    old = store.load(folder, where="cpu")
-    same_bits(old.weights(), model.weights())
-    assert old.config == model.config
-    assert isinstance(old.backbone, BackboneFacts)
-    assert (old.backbone.pretraining, old.backbone.final_norm) == ("", "pretrained")

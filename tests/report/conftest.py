@@ -62,9 +62,9 @@ def build_run(
         "data": {},
     }
     content = {
-        "format": 1,
+        "format": 2,
+        "method": {"label": label or LABELS[method], "all_at_once": joint, "keeps_images": False},
         "config": config,
-        "label": label or LABELS[method],
         "backbone": {"name": "vit_micro", "sha256": "0123456789abcdef" * 4},
         "data": {"name": "digits", "fingerprint": "fedcba9876543210" * 4},
         "preprocess": {"size": 64, "mean": [0.5] * 3, "std": [0.5] * 3},

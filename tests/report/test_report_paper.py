@@ -15,6 +15,7 @@ import pytest
 from cofima import config, report
 from cofima.commands.report import Format, Paper, report_
 from cofima.experiment.cells import cells
+from cofima.generations import MethodFacts
 from cofima.report import beside, paper_formats
 from cofima.report.layouts import LAYOUTS
 from cofima.report.paper import fill
@@ -395,9 +396,9 @@ def test_every_cell_of_the_recipes_has_its_line(recipe, key):
     for cell in cells(recipe, only=["seed=1993"]):
         train, test = images[cell.dataset]
         setup = Setup(
-            format=1,
+            format=2,
+            method=MethodFacts(label=cell.method),
             config=cell.model_dump(mode="json"),
-            label=cell.method,
             data={"name": cell.dataset, "train": train, "test": test},
             preprocess={"preset": "slca"},
             planned_tasks=1,

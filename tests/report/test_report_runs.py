@@ -79,13 +79,13 @@ def test_a_pointer_to_nothing_or_elsewhere_is_refused(make_run, name):
         ("config.json", lambda text: text[:50], "config.json: Invalid JSON"),
         (
             "config.json",
-            lambda text: text.replace('"format": 1', '"format": 2'),
-            r"config.json: format: .* got '2'",
+            lambda text: text.replace('"format": 2', '"format": 1'),
+            r"config.json: format: .* got '1'",
         ),
         (
             "config.json",
             lambda text: text.replace('"label"', '"lable"'),
-            "config.json: label: Field required",
+            "config.json: method.label: Field required",
         ),
         ("config.json", None, "config.json: the file is missing"),
         ("history.jsonl", None, "history.jsonl: the file is missing"),

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
-from safetensors.torch import load_file
 
 from cofima import generations, methods
 from cofima.config import Config
@@ -76,14 +75,13 @@ class KeptRun:
         return [name for name, _ in empty.named_parameters()]
 
     def _read(self, task: int) -> Weights:
-        generation, _ = generations.opened(self.folder, self.generation(task))
-        return load_file(generation / generations.WEIGHTS)
+        return generations.read(self.folder, self.generation(task)).weights()
 
 
 def open_run(folder: Path) -> KeptRun:
     """Open a run folder; refuse what is none, and what has learned a single task."""
-    _, said = generations.opened(folder)
-    history = generations.read_history(folder)
+    generation = generations.read(folder)
+    record, history = generation.record, generation.history()
     if any("kind" in row for row in history):
         raise CofimaError(
             f"{folder} is a model in use (cofima history {folder}), not a run: analyses relearn tasks from "
@@ -91,8 +89,8 @@ def open_run(folder: Path) -> KeptRun:
         )
     if len(history) < 2:
         raise CofimaError(f"{folder} has learned one task only: there is no task before it to compare with")
-    facts = TypeAdapter(BackboneFacts).validate_python(said["backbone"])
-    return KeptRun(folder, Config.model_validate(said["config"]), facts, said["data"], history)
+    facts = TypeAdapter(BackboneFacts).validate_python(record.backbone)
+    return KeptRun(folder, Config.model_validate(record.config), facts, record.data, history)
 
 
 def choose_task(run: KeptRun, task: int | None) -> int:

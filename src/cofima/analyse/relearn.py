@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima import generations, methods, store
@@ -113,7 +112,7 @@ def relearn(run: KeptRun, task: int, progress: Progress) -> Relearned:
     with progress.stage(f"{method.label}: task {task} again"):
         method.learn(found.task, train=train, end=end)
     found.merged, found.lam = snapshot(method.net), method.facts["lam"]
-    _compare(found, method, load_file(after / generations.WEIGHTS), progress)
+    _compare(found, method, generations.read(run.folder, after).weights(), progress)
     return found
 
 

@@ -80,8 +80,8 @@ def worst(by_class: dict[str, float]) -> Iterator[str]:
 def kept(made: Classifier) -> Iterator[str]:
     """Say where the model is, how large, and which images are in it."""
     assert made.folder is not None
-    generation = made.folder / (made.folder / "CURRENT").read_text("utf-8").strip()
-    size = sum(file.stat().st_size for file in generation.iterdir())
+    assert made.generation is not None
+    size = sum(file.stat().st_size for file in made.generation.iterdir())
     yield f"Model: {made.folder} ({size / 1e6:.1f} MB)"
     held = 0 if made.model.images is None else len(made.model.images)
     if held:

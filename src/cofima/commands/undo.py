@@ -12,5 +12,7 @@ from cofima.commands.console import say
 def undo(model: Annotated[Path, typer.Argument(help="A model folder.")]) -> None:
     """Go back to the state before the last change; the state before that one is no longer kept."""
     left, now = generations.undo(model)
-    before, after = (generations.classes_of(generation) for generation in (left, now))
-    say(f"{model} is again as it was: {now.name} with {len(after)} classes ({left.name} had {len(before)})")
+    say(
+        f"{model} is again as it was: {now.name} with {len(now.record.classes)} classes "
+        f"({left.name} is no longer in force)"
+    )

@@ -24,7 +24,7 @@ from cofima.data.forms import Form
 from cofima.data.reading import Found, fill, readers
 from cofima.data.source import Picture
 from cofima.errors import CofimaError
-from cofima.files import cache_folder, write_text
+from cofima.files import cache_folder, json_digest, write_text
 from cofima.progress import Progress
 
 FORMAT = 1
@@ -94,7 +94,7 @@ def _build(cache: Cache, pictures: Sequence[Picture], progress: Progress) -> lis
         rest = progress.track(_read(cache, pixels, pictures, found), cache.count - len(found), label)
         found += rest
         said = {"format": FORMAT, "form": asdict(cache.form), "found": found}
-        write_text(cache.place / INDEX, json.dumps(said | {"sha256": _digest(said)}))
+        write_text(cache.place / INDEX, json.dumps(said | {"sha256": json_digest(said)}))
         (cache.place / JOURNAL).unlink(missing_ok=True)
     except OSError as error:
         raise CofimaError(
@@ -153,7 +153,7 @@ def _verified(cache: Cache, progress: Progress) -> list[Found] | None:
         return None
     try:
         said = json.loads((cache.place / INDEX).read_text("utf-8"))
-        if said.pop("sha256") != _digest(said):
+        if said.pop("sha256") != json_digest(said):
             raise ValueError("its index is not what was written")
         found = [(str(hashed), str(fault)) for hashed, fault in said["found"]]
         size = (cache.place / PIXELS).stat().st_size
@@ -193,7 +193,3 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
             progress.say(f"waiting for another process that reads the same images into {path.parent}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _digest(said: dict[str, Any]) -> str:
-    return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

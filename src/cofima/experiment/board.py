@@ -1,16 +1,16 @@
 """How far every cell of a grid is, as its folder says: whoever runs it, the disk knows."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal
+from typing import Literal
 
 from cofima import generations
 from cofima.errors import CofimaError
 from cofima.experiment.prefix import NOTE
 from cofima.experiment.worker import LOG
+from cofima.generations import Generation
 
 State = Literal["waiting", "running", "done", "failed"]
 
@@ -64,20 +64,14 @@ class Row:
             generation = generations.current(self.folder)
             if generation is None or generation.name == self._seen:
                 return
-            self._read(generation)
+            self._read(generations.read(self.folder, generation))
             self._seen, self._since = generation.name, monotonic()
-        except (
-            OSError,
-            ValueError,
-            CofimaError,
-        ):  # it is being replaced at this moment: the next look will do
+        except (OSError, CofimaError):  # it is being replaced at this moment: the next look will do
             return
 
-    def _read(self, generation: Path) -> None:
-        text = (generation / generations.HISTORY).read_text("utf-8")
-        rows: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
-        said = json.loads((generation / generations.CONFIG).read_text("utf-8"))
-        self.task, self.tasks = len(rows), int(said["planned_tasks"])
+    def _read(self, generation: Generation) -> None:
+        rows = generation.history()
+        self.task, self.tasks = len(rows), generation.record.planned_tasks
         self.seconds = sum(row["seconds"]["total"] for row in rows)
         self.taken = any(NOTE in row["notes"] for row in rows)
         right = sum(a * n for a, n in zip(rows[-1]["accuracy"], rows[-1]["sizes"], strict=True))

@@ -4,8 +4,6 @@ A recipe's ``grid`` maps keys to the values that they take, ``{method: [coma, co
 a list of such maps is the union of their products.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -16,6 +14,7 @@ import yaml
 from cofima.config import Config, check, laid, read_values
 from cofima.errors import CofimaError, problems
 from cofima.experiment.resources import Resources, check_resources
+from cofima.files import json_digest
 
 FREE = {"device": "auto", "keep_checkpoints": False}  # what does not change what a cell computes
 YOUNGER = {"data.test_limit": None, "options.align.shrink": True}  # with what they are by default
@@ -74,8 +73,7 @@ def plan(
 
 def name(config: Config) -> str:
     """Return the folder's name of a cell: what people look for, and a hash of everything it computes."""
-    digest = hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:8]
-    return f"{plain_name(config)}-{digest}"
+    return f"{plain_name(config)}-{json_digest(identity(config))[:8]}"
 
 
 def identity(config: Config) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The task that a run was cut off in: whose it is, whether it may go on, and how to say where."""
 
-import hashlib
 import signal
 from importlib.metadata import version
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from cofima import generations, ranks
+from cofima.files import file_digest
 from cofima.interruption import Interrupted
 from cofima.store import Model
 from cofima.training import sealed
@@ -65,4 +65,4 @@ def _generation(folder: Path) -> str:
     generation = generations.current(folder)
     if generation is None:
         return ""
-    return f"{generation.name} {hashlib.sha256((generation / generations.CONFIG).read_bytes()).hexdigest()}"
+    return f"{generation.name} {file_digest(generation / generations.CONFIG)}"

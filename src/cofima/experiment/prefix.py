@@ -4,20 +4,18 @@ Cells that agree in what decides the state after the first task (:func:`cofima.m
 and in everything else that a configuration holds, take it over from one folder, file by file.
 """
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cofima import generations, methods
+from cofima import generations, methods, store
 from cofima.config import Config
 from cofima.errors import CofimaError
 from cofima.experiment.cells import identity
 from cofima.experiment.journal import METRICS
-from cofima.files import sync, write_text
+from cofima.files import json_digest, write_text
 
 FOLDER = ".first"  # hidden: what is in it is no result
 NOTE = "the first task was taken over from cells that share it"
@@ -29,8 +27,7 @@ def key(config: Config) -> str | None:
     if first is None:
         return None
     said = {k: v for k, v in identity(config).items() if k not in ("method", "options")}
-    text = json.dumps([said, first], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return json_digest([said, first])[:12]
 
 
 def shared(cells: Mapping[Path, Config], out: Path) -> dict[Path, list[Path]]:
@@ -60,24 +57,19 @@ def take(first: Path, config: Config, folder: Path) -> bool:
     """Begin a cell with the first task of another, unless it has begun; tell whether it was done."""
     if generations.current(folder) is not None or not learned(first):
         return False
-    generation, said = generations.opened(first)
-    said |= {"config": config.model_dump(mode="json"), "label": methods.find(config.method).label}
-    aside = folder / f".{generation.name}.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    for name in (generations.WEIGHTS, generations.STATE):
-        _link(generation / name, aside / name)
-    rows = [json.loads(line) for line in (generation / generations.HISTORY).read_text("utf-8").splitlines()]
-    rows[-1]["notes"].append(NOTE)
-    (aside / generations.HISTORY).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    generations.seal(aside, said)
-    for file in (*aside.iterdir(), aside):
-        sync(file)
-    if (first / METRICS).is_file():
-        write_text(folder / METRICS, (first / METRICS).read_text("utf-8"))
-    shutil.rmtree(folder / generation.name, ignore_errors=True)  # of a crash before CURRENT was written
-    aside.rename(folder / generation.name)
-    write_text(folder / generations.CURRENT, generation.name + "\n")
+    source = generations.read(first)
+    source.verify()
+    own = {
+        "config": config.model_dump(mode="json"),
+        "method": store.method_facts(methods.find(config.method)),
+    }
+    history = source.history()
+    history[-1]["notes"].append(NOTE)
+    with generations.write(folder, source.record.model_copy(update=own), history) as aside:
+        for name in (generations.WEIGHTS, generations.STATE):
+            _link(source.path / name, aside / name)
+        if (first / METRICS).is_file():
+            write_text(folder / METRICS, (first / METRICS).read_text("utf-8"))
     return True
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cofima import generations, ranks, store
@@ -86,11 +85,9 @@ def _parameters(module: nn.Module) -> dict[str, Tensor]:
 
 def _from_before(model: Model, folder: Path) -> float | None:
     """Return how far the backbone is from where the task before left it, which is on disk."""
-    before = generations.current(folder)
-    if before is None:
+    if generations.current(folder) is None:
         return None
-    now = _parameters(model.method.net.backbone)
-    return weight_distance(load_file(before / generations.WEIGHTS), now)
+    return weight_distance(generations.read(folder).weights(), _parameters(model.method.net.backbone))
 
 
 def _from_start(model: Model) -> float | None:

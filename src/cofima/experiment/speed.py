@@ -49,7 +49,6 @@ def measure(config: Config, jobs: int = 1, progress: Progress = SILENT) -> Speed
             known = _read() | {key: asdict(_measure(config, size, where))}
         finally:
             torch.set_num_threads(before)
-        _file().parent.mkdir(parents=True, exist_ok=True)
         write_text(_file(), json.dumps(known, indent=1) + "\n")
     return Speed(**known[key])
 

@@ -33,7 +33,7 @@ def becomes(sources: Sequence[Source]) -> Becomes:
     method = "slca" if shared >= ALIGNED else "seq_ft"
     kept = frozenset(ALIGNED) if method == "slca" else frozenset()
     left = sorted(frozenset.union(*parts) - kept)
-    was = ", ".join(sorted({source.kept["label"] for source in sources}))
+    was = ", ".join(sorted({source.label for source in sources}))
     note = f"of {was}; it goes on as {methods.find(method).label}"
     note += f", and leaves behind: {', '.join(left)}" if left else ""
     return Becomes(method, methods.options_of(methods.build(method)), kept, note)

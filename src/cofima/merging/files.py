@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from cofima.files import require_room, write_aside
 from cofima.merging.fishers import Fishers
 from cofima.merging.parts import Part, merge_parts
-from cofima.merging.place import check_room, written_aside
 from cofima.merging.recipe import Recipe
 from cofima.merging.sources import Source, kinds_that_fit, widest
 from cofima.progress import Progress
@@ -30,9 +30,9 @@ def merge_files(
     kinds = {key: widest([model.weights[key] for model in models]) for key in models[0].weights}
     metadata = {key: text for model in models for key, text in model.metadata.items()}
     size = sum(kind.bytes for kind in kinds.values())
-    check_room(out, size)
+    require_room(out, size)
     progress.say(f"merging {len(models)} models of {size / 1e6:,.1f} MB: {recipe}")
-    with written_aside(out) as aside, create_mapped(aside, kinds, metadata) as target:
+    with write_aside(out) as aside, create_mapped(aside, kinds, metadata) as target:
         parts = [
             Part(
                 key,

@@ -13,8 +13,9 @@ from cofima import generations
 from cofima.data.deal import choose
 from cofima.data.images import ImageSet
 from cofima.errors import CofimaError, did_you_mean, first_problems, problems
+from cofima.files import require_room, write_aside
 from cofima.merging.fishers import MODEL
-from cofima.merging.place import check_room, out_problems, written_aside
+from cofima.merging.place import out_problems
 from cofima.merging.sources import refuse_parts
 from cofima.models.head import Head
 from cofima.progress import SILENT, Progress
@@ -85,11 +86,10 @@ def fisher(
     """
     model, images, out = Path(model), Path(images), Path(out)
     _refuse(model, images, out, logits, limit, force)
-    _, kept = generations.opened(model)
     loaded = load(model, device=device, progress=progress).model
-    refuse_parts(model, kept, loaded.method.state())
+    refuse_parts(model, loaded.method.label, loaded.method.state())
     size = sum(value.nbytes for value in loaded.weights().values())
-    check_room(out, size)
+    require_room(out, size)
     known = _known(loaded, images, limit, seed, skip_bad, progress)
     columns = _columns(known, loaded.classes) if logits == "local" else None
     progress.say(f"measuring {size / 1e6:,.1f} MB of weights on {len(known)} images")
@@ -100,10 +100,10 @@ def fisher(
         "logits": logits,
         "images": len(known),
         "data": known.fingerprint(),
-        MODEL: kept["files"][generations.WEIGHTS],
+        MODEL: generations.read(model).record.files[generations.WEIGHTS],
         "classes": json.dumps(loaded.classes, ensure_ascii=False),
     }
-    with written_aside(out) as aside:
+    with write_aside(out) as aside:
         save_file(measured, aside, {key: str(value) for key, value in said.items()})
     return Measured(out, len(known), len(known.counts()))
 

@@ -1,7 +1,6 @@
 """Merge model folders: the backbones weight by weight, the heads class by class."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from cofima import generations, methods
+from cofima import generations, methods, plugins, store
 from cofima.errors import first_problems
-from cofima.lock import alone
+from cofima.files import require_room
+from cofima.generations import STATE, WEIGHTS, Record
 from cofima.merging.becomes import Becomes, becomes, merged_tasks
 from cofima.merging.fishers import Fishers
 from cofima.merging.heads import Rows
 from cofima.merging.parts import Part, merge_parts
-from cofima.merging.place import check_room, written_aside
 from cofima.merging.recipe import Recipe
 from cofima.merging.sources import Source, kinds_that_fit, widest
 from cofima.merging.state import HEAD, States
@@ -51,24 +50,20 @@ class FolderMerge:
 
     def write(self, out: Path, progress: Progress) -> tuple[Becomes, int]:
         """Write the merged model folder; return what it goes on as, and the size of its tensors."""
-        said, after = self.folders[-1].kept, becomes(self.folders)
+        after = becomes(self.folders)
         states = States(self.folders, merged_tasks(self.folders), after.parts)
         weights, state = self._kinds(), states.kinds()
         size = sum(kind.bytes for kind in [*weights.values(), *state.values()])
-        check_room(out, size)
+        generations.refuse_place(out)
+        require_room(out, size)
         progress.say(f"merging {len(self.models)} models into one of {size / 1e6:,.1f} MB: {self.recipe}")
-        with alone(out) if out.is_dir() else nullcontext(), written_aside(out) as aside:
-            generation = aside / f"{len(states.tasks):04d}"
-            generation.mkdir(parents=True)
-            with (
-                create_mapped(generation / generations.WEIGHTS, weights, {"format": "pt"}) as net,
-                create_mapped(generation / generations.STATE, state, {"format": "pt"}) as kept,
-            ):
-                merge_parts([*self._parts(net, kept), *states.merge_parts(kept)], self.recipe, progress)
-                states.fill(kept)
-            (generation / generations.HISTORY).write_text("", "utf-8")
-            generations.seal(generation, self._said(said, after, states.tasks))
-            (aside / generations.CURRENT).write_text(generation.name + "\n", "utf-8")
+        with (
+            generations.write(out, self._record(after, states.tasks), []) as aside,
+            create_mapped(aside / WEIGHTS, weights, {"format": "pt"}) as net,
+            create_mapped(aside / STATE, state, {"format": "pt"}) as kept,
+        ):
+            merge_parts([*self._parts(net, kept), *states.merge_parts(kept)], self.recipe, progress)
+            states.fill(kept)
         return after, size
 
     def _kinds(self) -> dict[str, Kind]:
@@ -101,24 +96,25 @@ class FolderMerge:
             start = _head(self.base, key, raw) if self.base and self.base.kept else None
             yield from self.rows.parts(name, values, out[name], start, fishers)
 
-    def _said(self, last: dict[str, Any], after: Becomes, tasks: Sequence[Sequence[str]]) -> dict[str, Any]:
+    def _record(self, after: Becomes, tasks: Sequence[Sequence[str]]) -> Record:
         """Return what config.json says of the result: as the last model, but for what was merged."""
+        last = self.folders[-1].kept
         made = [
-            {"path": str(s.path), "method": s.kept.get("label", "file"), "classes": len(s.classes)}
-            | ({"sha256": s.kept["files"][generations.WEIGHTS]} if s.kept else {})
+            {"path": str(s.path), "method": s.label, "classes": len(s.classes)}
+            | ({"sha256": s.kept["files"][WEIGHTS]} if s.kept else {})
             for s in (self.base, *self.models)
             if s is not None
         ]
-        return {
-            "label": methods.find(after.method).label,
-            "config": last["config"] | {"method": after.method, "options": after.options},
-            "backbone": last["backbone"],
-            "preprocess": last["preprocess"],
-            "data": {"name": "merged", "merged": {"by": str(self.recipe), "models": made}},
-            "tasks": tasks,
-            "serving": {},
-            "planned_tasks": len(tasks),
-        }
+        return Record(
+            method=store.method_facts(methods.find(after.method)),
+            config=last["config"] | {"method": after.method, "options": after.options},
+            backbone=last["backbone"],
+            preprocess=last["preprocess"],
+            data={"name": "merged", "merged": {"by": str(self.recipe), "models": made}},
+            tasks=[list(task) for task in tasks],
+            planned_tasks=len(tasks),
+            plugins=plugins.said([after.method]),
+        )
 
 
 def folder_merge(

@@ -1,14 +1,10 @@
-"""Where a merge goes: never over its inputs, nothing half-written, and only if there is room."""
+"""Checks of where a merge goes: never over its inputs, nor over what is not a model."""
 
 import os
-import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
-from cofima.errors import CofimaError
-from cofima.files import sync
-from cofima.generations import CURRENT
+from cofima.generations import CURRENT, is_vacant
 
 
 def out_problems(out: Path, inputs: Iterable[Path], folder: bool, force: bool) -> list[str]:
@@ -23,61 +19,10 @@ def out_problems(out: Path, inputs: Iterable[Path], folder: bool, force: bool) -
         return [f"out = {out}: {there} is not a folder that may be written to"]
     if not folder and out.suffix != ".safetensors":
         return [f"out = {out}: files are merged into a file; its name must end in .safetensors"]
-    if not out.exists():
+    if not out.exists() or (folder and out.is_dir() and is_vacant(out)):
         return []
-    if folder != out.is_dir() or (folder and any(out.iterdir()) and not (out / CURRENT).is_file()):
+    if folder != out.is_dir() or (folder and not (out / CURRENT).is_file()):
         return [
             f"out = {out}: is there, and is not a {'model folder' if folder else 'file'}; it is left alone"
         ]
     return [] if force else [f"out = {out}: exists; give another place, or --force to replace it"]
-
-
-def check_room(out: Path, size: int) -> None:
-    """Refuse to begin what the disk cannot hold."""
-    there = next(parent for parent in out.resolve().parents if parent.exists())
-    free = shutil.disk_usage(there).free
-    if free < size:
-        raise CofimaError(f"{out} needs {size / 1e6:,.0f} MB, and {there} has {free / 1e6:,.0f} MB left")
-
-
-@contextmanager
-def written_aside(out: Path) -> Iterator[Path]:
-    """Give a path beside ``out`` for a file or a folder; what is there in the end becomes ``out`` at once."""
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _remove(aside)
-        yield aside
-        for path in [*aside.rglob("*"), aside]:
-            sync(path)
-        _replace(aside, out)
-        sync(out.parent)
-    except OSError as error:
-        raise CofimaError(
-            f"{out} could not be written ({error.strerror or error}); nothing was changed"
-        ) from error
-    finally:
-        _remove(aside)
-
-
-def _replace(aside: Path, out: Path) -> None:
-    if not aside.is_dir():
-        aside.replace(out)
-        return
-    before = out.with_name(f".{out.name}.{os.getpid()}.before")
-    if out.exists():
-        out.rename(before)
-    try:
-        aside.rename(out)
-    except OSError:
-        if before.exists():
-            before.rename(out)
-        raise
-    shutil.rmtree(before, ignore_errors=True)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

@@ -39,6 +39,11 @@ class Source:
     state: Weights = field(default_factory=dict)
 
     @property
+    def label(self) -> str:
+        """The method's name for people; ``file`` for a plain file."""
+        return str(self.kept["method"]["label"]) if self.kept else "file"
+
+    @property
     def classes(self) -> list[str]:
         """Names of the classes, in the order of the head's rows."""
         return [name for task in self.kept.get("tasks", ()) for name in task]
@@ -62,22 +67,20 @@ def open_source(path: Path) -> Source:
         if unknown := [f"{key}: {value.dtype}" for key, value in weights.items() if value.dtype not in NAMES]:
             raise first_problems(f"{path}: types that cannot be merged; it", unknown)
         return Source(path, weights, metadata)
-    generation, kept = generations.opened(path)
-    weights, _ = read_mapped(generation / generations.WEIGHTS)
-    state, _ = read_mapped(generation / generations.STATE)
-    refuse_parts(path, kept, state)
-    classifier = kept["backbone"]["classifier"]
-    head = {key: weights.pop(f"{classifier}.{key}") for key in ("weight", "bias")}
-    return Source(path, weights, {}, kept, head, state)
+    generation = generations.read(path)
+    weights, state, record = generation.weights(), generation.state(), generation.record
+    refuse_parts(path, record.method.label, state)
+    head = {key: weights.pop(f"{record.backbone['classifier']}.{key}") for key in ("weight", "bias")}
+    return Source(path, weights, {}, record.model_dump(), head, state)
 
 
-def refuse_parts(path: Path, kept: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+def refuse_parts(path: Path, label: str, state: Mapping[str, Tensor]) -> None:
     """Refuse a model that predicts with more than a backbone and a linear head."""
     more = {key.partition(".")[0] for key in state} - BESIDE
     if more:
         known = [reason for name, reason in REASONS.items() if name in more]
         raise CofimaError(
-            f"{path} is a {kept['label']} model: it predicts with {', '.join(known or sorted(more))} beside "
+            f"{path} is a {label} model: it predicts with {', '.join(known or sorted(more))} beside "
             "backbone and head, and only models that are backbone and linear head can be merged or measured"
         )
 

@@ -51,6 +51,8 @@ class Method(Midway):
     """Whether the backbone never moves again once features were asked for, so that each is computed once."""
     needs_vit: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = False
+    all_at_once: ClassVar[bool] = False
+    """All tasks are learned as one, so that there is no accuracy over time."""
     extends: ClassVar[bool] = True
     """Whether what was learnt can go on learning without the old images."""
     refines: ClassVar[bool] = False

@@ -20,6 +20,7 @@ class Joint(Method):
     paper: ClassVar[str] = "the upper bound of every comparison: it keeps all images"
     equation: ClassVar[str] = "θ = argmin CE over all classes and all images, from θ_0"
 
+    all_at_once: ClassVar[bool] = True
     extends: ClassVar[bool] = False
 
     def cost(self, plan: Plan) -> Cost:

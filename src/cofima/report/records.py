@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from cofima.config import Config
 from cofima.data.views import View
 from cofima.errors import CofimaError
+from cofima.generations import MethodFacts
 
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -43,9 +44,9 @@ class Step(BaseModel):
 class Setup(BaseModel):
     """The part of config.json that a report needs."""
 
-    format: Literal[1]
+    format: Literal[2]
+    method: MethodFacts
     config: dict[str, Any]
-    label: str
     backbone: dict[str, Any] = {}
     data: dict[str, Any] = {}
     preprocess: dict[str, Any] = {}

@@ -21,7 +21,7 @@ class Run:
     @property
     def label(self) -> str:
         """Return the method's name for people."""
-        return self.setup.label
+        return self.setup.method.label
 
     @property
     def config(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Run:
     @property
     def joint(self) -> bool:
         """Tell whether all classes were learnt at once: such a run has no accuracy over time."""
-        return self.method == "joint"
+        return self.setup.method.all_at_once
 
     @property
     def planned(self) -> int:

@@ -5,7 +5,6 @@ Each file is written aside, compared with the model on images, and only then giv
 
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cofima.errors import CofimaError
-from cofima.files import sync
+from cofima.files import write_aside
 from cofima.serve.extras import needed
 from cofima.serve.portable import INPUT, OUTPUTS, Portable, as_text, facts, settled
 from cofima.store import Model
@@ -110,19 +109,9 @@ def write_compared(
     model: Model, path: Path, images: Tensor, write: Callable[[Path], None], answer: Callable[[Path], Answer]
 ) -> Exported:
     """Write aside, compare with the model image by image and as a batch, then rename."""
-    aside = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with write_aside(path) as aside:
         write(aside)
-        result = _compare(model, path, images, answer(aside))
-        sync(aside)
-        aside.replace(path)
-        sync(path.parent)
-    except OSError as error:
-        raise CofimaError(f"{path} could not be written ({error.strerror or error})") from error
-    finally:
-        aside.unlink(missing_ok=True)
-    return result
+        return _compare(model, path, images, answer(aside))
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from cofima import generations, store
 from cofima.errors import CofimaError
+from cofima.generations import CONFIG, CURRENT, HISTORY, Generation, Record
 from cofima.serve.card import model_card
 
 OFFLINE = ("1", "true", "yes", "on")
@@ -48,30 +49,27 @@ def push(
         )
     if get_token() is None:
         raise CofimaError("no token for the Hugging Face hub: run 'hf auth login', or set HF_TOKEN")
-    generation = generations.current(folder)
-    assert generation is not None
+    generation = generations.read(folder)
     card = model_card(model, repo.rpartition("/")[2], licence)
     told = without_places(generation)
     additions = [
         CommitOperationAdd(f"{generation.name}/{file.name}", told.get(file.name, file))
-        for file in sorted(generation.iterdir())
+        for file in sorted(generation.path.iterdir())
     ]
     additions += [
-        CommitOperationAdd(generations.CURRENT, f"{generation.name}\n".encode()),
+        CommitOperationAdd(CURRENT, f"{generation.name}\n".encode()),
         CommitOperationAdd("README.md", card.encode()),
     ]
     return _send(repo, additions, private, f"{model.method.label}, {len(model.classes)} classes")
 
 
-def without_places(generation: Path) -> dict[str, bytes]:
+def without_places(generation: Generation) -> dict[str, bytes]:
     """Return config.json and history.jsonl with names instead of paths: where folders lie is private."""
-    lines = (generation / generations.HISTORY).read_text("utf-8").splitlines()
-    history = "".join(json.dumps(_named(json.loads(line))) + "\n" for line in lines).encode()
-    said = _named(json.loads((generation / generations.CONFIG).read_text("utf-8")))
-    said["files"][generations.HISTORY] = hashlib.sha256(history).hexdigest()
-    del said["sha256"]
-    config = json.dumps(said | {"sha256": generations.digest(said)}, indent=2) + "\n"
-    return {generations.HISTORY: history, generations.CONFIG: config.encode()}
+    history = "".join(json.dumps(_named(row)) + "\n" for row in generation.history()).encode()
+    record = Record.model_validate(_named(generation.record.model_dump()))
+    files = record.files | {HISTORY: hashlib.sha256(history).hexdigest()}
+    config = record.model_copy(update={"files": files}).text()
+    return {HISTORY: history, CONFIG: config.encode()}
 
 
 def _named(value: Any) -> Any:

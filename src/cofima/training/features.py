@@ -6,10 +6,9 @@ image alone, and what is read back is what would be computed. Before a backbone 
 is shown one picture in every place of a batch.
 """
 
-import json
 import os
 from collections.abc import Iterator
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from cofima import ranks
 from cofima.data.images import Images, ImageSet
-from cofima.files import cache_folder
+from cofima.files import cache_folder, json_digest
 from cofima.models.identity import fingerprint
 from cofima.models.net import Net
 from cofima.training.sgd import Context
@@ -130,7 +129,7 @@ class FixedFeatures:
             "batch": AT_ONCE,
             "torch": [torch.__version__, device.type, torch.get_num_threads()],
         }
-        return sha256(json.dumps(how, sort_keys=True).encode()).hexdigest()
+        return json_digest(how)
 
 
 def _name(image: Tensor) -> bytes:

@@ -3,7 +3,6 @@
 Two files of tensors take turns; ``position.json`` names the one in force and is replaced last.
 """
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima.files import sync, write_text
+from cofima.files import json_digest, sync, write_text
 from cofima.models.identity import fingerprint
 from cofima.weights.mapped import create_mapped, kind_of
 
@@ -38,7 +37,7 @@ def write(folder: Path, tensors: dict[str, Tensor], said: dict[str, Any]) -> Non
         sync(path)
         sync(folder)
         sealed = said | {"file": name, "tensors": fingerprint(tensors)}
-        write_text(folder / SAID, json.dumps(sealed | {"sha256": _digest(sealed)}))
+        write_text(folder / SAID, json.dumps(sealed | {"sha256": json_digest(sealed)}))
     except BaseException:
         if _said(folder).get("file") != name:
             path.unlink(missing_ok=True)
@@ -79,10 +78,6 @@ def _said(folder: Path) -> dict[str, Any]:
     """Return what is said, or nothing if it cannot be believed."""
     try:
         said: dict[str, Any] = json.loads((folder / SAID).read_text("utf-8"))
-        return said if said.pop("sha256", None) == _digest(said) else {}
+        return said if said.pop("sha256", None) == json_digest(said) else {}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
-
-
-def _digest(said: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -12,15 +12,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cofima.errors import CofimaWarning
-from cofima.files import sync
+from cofima.errors import CofimaError, CofimaWarning
+from cofima.files import write_aside
 from cofima.models.identity import fingerprint
 
 LIMIT = 4_000_000_000  # bytes in all keys; above, the keys that were not used for longest are removed
@@ -58,21 +57,15 @@ class Shelf:
             self._write(self.folder, rows)
             with suppress(FileNotFoundError):  # another process makes room as well
                 _make_room(self.folder)
-        except (OSError, SafetensorError) as error:
+        except (OSError, CofimaError) as error:
             _warn(f"{self.folder}: features could not be kept for later runs ({error})")
             self.folder = None  # said once
 
     def _write(self, folder: Path, rows: dict[bytes, Tensor]) -> None:
         names = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, NAME)
         content = {"names": names, "rows": torch.stack(list(rows.values()))}
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f".{uuid4().hex}"
-        try:
+        with write_aside(folder / f"{_hash(folder, content)}.safetensors") as aside:
             save_file(content, aside)
-            sync(aside)
-            aside.replace(folder / f"{_hash(folder, content)}.safetensors")
-        finally:
-            aside.unlink(missing_ok=True)
 
     def _read(self, file: Path) -> None:
         """Take all rows of a file over, or forget the file if it is not what was written."""
