@@ -1,39 +1,43 @@
-"""Datasets by name: what there is, whether a name is right, and how it is loaded."""
+"""Datasets by name: list them, check a name, find the images, load them."""
 
-import os
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
-from cofima.data import from_torchvision, hub, own, sources
-from cofima.data.digits import digits
-from cofima.data.folder import load_folder
-from cofima.data.forms import Form
-from cofima.data.listed import listed
-from cofima.data.materialise import materialise
+import torch
+
+from cofima.data import sources
+from cofima.data.images import ImageSet, join
+from cofima.data.loading.loader import Loaded, Picture, load_small
+from cofima.data.loading.loader import load as load_pictures
+from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.options import DataOptions
-from cofima.data.own_folder import folder_source
-from cofima.data.source import Source
+from cofima.data.sources import folder, huggingface, in_memory, plugin, torchvision
+from cofima.data.sources.base import Place, Source, counted
 from cofima.data.stream import Dataset
-from cofima.data.synthetic import blobs
-from cofima.errors import CofimaError, did_you_mean
+from cofima.errors import CofimaError, CofimaWarning, did_you_mean
 from cofima.progress import SILENT, Progress
 
-__all__ = ["DataOptions", "check", "describe", "find", "load", "missing", "names"]
+__all__ = ["DataOptions", "check", "describe", "find", "load", "missing", "names", "read"]
 
 _KNOWN = {
-    "blobs": "6 classes of generated coloured blobs, for a quick trial",
-    "digits": "1,797 scanned handwritten digits of 8 x 8 pixels, 10 classes (scikit-learn)",
+    **in_memory.NAMES,
     "folder:PATH": "your own images: PATH/train and PATH/test (or val), or one folder per class",
     "hf:NAME": "a dataset of the Hugging Face hub (NAME or NAME@CONFIGURATION), or a folder in its formats",
     "torchvision:CLASS": "a dataset of torchvision that has been downloaded, such as torchvision:Flowers102",
 }
-_FOLDER = "folder:"
-_PREFIXES = {_FOLDER: "folder:PATH", hub.PREFIX: "hf:NAME", from_torchvision.PREFIX: "torchvision:CLASS"}
+_PREFIXES = {
+    folder.PREFIX: "folder:PATH",
+    huggingface.PREFIX: "hf:NAME",
+    torchvision.PREFIX: "torchvision:CLASS",
+}
 
 
 def names() -> list[str]:
     """Return the names that ``load`` knows; capitals in a name stand for a path or another name."""
-    return sorted([*_KNOWN, *sources.names(), *own.own()])
+    return sorted([*_KNOWN, *sources.names(), *plugin.own()])
 
 
 def describe(name: str) -> str:
@@ -46,19 +50,19 @@ def describe(name: str) -> str:
         about = sources.about(name)
         counts = " or ".join(f"{train:,} + {test:,}" for train, test in about.variants.values())
         return f"{about.title}: {about.classes} classes, {counts} images"
-    if name in own.own():
-        return own.own()[name].about
+    if name in plugin.own():
+        return plugin.own()[name].about
     return _KNOWN[_PREFIXES[prefix] if prefix else name]
 
 
 def check(name: str, root: Path | None = None) -> str | None:
     """Return what is wrong with the name of a dataset, or None; nothing is loaded."""
-    if name.startswith(_FOLDER):
-        return _check_folder(name, root)
-    if name.startswith(from_torchvision.PREFIX):
-        return from_torchvision.check(name)
-    if name.startswith(hub.PREFIX):
-        return None if name.removeprefix(hub.PREFIX).strip() else f"dataset '{name}' needs a name: 'hf:NAME'"
+    if name.startswith(folder.PREFIX):
+        return folder.check(name, root)
+    if name.startswith(torchvision.PREFIX):
+        return torchvision.check(name)
+    if name.startswith(huggingface.PREFIX):
+        return huggingface.check(name)
     if f"{name}:" in _PREFIXES:
         return f"dataset '{name}' needs a path or a name: '{_PREFIXES[f'{name}:']}'"
     if name not in names():
@@ -70,67 +74,106 @@ def check(name: str, root: Path | None = None) -> str | None:
 
 def missing(name: str, options: DataOptions) -> str | None:
     """Return what is expected where, if a dataset of a right name is not on this machine."""
-    if name.startswith(hub.PREFIX):
-        return hub.installed()
+    if name.startswith(huggingface.PREFIX):
+        return huggingface.installed()
     return sources.missing(name, options) if name in sources.names() else None
 
 
 def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source:
     """List the images of a dataset, train and test, without reading them."""
-    problem = check(name, options.root)
-    if problem:
-        raise CofimaError(problem)
-    if name in ("digits", "blobs"):
-        return listed(load(name, 8, options=options))
-    if name.startswith(_FOLDER):
-        return folder_source(_path(name, options.root), options)
-    if name.startswith(hub.PREFIX):
-        return hub.find(name, options)
-    if name.startswith(from_torchvision.PREFIX):
-        return from_torchvision.find(name, options, progress)
-    return own.find(name, options) if name in own.own() else sources.find(name, options, progress)
+    if name in in_memory.NAMES:
+        return in_memory.source_of(load(name, 8, options=options))
+    listed = _listed(name, options, progress)
+    return listed.source() if isinstance(listed, folder.Folder) else listed
 
 
-def load(name: str, form: Form | int, *, options: DataOptions, progress: Progress = SILENT) -> Dataset:
-    """Load a dataset with every image in a form; a number stands for squares of so many pixels.
+def load(
+    name: str, pixel_format: PixelFormat | int, *, options: DataOptions, progress: Progress = SILENT
+) -> Dataset:
+    """Load a dataset in a format; a number stands for squares of so many pixels.
 
     Small images stay as small as they are. ``options.limit`` is left to the caller: see ``Stream.limited``.
     """
-    problem = check(name, options.root)
-    if problem:
-        raise CofimaError(problem)
-    form = Form(form) if isinstance(form, int) else form
-    if name == "digits":
-        dataset = digits(form.side, options)
-    elif name == "blobs":
-        dataset = blobs(side=form.side, seed=options.split_seed)
-    elif name.startswith(_FOLDER):
-        dataset = load_folder(_path(name, options.root), form, options, progress)
+    if isinstance(pixel_format, int):
+        pixel_format = PixelFormat(pixel_format)
+    if name in in_memory.NAMES:
+        dataset = in_memory.load(name, pixel_format.side, options)
     else:
-        found = find(name, options, progress)
-        dataset = materialise(found, form, skip_bad=options.skip_bad, progress=progress)
+        listed = _listed(name, options, progress)
+        dataset = read(listed, pixel_format, skip_bad=options.skip_bad, progress=progress)
     flip = dataset.flip if options.flip is None else options.flip
     crop = dataset.crop if options.crop is None else options.crop
     return replace(dataset, name=name, flip=flip, crop=crop)
+
+
+def read(
+    listed: Source | folder.Folder,
+    pixel_format: PixelFormat,
+    *,
+    skip_bad: bool = False,
+    progress: Progress = SILENT,
+) -> Dataset:
+    """Read the images of a source, or say what is wrong with all that cannot be read.
+
+    ``skip_bad`` leaves unreadable images out, and counts them.
+    """
+    blocks = listed.blocks()
+    loaded = load_small(blocks) or [
+        load_pictures(block, one, despite_faults=skip_bad, progress=progress)
+        for block, one in zip(blocks, _formats(blocks, pixel_format), strict=True)
+    ]
+    usable = listed.usable([one.faults for one in loaded], skip_bad)
+    train, test = _images(loaded[0], usable.train), _images(loaded[-1], usable.test)
+    copies = _copies(loaded, train, test)
+    said = usable.warnings + (
+        [f"{counted(copies, 'test image')} also in the training part: accuracy will look too high"]
+        if copies
+        else []
+    )
+    for text in said:
+        warnings.warn(f"{listed.name}: {text}", CofimaWarning, stacklevel=3)
+    facts = usable.facts | {"train_test_overlap": copies, "fingerprint": _fingerprint(loaded, train, test)}
+    return Dataset(listed.name, usable.class_names, train, test, listed.flip, listed.crop, facts)
+
+
+def _listed(name: str, options: DataOptions, progress: Progress) -> Source | folder.Folder:
+    problem = check(name, options.root)
+    if problem:
+        raise CofimaError(problem)
+    if name.startswith(folder.PREFIX):
+        return folder.find(name, options)
+    if name.startswith(huggingface.PREFIX):
+        return huggingface.find(name, options)
+    if name.startswith(torchvision.PREFIX):
+        return torchvision.find(name, options, progress)
+    return plugin.find(name, options) if name in plugin.own() else sources.find(name, options, progress)
 
 
 def _prefix(name: str) -> str | None:
     return next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
 
 
-def _path(name: str, root: Path | None) -> Path:
-    """Return the folder below ``root``, or $COFIMA_DATA, or here if it is not there."""
-    path = Path(name.removeprefix(_FOLDER)).expanduser()
-    shared = Path(os.environ.get("COFIMA_DATA") or ".").expanduser()
-    return root / path if root is not None else shared / path if (shared / path).exists() else path
+def _formats(blocks: Sequence[Sequence[Picture]], pixel_format: PixelFormat) -> list[PixelFormat]:
+    """Return the format of each block: one of test images alone needs nothing to cut training crops from."""
+    tested = replace(pixel_format, only_tested=bool(pixel_format.whole))
+    return [pixel_format] if len(blocks) == 1 else [pixel_format, tested]
 
 
-def _check_folder(name: str, root: Path | None) -> str | None:
-    path = _path(name, root)
-    if not name.removeprefix(_FOLDER).strip():
-        return f"dataset '{name}' needs a path: 'folder:PATH'"
-    if not path.exists():
-        near = [folder.name for folder in path.parent.iterdir()] if path.parent.is_dir() else []
-        close = did_you_mean(path.name, near)
-        return f"dataset '{name}': there is no folder {path}{close if 'did you mean' in close else ''}"
-    return None if path.is_dir() else f"dataset '{name}': {path} is not a folder"
+def _images(loaded: Loaded, places: list[Place]) -> ImageSet:
+    rows, labels = torch.tensor(places, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    return ImageSet(loaded.pixels, rows.contiguous(), labels.contiguous())
+
+
+def _copies(loaded: list[Loaded], train: ImageSet, test: ImageSet) -> int:
+    """Count the test images that are copies of a training image."""
+    learned = {loaded[0].hashes[row] for row in train.rows.tolist()}
+    return sum(loaded[-1].hashes[row] in learned for row in test.rows.tolist())
+
+
+def _fingerprint(loaded: list[Loaded], train: ImageSet, test: ImageSet) -> str:
+    """Return a hash of all images: as they lie in one block, or of each block by itself."""
+    if len(loaded) == 1:
+        both = join([train, test])
+        return loaded[0].fingerprint(both.select(both.rows.argsort()))
+    ends = [one.fingerprint(images) for one, images in zip(loaded, (train, test), strict=True)]
+    return sha256("".join(ends).encode()).hexdigest()

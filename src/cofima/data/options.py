@@ -1,15 +1,15 @@
-"""What the user may choose about the data."""
+"""Options of a dataset; imports no torch."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cofima.data.presets import Preset
+Preset = Literal["slca", "pilot", "timm"]
 
 
 class DataOptions(BaseModel):
-    """How a dataset is read and split."""
+    """Options for reading and splitting a dataset."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

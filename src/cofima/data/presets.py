@@ -1,11 +1,11 @@
 """Transform presets: how published code, or the backbone's own library, prepares images."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
+from cofima.data.options import Preset
 from cofima.data.views import INTERPOLATIONS, Colour, View, stored_side
 
-Preset = Literal["slca", "pilot", "timm"]
 IMAGENET: tuple[Colour, Colour] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR: tuple[Colour, Colour] = ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 UNCHANGED: tuple[Colour, Colour] = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

@@ -1,14 +1,62 @@
-"""A split by its name and its hash, so that results on different splits are never mixed."""
+"""Splits: images chosen by chance within each class, and the name and hash that tell splits apart."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from hashlib import sha256
+
+import torch
+from torch import Tensor
 
 from cofima.data.images import ImageSet
 from cofima.data.options import DataOptions
-from cofima.data.source import Picture, Source
 
 Named = Iterable[tuple[str, int]]  # the name and the label of each image
+
+
+def shuffled(keys: Sequence[str], seed: int) -> list[int]:
+    """Return the positions of ``keys`` in an order given by ``seed`` and the keys alone.
+
+    Each key's rank is a hash, so the order is the same on every machine and library version, does not
+    depend on the order in which the keys are found, and one more key does not reshuffle the others.
+    """
+    ranks = [sha256(f"{seed}/{key}".encode("utf-8", "surrogateescape")).digest() for key in keys]
+    return sorted(range(len(keys)), key=ranks.__getitem__)
+
+
+def choose_per_class(
+    keys: Sequence[str],
+    labels: Sequence[Hashable],
+    how_many: Callable[[int], int],
+    seed: int,
+    eligible: Sequence[bool] | None = None,
+) -> list[bool]:
+    """Choose ``how_many`` images of each class, given their number; return for each whether it is chosen.
+
+    The choice depends on the seed and on the ``keys``, which name an image on every machine. Only those that
+    are ``eligible`` are chosen, though all count.
+    """
+    by_label: dict[Hashable, list[int]] = {}
+    for place, label in enumerate(labels):
+        by_label.setdefault(label, []).append(place)
+    chosen = [False] * len(keys)
+    for places in by_label.values():
+        among = [place for place in places if eligible is None or eligible[place]]
+        for rank in shuffled([keys[place] for place in among], seed)[: how_many(len(places))]:
+            chosen[among[rank]] = True
+    return chosen
+
+
+def choose_images(images: ImageSet, how_many: Callable[[int], int], seed: int) -> Tensor:
+    """Return a mask of images chosen by chance within each class.
+
+    It depends on the seed and on where the images are stored alone: not on the order of the classes.
+    """
+    keys = [str(row) for row in images.rows.tolist()]
+    return torch.tensor(choose_per_class(keys, images.labels.tolist(), how_many, seed), dtype=torch.bool)
+
+
+def share_of(count: int, share: float) -> int:
+    """Return how many of ``count`` are ``share`` of them: at least one, and at least one is left."""
+    return max(1, min(count - 1, round(share * count))) if count > 1 else 0
 
 
 def by_row(images: ImageSet) -> Named:
@@ -25,23 +73,17 @@ def split_hash(train: Named, test: Named) -> str:
     return digest.hexdigest()
 
 
-def seeded(options: DataOptions) -> str:
+def split_facts(split_id: str, train: Named, test: Named) -> dict[str, str]:
+    """Return the entries of a result file that identify a split."""
+    return {"split_id": split_id, "split_hash": split_hash(train, test)}
+
+
+def seeded_name(options: DataOptions) -> str:
     """Name a split that the seed and the share of test images decide."""
     share = "" if options.test_share == 0.2 else f"-share{options.test_share:g}"
     return f"seed{options.split_seed}{share}"
 
 
-def split_facts(split_id: str, train: Named, test: Named) -> dict[str, str]:
-    """Return what a result file says of a split."""
-    return {"split_id": split_id, "split_hash": split_hash(train, test)}
-
-
-def with_split(source: Source) -> Source:
-    """Return the source with the name and the hash of its split, and its counts, among its facts."""
-    facts = source.facts | {"train": len(source.train), "test": len(source.test)}
-    facts |= split_facts(f"{source.name}:{source.variant}", _named(source.train), _named(source.test))
-    return replace(source, facts=facts)
-
-
-def _named(pictures: Iterable[Picture]) -> Named:
-    return ((picture.name, picture.label) for picture in pictures)
+def seeded_facts(options: DataOptions) -> dict[str, str | int]:
+    """Return the entries of a result file that describe such a split."""
+    return {"split": f"per class, {options.test_share:g} tested", "split_seed": options.split_seed}

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cofima.data.deal import choose, part
 from cofima.data.images import ImageSet, join
+from cofima.data.splits import choose_images, share_of
 from cofima.errors import CofimaError, did_you_mean, problems
 
 
@@ -101,7 +101,7 @@ class Stream(Sequence[Task]):
         facts = self.facts | {"held_out": share, "held_out_seed": seed}
 
         def cut(task: Task) -> Task:
-            chosen = choose(task.train, lambda count: part(share, count), seed)
+            chosen = choose_images(task.train, lambda count: share_of(count, share), seed)
             return replace(task, train=task.train.select(~chosen), test=task.train.select(chosen))
 
         return replace(self, tasks=tuple(map(cut, self)), facts=facts)
@@ -113,7 +113,8 @@ class Stream(Sequence[Task]):
         facts = self.facts | {"limit": per_class, "limit_seed": seed}
 
         def cut(task: Task) -> Task:
-            return replace(task, train=task.train.select(choose(task.train, lambda _: per_class, seed)))
+            chosen = choose_images(task.train, lambda _: per_class, seed)
+            return replace(task, train=task.train.select(chosen))
 
         return replace(self, tasks=tuple(map(cut, self)), facts=facts)
 
@@ -122,7 +123,8 @@ class Stream(Sequence[Task]):
         facts = self.facts | {"test_limit": per_class, "test_limit_seed": seed}
 
         def cut(task: Task) -> Task:
-            return replace(task, test=task.test.select(choose(task.test, lambda _: per_class, seed)))
+            chosen = choose_images(task.test, lambda _: per_class, seed)
+            return replace(task, test=task.test.select(chosen))
 
         return replace(self, tasks=tuple(map(cut, self)), facts=facts)
 

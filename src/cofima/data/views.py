@@ -1,13 +1,13 @@
 """How stored pixels become what a network sees, a batch at a time."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from cofima.data.crops import brightened, crop_and_resize, crop_boxes, random_windows, resize, scaled_boxes
-from cofima.data.forms import Form
+from cofima.data.loading.pixel_format import PixelFormat
 from cofima.ranks import Part, all_of
 
 INTERPOLATIONS = ("bicubic", "bilinear")
@@ -33,7 +33,7 @@ class View:
         window: Cut training images of ``size`` pixels out of that square, instead of crops of any size.
         brightness: Training images become brighter or darker by at most this share.
         shape: Height and width of images that are stored small, as they are; none is the square of
-            ``stored`` pixels, or rows of a :class:`~cofima.data.forms.Form` with ``whole``.
+            ``stored`` pixels, or rows of a pixel format with ``whole``.
     """
 
     size: int
@@ -64,9 +64,9 @@ class View:
             )
 
     @property
-    def form(self) -> Form:
+    def form(self) -> PixelFormat:
         """Return how images must be stored to be seen through this view."""
-        return Form(self.stored, self.size, self.whole)
+        return PixelFormat(self.stored, self.size, self.whole)
 
     def test(self, pixels: Tensor) -> Tensor:
         """Resize, crop the centre and normalise, on the device of ``pixels``.
@@ -123,7 +123,9 @@ class View:
     def _check(self, pixels: Tensor, tested: bool = False) -> None:
         square = (3, self.stored, self.stored)
         shape = self.form.shape if self.shape is None else (3, *self.shape)
-        known = {shape, square, Form(self.stored, self.size, self.whole, True).shape} if tested else {shape}
+        known = {shape}
+        if tested:
+            known |= {square, replace(self.form, only_tested=True).shape}
         if pixels.dtype != torch.uint8 or tuple(pixels.shape[1:]) not in known:
             shapes = " or ".join(str(["B", *one]).replace("'", "") for one in sorted(known, key=len))
             raise ValueError(f"expected uint8 {shapes}, got {pixels.dtype} {tuple(pixels.shape)}")

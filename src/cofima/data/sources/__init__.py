@@ -1,6 +1,6 @@
-"""The folder is the registry: ``sources/cub200.py`` is the dataset ``cub200``.
+"""Sources of images. The folder is the registry: ``sources/cub200.py`` is the dataset ``cub200``.
 
-Each file has ``ABOUT``, what is expected, and ``look``, which yields the copies below a folder.
+Each such file has ``ABOUT``, its published facts, and ``look``, which yields the copies below a folder.
 """
 
 import pkgutil
@@ -10,21 +10,23 @@ from pathlib import Path
 from types import ModuleType
 
 from cofima.data.options import DataOptions
-from cofima.data.source import Source
-from cofima.data.sources._checks import count_problem, refuse
-from cofima.data.sources._split_file import redeal
-from cofima.data.sources.base import About, Copy, roots
-from cofima.data.splits import with_split
+from cofima.data.sources.base import About, Copy, Source, roots
+from cofima.data.sources.checks import count_problem, refuse
+from cofima.data.sources.split_file import split_by_file
 from cofima.errors import CofimaError, CofimaWarning, did_you_mean
 from cofima.progress import SILENT, Progress
 
 __all__ = ["About", "about", "copies", "find", "missing", "names"]
 
+_NOT_DATASETS = {
+    *("base", "checks", "listing", "split_file", "unpickle"),  # shared
+    *("folder", "huggingface", "in_memory", "plugin", "torchvision"),  # of many datasets each
+}
+
 
 def names() -> list[str]:
     """Return the names of the datasets that have a file here."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in found if name != "base" and not name.startswith("_"))
+    return sorted({module.name for module in pkgutil.iter_modules(__path__)} - _NOT_DATASETS)
 
 
 def about(name: str) -> About:
@@ -58,13 +60,13 @@ def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source
         progress.say(f"{name}: taking {copy.layout} in {copy.path}, not {others} ({choose})")
     source = copy.open(options)
     if options.split_file is not None:
-        source = redeal(source, options.split_file)
+        source = split_by_file(source, options.split_file)
     refuse(source, copy.path)
     problem = count_problem(source, known)
     if problem:
         warnings.warn(f"{copy.path}: {problem}", CofimaWarning, stacklevel=2)
     source.facts.update(layout=copy.layout, folder=str(copy.path.resolve()))
-    return with_split(source)
+    return source.identified()
 
 
 def missing(name: str, options: DataOptions) -> str | None:

@@ -1,20 +1,111 @@
-"""What a dataset's file says of it, and what its copies on a disk have in common."""
+"""Sources: datasets whose images are listed but not read, and the copies of one on a disk."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
-from cofima.data.source import Picture, Source
-from cofima.errors import CofimaError
+from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
+from cofima.errors import CofimaError, first_problems, problems
 
 SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of datasets put them
+_SHOWN = 20  # left-out images that are named
+
+Place = tuple[int, int]  # the row of an image in its block of pixels, and its label
+
+
+class Usable(NamedTuple):
+    """The images of a dataset that can be used, once all of them have been read."""
+
+    class_names: tuple[str, ...]
+    train: list[Place]
+    test: list[Place]
+    facts: dict[str, Any]
+    warnings: list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A dataset whose images are listed but not read.
+
+    Attributes:
+        variant: Name of the split, e.g. "official", "pilot", "seed0".
+        facts: Entries of a result file about the data; JSON-able.
+    """
+
+    name: str
+    variant: str
+    class_names: tuple[str, ...]
+    train: Sequence[Picture]
+    test: Sequence[Picture]
+    flip: bool
+    crop: float
+    facts: dict[str, Any]
+
+    def blocks(self) -> Sequence[Sequence[Picture]]:
+        """Return the training and the test images."""
+        return self.train, self.test
+
+    def usable(self, faults: Sequence[Sequence[str]], skip_bad: bool) -> Usable:
+        """Refuse unreadable images, or leave them out as long as every class keeps some."""
+        pairs = zip([*self.train, *self.test], [fault for block in faults for fault in block], strict=True)
+        bad = [(picture.name, fault) for picture, fault in pairs if fault]
+        if bad and not skip_bad:
+            advice = "mend or remove them, or leave them out with data.skip_bad=true (--skip-bad)"
+            found = first_problems(f"dataset {self.name}", [f"{name}: {fault}" for name, fault in bad])
+            raise CofimaError(f"{found}\n  {advice}")
+        train, test = (
+            [(row, picture.label) for row, picture in enumerate(block) if not wrong[row]]
+            for block, wrong in zip(self.blocks(), faults, strict=True)
+        )
+        self._refuse_empty(train, test)
+        facts = self.facts | {"train": len(train), "test": len(test)}
+        if skip_bad:
+            facts["skipped"] = {"images": len(bad), "classes": 0, "first": [name for name, _ in bad[:_SHOWN]]}
+        warnings = [f"left out {counted(len(bad), 'unreadable image')}"] if bad else []
+        return Usable(self.class_names, train, test, facts, warnings)
+
+    def _refuse_empty(self, train: list[Place], test: list[Place]) -> None:
+        found = [
+            f"class '{name}': no readable image to {what}"
+            for what, places in (("learn", train), ("test", test))
+            for having in [{label for _, label in places}]
+            for label, name in enumerate(self.class_names)
+            if label not in having
+        ]
+        if found:
+            raise problems(f"dataset {self.name}", found)
+
+    def split_by_seed(self, options: DataOptions) -> "Source":
+        """Return the source with a share of each class tested on, by the seed and the names alone."""
+        pictures = [*self.train, *self.test]
+        labels = [picture.label for picture in pictures]
+        tested = choose_per_class(
+            [picture.name for picture in pictures],
+            labels,
+            lambda count: share_of(count, options.test_share),
+            options.split_seed,
+        )
+        # class by class, as they are first met: the order is part of the split's hash
+        first = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+        pairs = sorted(zip(pictures, tested, strict=True), key=lambda pair: first[pair[0].label])
+        train, test = ([picture for picture, chosen in pairs if chosen is part] for part in (False, True))
+        facts = self.facts | seeded_facts(options)
+        return replace(self, variant=seeded_name(options), train=train, test=test, facts=facts)
+
+    def identified(self) -> "Source":
+        """Return the source with the name and the hash of its split, and its counts, among its facts."""
+        facts = self.facts | {"train": len(self.train), "test": len(self.test)}
+        train, test = ([(picture.name, picture.label) for picture in part] for part in self.blocks())
+        return replace(self, facts=facts | split_facts(f"{self.name}:{self.variant}", train, test))
 
 
 @dataclass(frozen=True)
 class About:
-    """What is expected of a dataset, whether or not it is on this machine.
+    """The published facts of a dataset, whether or not it is on this machine.
 
     Attributes:
         variants: Training and test images of each split that is known, by its name.
@@ -99,3 +190,8 @@ def _entries(folder: Path) -> list[Path]:
 
 def _key(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter not in "-_ ")
+
+
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun."""
+    return f"{number} {noun}{'' if number == 1 else plural}"

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
-from cofima.data.source import Picture, Source
-from cofima.data.sources.base import About, Copy, files, named
-from cofima.data.unpickle import plain_dict
+from cofima.data.sources.base import About, Copy, Source, files, named
+from cofima.data.sources.unpickle import plain_dict
 from cofima.errors import CofimaError, problems
 
 ABOUT = About(

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
-from cofima.data.source import Picture, Source
-from cofima.data.sources.base import About, Copy, named
+from cofima.data.sources.base import About, Copy, Source, named
 from cofima.errors import problems
 
 ABOUT = About(

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from cofima.data.files import SUFFIXES, list_images
+from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
-from cofima.data.source import Picture, Source
-from cofima.data.sources._folders import TRAIN_AND_TEST, deal_by_seed, is_split, split_folders
-from cofima.data.sources._split_file import deal, two_lists
-from cofima.data.sources.base import About, Copy, files, named
-from cofima.errors import CofimaError, problems
+from cofima.data.sources.base import About, Copy, Source, files, named
+from cofima.data.sources.folder import TRAIN_AND_TEST, is_split, split_folders
+from cofima.data.sources.listing import SUFFIXES, list_images
+from cofima.data.sources.split_file import split_by_names, two_lists
+from cofima.errors import CofimaError
 
 ABOUT = About(
     title="ImageNet-R",
@@ -51,11 +51,11 @@ def _open_folders(folder: Path, options: DataOptions) -> Source:
 
 
 def _open_lists(path: Path, lists: Path, options: DataOptions) -> Source:
-    return deal(_everything(path), "lists", *two_lists(lists), str(lists))
+    return split_by_names(_everything(path), "lists", *two_lists(lists), str(lists))
 
 
 def _open_unsplit(path: Path, options: DataOptions) -> Source:
-    return deal_by_seed(_everything(path), options)
+    return _everything(path).split_by_seed(options)
 
 
 def _everything(path: Path) -> Source:
@@ -68,11 +68,8 @@ def _everything(path: Path) -> Source:
 
 
 def _in_folder(folder: Path) -> dict[str, partial[bytes]]:
-    found = list_images(folder)
-    wrong = [*found.wrong, *found.duplicates()]
-    if wrong:
-        raise problems(f"imagenet_r in {folder}", wrong)
-    return {file.key: partial(file.path.read_bytes) for file in found.files}
+    files = list_images(folder, f"imagenet_r in {folder}").files
+    return {file.key: partial(file.path.read_bytes) for file in files}
 
 
 def _in_tar(archive: Path) -> dict[str, partial[bytes]]:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from cofima.data.files import list_images
+from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
-from cofima.data.source import Picture, Source
-from cofima.data.sources._folders import TRAIN_AND_TEST, is_split, split_folders
-from cofima.data.sources.base import About, Copy, named
+from cofima.data.sources.base import About, Copy, Source, named
+from cofima.data.sources.folder import TRAIN_AND_TEST, is_split, split_folders
+from cofima.data.sources.listing import list_images, spellings
 from cofima.errors import problems
 
 ABOUT = About(
@@ -48,8 +48,8 @@ def _open_nested(folder: Path, options: DataOptions) -> Source:
     parts: tuple[list[Picture], list[Picture]] = [], []
     for part in _parts(folder):
         found = list_images(part)
-        wrong += [f"{part.name}: {line}" for line in [*found.wrong, *found.duplicates()]]
-        number = {name: len(names) + place for place, name in enumerate(sorted(found.classes, key=_numeric))}
+        wrong += [f"{part.name}: {line}" for line in [*found.wrong, *spellings(found)]]
+        number = {name: len(names) + place for place, name in enumerate(sorted(found.folders, key=_numeric))}
         names += [f"{part.name}/{name}" for name in number]
         for file in found.files:
             picture = Picture(

@@ -1,4 +1,4 @@
-"""How an image is kept: resized once, as uint8, so that no step of training decodes a file again."""
+"""The format in which pixels are stored: resized once, as uint8, so that training never decodes a file."""
 
 import math
 from dataclasses import dataclass
@@ -9,15 +9,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from cofima.data.images import fit
-
 _HEADER = 8  # bytes before the pixels of a row: height and width of the original, 32 bits each
 _LONGEST = 16  # times as long as wide, and an image is resized only where it is seen
 
 
 @dataclass(frozen=True)
-class Form:
-    """What is kept of each image.
+class PixelFormat:
+    """The part of each image that is stored.
 
     With ``whole = 0`` it is the square centre of ``side`` pixels, uint8 [3, side, side], for tests and
     training crops alike. Otherwise it is a row of bytes with two pictures: the centre of ``size``
@@ -40,6 +38,11 @@ class Form:
         if not self.whole:
             return (3, self.side, self.side)
         return (_HEADER + 3 * self.size**2 + (0 if self.only_tested else 3 * self.whole**2),)
+
+    @property
+    def key(self) -> str:
+        """Return the text that stands for this format in fingerprints of datasets, and never changes."""
+        return f"Form(side={self.side}, size={self.size}, whole={self.whole}, only_tested={self.only_tested})"
 
     @property
     def bytes(self) -> int:
@@ -65,6 +68,21 @@ class Form:
         """Return the squeezed images, uint8 [B, 3, whole, whole], and their true shapes [B, 2]."""
         shapes = rows[:, :_HEADER].cpu().numpy().view("<u4").astype(np.int64)
         return _picture(rows, _HEADER + 3 * self.size**2, self.whole), torch.from_numpy(shapes)
+
+
+def fit(image: Image.Image, side: int) -> Tensor:
+    """Resize the shorter side to ``side`` (bicubic, antialiased), crop the centre: uint8 [3, side, side].
+
+    Only the crop is resampled, so that a very long image costs no more than a square one.
+    """
+    sizes = [max(side, int(side * length / min(image.size))) for length in image.size]
+    starts = [round((size - side) / 2) for size in sizes]
+    scales = [length / size for length, size in zip(image.size, sizes, strict=True)]
+    left, top = (start * scale for start, scale in zip(starts, scales, strict=True))
+    ends = zip(starts, scales, image.size, strict=True)
+    right, bottom = (min((start + side) * scale, length) for start, scale, length in ends)
+    resized = image.resize((side, side), Image.Resampling.BICUBIC, box=(left, top, right, bottom))
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
 
 
 def resized_centre(image: Image.Image, side: int, size: int) -> Image.Image:

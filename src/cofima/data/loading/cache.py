@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -20,9 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cofima.data.forms import Form
-from cofima.data.reading import Found, fill, readers
-from cofima.data.source import Picture
+from cofima.data.loading.pixel_format import PixelFormat
 from cofima.errors import CofimaError
 from cofima.files import cache_folder, json_digest, write_text
 from cofima.progress import Progress
@@ -31,24 +29,27 @@ FORMAT = 1
 PIXELS, INDEX, JOURNAL = "pixels.u8", "index.json", "journal.jsonl"
 _PIECE = 64_000_000  # bytes that are decoded, flushed and noted at once: what a kill costs at most
 
+Found = tuple[str, str]  # the hash of a picture's content, and what is wrong with it, if anything
+Fill = Callable[[Tensor, Iterable[int]], Iterator[Found]]  # loads the pictures at these places of the pixels
+
 
 @dataclass(frozen=True)
 class Cache:
-    """Where the pixels of some pictures are kept, and in which form."""
+    """Where the pixels of some pictures are kept, and in which format."""
 
     place: Path
-    form: Form
+    pixel_format: PixelFormat
     count: int
 
     @property
     def bytes(self) -> int:
         """Return the size of the pixels."""
-        return self.count * self.form.bytes
+        return self.count * self.pixel_format.bytes
 
     def map(self) -> Tensor:
         """Return the pixels as a tensor that is read from disk where it is touched."""
         # copy on write: PyTorch has no tensors that cannot be written, and the file stays as it is
-        shape = (self.count, *self.form.shape)
+        shape = (self.count, *self.pixel_format.shape)
         return torch.from_numpy(np.memmap(self.place / PIXELS, np.uint8, mode="c", shape=shape))
 
 
@@ -57,13 +58,13 @@ def folder() -> Path:
     return cache_folder() / "pixels"
 
 
-def cache_for(form: Form, names: Sequence[str], stamps: Sequence[str]) -> Cache:
+def cache_for(pixel_format: PixelFormat, names: Sequence[str], stamps: Sequence[str]) -> Cache:
     """Return the cache of pictures with these names and stamps; nothing is read or written."""
-    said = json.dumps([FORMAT, asdict(form), list(names), list(stamps)])
-    return Cache(folder() / sha256(said.encode()).hexdigest()[:32], form, len(names))
+    said = json.dumps([FORMAT, asdict(pixel_format), list(names), list(stamps)])
+    return Cache(folder() / sha256(said.encode()).hexdigest()[:32], pixel_format, len(names))
 
 
-def open_or_build(cache: Cache, pictures: Sequence[Picture], progress: Progress) -> list[Found]:
+def open_or_build(cache: Cache, fill: Fill, progress: Progress) -> list[Found]:
     """Return what is known of each picture; read those that are not in the cache yet."""
     found = _verified(cache, progress)
     if found is None:
@@ -72,7 +73,7 @@ def open_or_build(cache: Cache, pictures: Sequence[Picture], progress: Progress)
         with _locked(cache.place.with_suffix(".lock"), progress):
             found = _verified(cache, progress)  # another process may have built it while this one waited
             if found is None:
-                found = _build(cache, pictures, progress)
+                found = _build(cache, fill, progress)
     return found
 
 
@@ -82,18 +83,19 @@ def remove(cache: Cache) -> None:
     shutil.rmtree(cache.place, ignore_errors=True)
 
 
-def _build(cache: Cache, pictures: Sequence[Picture], progress: Progress) -> list[Found]:
+def _build(cache: Cache, fill: Fill, progress: Progress) -> list[Found]:
     try:
         with (cache.place / PIXELS).open("ab") as file:
             file.truncate(cache.bytes)
             if hasattr(os, "posix_fallocate"):  # a full disk is told here, and not by a signal later
                 os.posix_fallocate(file.fileno(), 0, cache.bytes)
         found = _resumed(cache, progress)
-        pixels = np.memmap(cache.place / PIXELS, np.uint8, mode="r+", shape=(cache.count, *cache.form.shape))
+        shape = (cache.count, *cache.pixel_format.shape)
+        pixels = np.memmap(cache.place / PIXELS, np.uint8, mode="r+", shape=shape)
         label = f"reading images into {cache.place}"
-        rest = progress.track(_read(cache, pixels, pictures, found), cache.count - len(found), label)
+        rest = progress.track(_read(cache, pixels, fill, found), cache.count - len(found), label)
         found += rest
-        said = {"format": FORMAT, "form": asdict(cache.form), "found": found}
+        said = {"format": FORMAT, "form": asdict(cache.pixel_format), "found": found}
         write_text(cache.place / INDEX, json.dumps(said | {"sha256": json_digest(said)}))
         (cache.place / JOURNAL).unlink(missing_ok=True)
     except OSError as error:
@@ -104,25 +106,19 @@ def _build(cache: Cache, pictures: Sequence[Picture], progress: Progress) -> lis
     return found
 
 
-def _read(
-    cache: Cache, pixels: "np.memmap[Any, Any]", pictures: Sequence[Picture], done: Sequence[Found]
-) -> Iterator[Found]:
+def _read(cache: Cache, pixels: "np.memmap[Any, Any]", fill: Fill, done: Sequence[Found]) -> Iterator[Found]:
     """Read the pictures after those that are done, piece by piece; note each piece once it is on disk."""
-    target, step = torch.from_numpy(pixels), max(1, _PIECE // cache.form.bytes)
-    pool = readers()
-    try:
-        with (cache.place / JOURNAL).open("a", encoding="utf-8") as journal:
-            for start in range(len(done), cache.count, step):
-                stop, found = min(start + step, cache.count), []
-                for one in fill(target, pictures, range(start, stop), cache.form, pool):
-                    found.append(one)
-                    yield one
-                pixels.flush()
-                journal.write(json.dumps({"found": found, "crc": zlib.crc32(pixels[start:stop].data)}) + "\n")
-                journal.flush()
-                os.fsync(journal.fileno())
-    finally:
-        pool.shutdown(cancel_futures=True)  # on Ctrl-C, do not read the rest first
+    target, step = torch.from_numpy(pixels), max(1, _PIECE // cache.pixel_format.bytes)
+    with (cache.place / JOURNAL).open("a", encoding="utf-8") as journal:
+        for start in range(len(done), cache.count, step):
+            stop, found = min(start + step, cache.count), []
+            for one in fill(target, range(start, stop)):
+                found.append(one)
+                yield one
+            pixels.flush()
+            journal.write(json.dumps({"found": found, "crc": zlib.crc32(pixels[start:stop].data)}) + "\n")
+            journal.flush()
+            os.fsync(journal.fileno())
 
 
 def _resumed(cache: Cache, progress: Progress) -> list[Found]:

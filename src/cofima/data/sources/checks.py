@@ -1,11 +1,41 @@
-"""What can be wrong with a list of images before any of them is read."""
+"""Checks of a source: of the list of its images, and of every image by reading it."""
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
-from cofima.data.source import Source
-from cofima.data.sources.base import About
+from cofima.data.loading import loader
+from cofima.data.sources.base import About, Source
 from cofima.errors import first_problems
+from cofima.progress import SILENT, Progress
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What the images of a source hold.
+
+    Attributes:
+        train, test: The hash of each image's content, in order.
+        faults: The images that cannot be read, and why.
+        shared: The names of test images that are copies of a training image.
+    """
+
+    train: list[str]
+    test: list[str]
+    faults: list[str]
+    shared: list[str]
+
+
+def verify(source: Source, progress: Progress = SILENT) -> Contents:
+    """Decode and hash every image."""
+    pictures = [*source.train, *source.test]
+    found = loader.check(pictures, progress)
+    faults = [f"{one.name}: {fault}" for one, (_, fault) in zip(pictures, found, strict=True) if fault]
+    hashes = [digest for digest, _ in found]
+    train, test = hashes[: len(source.train)], hashes[len(source.train) :]
+    learned = {digest for digest in train if digest}
+    shared = [one.name for one, digest in zip(source.test, test, strict=True) if digest in learned]
+    return Contents(train, test, faults, shared)
 
 
 def refuse(source: Source, path: Path) -> None:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from cofima import plugins
 from cofima.data.options import DataOptions
-from cofima.data.source import Source
-from cofima.data.splits import with_split
+from cofima.data.sources.base import Source
 from cofima.errors import CofimaError
 
 _MARK = "cofima_dataset"
@@ -15,7 +14,7 @@ Lister = Callable[[DataOptions], Source]
 
 @dataclass(frozen=True)
 class Own:
-    """A dataset of a plugin: what it is, in one line, what lists its images, and which plugin has it."""
+    """A dataset of a plugin: a line about it, the function that lists its images, the plugin's name."""
 
     about: str
     lister: Lister
@@ -53,6 +52,6 @@ def find(name: str, options: DataOptions) -> Source:
     source = own()[name].lister(options)
     if not isinstance(source, Source):
         raise CofimaError(
-            f"dataset '{name}' of a plugin returned {type(source).__name__}, not a cofima.data.source.Source"
+            f"dataset '{name}' of a plugin returned {type(source).__name__}, not a cofima.data.Source"
         )
-    return with_split(source)
+    return source.identified()

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
-from cofima.data.source import Picture, Source
-from cofima.data.sources._checks import refuse
-from cofima.data.sources._folders import deal_by_seed
-from cofima.data.sources.base import roots
-from cofima.data.splits import with_split
+from cofima.data.sources.base import Source, roots
+from cofima.data.sources.checks import refuse
 from cofima.errors import CofimaError, did_you_mean
 from cofima.progress import SILENT, Progress
 
@@ -94,9 +92,9 @@ def _source(
     train, test = (list(_pictures(w, p, v)) for w, p, v in zip(("train", "test"), parts, labels, strict=True))
     facts = {"split": "given", "split_seed": None, "folder": str(root.resolve())}
     source = Source(name, variant, names, train, test, flip=True, crop=0.5, facts=facts)
-    source = deal_by_seed(source, options) if parts[1] is None else source
+    source = source.split_by_seed(options) if parts[1] is None else source
     refuse(source, root)
-    return with_split(source)
+    return source.identified()
 
 
 def _labels(part: Any, progress: Progress) -> list[int]:

@@ -1,22 +1,28 @@
-"""A split that a file gives: a manifest, two lists, or the list of what is tested on."""
+"""Split files: manifests, which ``cofima data prepare`` writes, pairs of lists, and lists of test images."""
 
+import json
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cofima.data import manifest
-from cofima.data.source import Picture, Source
+from cofima.data.loading.loader import Picture
+from cofima.data.sources.base import Source
+from cofima.data.sources.checks import Contents
 from cofima.errors import CofimaError, CofimaWarning, first_problems
+from cofima.files import cache_folder, write_text
+
+FORMAT = 1  # of manifests
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # tens of thousands of lines
 
 
-def redeal(source: Source, file: Path) -> Source:
+def split_by_file(source: Source, file: Path) -> Source:
     """Return the source with its images trained and tested on as a file says.
 
     The file is a manifest of ``cofima data prepare`` (.jsonl), a YAML or JSON file with the lists
@@ -25,26 +31,27 @@ def redeal(source: Source, file: Path) -> Source:
     """
     with _explained(file):
         train, test = _lists(file)
-    return deal(source, file.stem, train, test, str(file))
+    return split_by_names(source, file.stem, train, test, str(file))
 
 
-def deal(
+def split_by_names(
     source: Source, variant: str, train: Iterable[str] | None, test: Iterable[str], where: str
 ) -> Source:
     """Return the source with the images of these names trained and tested on; without ``train``, the rest."""
     everything = {picture.name: picture for picture in [*source.train, *source.test]}
     unknown: list[str] = []
     tested = _take(everything, test, unknown)
-    kept = everything.keys() - tested.keys()
-    learnt = {name: everything[name] for name in kept} if train is None else _take(everything, train, unknown)
+    if train is None:
+        train = everything.keys() - tested.keys()
+    learned = _take(everything, train, unknown)
     if unknown:
         raise first_problems(where, [f"{name}: there is no such image" for name in unknown])
-    if both := sorted(learnt.keys() & tested.keys()):
+    if both := sorted(learned.keys() & tested.keys()):
         raise first_problems(where, [f"{name}: both trained and tested on" for name in both])
-    if unused := len(everything) - len(learnt) - len(tested):
+    if unused := len(everything) - len(learned) - len(tested):
         warnings.warn(f"{where}: {unused} images of {source.name} are in neither list", CofimaWarning, 4)
     facts = source.facts | {"split": f"listed: {variant}", "split_seed": None}
-    ordered = [sorted(part.values(), key=lambda p: (p.label, p.name)) for part in (learnt, tested)]
+    ordered = [sorted(part.values(), key=lambda p: (p.label, p.name)) for part in (learned, tested)]
     return replace(source, variant=variant, train=ordered[0], test=ordered[1], facts=facts)
 
 
@@ -56,6 +63,47 @@ def two_lists(folder: Path) -> tuple[list[str], list[str]]:
         if train is None or test is None or not test.is_file():
             raise ValueError("the folder needs both *_train.yaml and *_test.yaml")
         return _names(_parsed(train)["data"]), _names(_parsed(test)["data"])
+
+
+def write_manifest(source: Source, contents: Contents, folder: Path | None = None) -> Path:
+    """Write every image of a source, with its label, part and hash, as JSON lines; return the path.
+
+    The first line identifies the split and holds a hash of the others.
+    """
+    rows = "".join(f"{json.dumps(row)}\n" for row in _rows(source, contents))
+    head = {
+        "format": FORMAT,
+        "dataset": source.name,
+        "split_id": source.facts["split_id"],
+        "split_hash": source.facts["split_hash"],
+        "classes": source.class_names,
+        "train": len(source.train),
+        "test": len(source.test),
+        "test_images_in_train": len(contents.shared),
+        "sha256": sha256(rows.encode()).hexdigest(),
+    }
+    folder = cache_folder() / "splits" if folder is None else folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CofimaError(f"{folder}: {(error.strerror or str(error)).lower()}") from error
+    name = "".join(letter if letter.isalnum() or letter in "+.-_" else "-" for letter in head["split_id"])
+    path = folder / f"{name}.jsonl"
+    write_text(path, f"{json.dumps(head)}\n{rows}")
+    return path
+
+
+def read_manifest(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the head and the rows of a manifest; one that was changed or cut is refused."""
+    try:
+        first, _, rest = path.read_text("utf-8").partition("\n")
+        head = json.loads(first)
+        intact = head["format"] == FORMAT and head["sha256"] == sha256(rest.encode()).hexdigest()
+    except (ValueError, KeyError, TypeError) as error:
+        raise CofimaError(f"{path} is not a manifest of a split ({error})") from error
+    if not intact:
+        raise CofimaError(f"{path} was changed or cut: its hash is not that of its lines; write it again")
+    return head, [json.loads(line) for line in rest.splitlines()]
 
 
 @contextmanager
@@ -73,7 +121,7 @@ def _lists(file: Path) -> tuple[list[str] | None, list[str]]:
     if file.is_dir():
         return two_lists(file)
     if file.suffix == ".jsonl":
-        rows = manifest.read(file)[1]
+        rows = read_manifest(file)[1]
         parts = {part: [row["name"] for row in rows if row["split"] == part] for part in ("train", "test")}
         return parts["train"], parts["test"]
     if file.suffix in (".yaml", ".yml", ".json"):
@@ -107,3 +155,9 @@ def _take(everything: dict[str, Picture], names: Iterable[str], unknown: list[st
         else:
             found[picture.name] = picture
     return found
+
+
+def _rows(source: Source, contents: Contents) -> Iterator[dict[str, Any]]:
+    for split in ("train", "test"):
+        for picture, digest in zip(getattr(source, split), getattr(contents, split), strict=True):
+            yield {"split": split, "name": picture.name, "label": picture.label, "sha256": digest}

@@ -4,17 +4,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
-from cofima.data.source import Picture, Source
-from cofima.data.sources._checks import refuse
-from cofima.data.sources._folders import deal_by_seed
-from cofima.data.sources.base import roots
-from cofima.data.splits import with_split
+from cofima.data.sources.base import Source, roots
+from cofima.data.sources.checks import refuse
 from cofima.errors import CofimaError
 
 PREFIX = "hf:"
 _TESTS = ("test", "validation", "valid", "val")
 _LABELS = ("label", "fine_label", "labels")
+
+
+def check(name: str) -> str | None:
+    """Return what is wrong with the name, or None."""
+    return None if name.removeprefix(PREFIX).strip() else f"dataset '{name}' needs a name: 'hf:NAME'"
 
 
 def installed() -> str | None:
@@ -44,9 +47,9 @@ def find(name: str, options: DataOptions) -> Source:
     variant = f"train+{test}" if test else "all"
     facts = {"split": "given", "split_seed": None, "column": label}
     source = Source(name, variant, names, parts[0], parts[1], flip=True, crop=0.5, facts=facts)
-    source = source if test else deal_by_seed(source, options)
+    source = source if test else source.split_by_seed(options)
     refuse(source, Path(path))
-    return with_split(source)
+    return source.identified()
 
 
 def _load(path: str, configuration: str | None) -> Any:

@@ -1,0 +1,1 @@
+"""From whatever holds an image to pixels in one format."""

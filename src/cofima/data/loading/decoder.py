@@ -1,0 +1,121 @@
+"""Decoding: a file, an array, a tensor or a Pillow image becomes upright 8-bit RGB."""
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from cofima.errors import CofimaError
+
+MOST_PIXELS = 100_000_000
+Content = bytes | NDArray[Any] | Tensor | Image.Image  # bytes are those of an encoded file
+
+
+class BadImageError(CofimaError):
+    """An image that cannot be used, and why."""
+
+    def __init__(self, reason: str, path: Path | None = None) -> None:
+        super().__init__(reason if path is None else f"{path}: {reason}")
+        self.reason = reason
+
+
+def decode(content: Content) -> Image.Image:
+    """Return an image (the first frame of several) as 8-bit RGB, upright, on white where transparent.
+
+    Arrays are [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], tensors [3, H, W] or [1, H, W]; whole numbers
+    count to 255, floats to 1.
+    """
+    if isinstance(content, bytes):
+        return _from_file(content)
+    if isinstance(content, Tensor):
+        content = _from_tensor(content)
+    return _rgb(_upright(_from_array(content) if isinstance(content, np.ndarray) else content))
+
+
+def decode_file(path: Path) -> Image.Image:
+    """Read and decode a file."""
+    try:
+        return decode(path.read_bytes())
+    except (BadImageError, OSError) as error:
+        raise BadImageError(fault_of(error), path) from error
+
+
+def fault_of(error: BadImageError | OSError) -> str:
+    """Return why an image could not be read or decoded, without its name."""
+    return error.reason if isinstance(error, BadImageError) else (error.strerror or str(error)).lower()
+
+
+def _from_file(content: bytes) -> Image.Image:
+    try:
+        with Image.open(BytesIO(content)) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise BadImageError(f"{image.width} x {image.height} is more than 100 million pixels")
+            image.load()
+            return _rgb(_upright(image))
+    except BadImageError:
+        raise
+    except Exception as error:  # what a decoder raises on damaged bytes is not limited to OSError
+        raise BadImageError(_reason(content, error)) from error
+
+
+def _from_tensor(image: Tensor) -> NDArray[Any]:
+    if image.ndim != 3 or image.shape[0] not in (1, 3):
+        raise BadImageError(f"a tensor image must be [3, H, W] or [1, H, W], not {list(image.shape)}")
+    return np.asarray(image.detach().cpu().permute(1, 2, 0))
+
+
+def _from_array(array: NDArray[Any]) -> Image.Image:
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))) or 0 in array.shape:
+        raise BadImageError(f"an array image must be [H, W], [H, W, 3] or [H, W, 4], not {list(array.shape)}")
+    if array.dtype == bool:
+        array = array.astype(np.uint8) * 255
+    if np.issubdtype(array.dtype, np.floating):
+        if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
+            raise BadImageError("an image of floats must lie between 0 and 1; give uint8 for 0 to 255")
+        array = np.rint(array * 255).astype(np.uint8)
+    if array.min() < 0 or array.max() > 255:
+        raise BadImageError("an image of whole numbers must lie between 0 and 255")
+    return Image.fromarray(np.ascontiguousarray(array.astype(np.uint8)))
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # broken EXIF data does not make the picture unreadable
+        return image
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode[0] in "IF":
+        return Image.fromarray(_eight_bit(np.asarray(image))).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bit(grey: NDArray[Any]) -> NDArray[np.uint8]:
+    """Scale 16-bit integers and floats in 0..1 by their range, anything larger by its own maximum."""
+    values = np.nan_to_num(grey.astype(np.float64)).clip(0)
+    white = 65535.0 if np.issubdtype(grey.dtype, np.integer) else 1.0
+    eight_bit: NDArray[np.uint8] = np.rint(values * (255.0 / max(white, values.max()))).astype(np.uint8)
+    return eight_bit
+
+
+def _reason(content: bytes, error: Exception) -> str:
+    if content == b"":
+        return "empty file"
+    if isinstance(error, Image.DecompressionBombError):
+        return "more than 100 million pixels"
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image, or of an unknown format"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    text = str(error)
+    return "truncated" if "truncated" in text.lower() else f"damaged ({text or type(error).__name__})"

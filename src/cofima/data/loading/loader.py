@@ -1,0 +1,216 @@
+"""The loader: pictures become pixels in one format, in threads, in memory or in a cache on disk."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from cofima.data.images import ImageSet
+from cofima.data.loading import cache as caches
+from cofima.data.loading.cache import Found
+from cofima.data.loading.decoder import BadImageError, decode, fault_of
+from cofima.data.loading.pixel_format import PixelFormat
+from cofima.progress import SILENT, Progress
+
+SMALL = 64  # pixels a side; arrays of one shape up to this are stored as they are
+IN_MEMORY = 256_000_000  # bytes; more than this goes to disk
+_AHEAD = 64  # images decoded before they are asked for
+
+ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
+Item, Result = TypeVar("Item"), TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image that is not read yet.
+
+    Attributes:
+        name: The same on every machine, e.g. its path below the dataset's folder.
+        read: Return the encoded file, or pixels such as an array [H, W, 3].
+    """
+
+    name: str
+    label: int
+    read: Callable[[], bytes | NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """The pixels of some pictures; for each a hash of its content and what is wrong with it, if anything."""
+
+    pixels: Tensor
+    hashes: list[str]
+    faults: list[str]
+    cache: caches.Cache | None = None
+
+    def fingerprint(self, images: ImageSet) -> str:
+        """Return a hash of the images and labels in order.
+
+        Of images on disk, it is made of the hashes of their files: reading all pixels would take long.
+        """
+        if self.cache is None:
+            return images.fingerprint()
+        digest = sha256(f"({len(images)}, {self.cache.pixel_format.key})".encode())
+        digest.update(images.labels.numpy().tobytes())
+        for row in images.rows.tolist():
+            digest.update(self.hashes[row].encode())
+        return digest.hexdigest()
+
+
+class Decoded(NamedTuple):
+    """One image of a stream: its pixels, or why its file cannot be read."""
+
+    name: str
+    pixels: Tensor | None
+    fault: str
+
+
+def load(
+    pictures: Sequence[Picture],
+    pixel_format: PixelFormat,
+    *,
+    on_disk: bool = True,
+    despite_faults: bool = False,
+    progress: Progress = SILENT,
+) -> Loaded:
+    """Load every picture once; ``on_disk`` puts many into a cache, where the next load finds them.
+
+    A cache with unreadable pictures is kept with ``despite_faults`` only.
+    """
+    if (as_they_are := load_small([pictures])) is not None:
+        return as_they_are[0]
+    if not on_disk or len(pictures) * pixel_format.bytes < IN_MEMORY:
+        pixels = torch.empty(len(pictures), *pixel_format.shape, dtype=torch.uint8)
+        reading = _fill(pictures, pixel_format, pixels, range(len(pictures)))
+        return _loaded(pixels, list(progress.track(reading, len(pictures), "reading images")))
+    stamps = list(progress.track(map(_stamp, pictures), len(pictures), "looking for images read before"))
+    cache = caches.cache_for(pixel_format, [picture.name for picture in pictures], stamps)
+    progress.say(f"{len(pictures):,} images, {cache.bytes / 1e9:,.1f} GB, are kept in {cache.place}")
+    found = caches.open_or_build(
+        cache, lambda pixels, places: _fill(pictures, pixel_format, pixels, places), progress
+    )
+    loaded = _loaded(cache.map(), found, cache)
+    if any(loaded.faults) and not despite_faults:
+        caches.remove(cache)  # mended files make another cache: this one would never be used again
+    return loaded
+
+
+def load_small(parts: Sequence[Sequence[Picture]]) -> list[Loaded] | None:
+    """Load all parts as they are, if they hold small uint8 arrays of one shape [H, W, 3]; else return None.
+
+    Such images are enlarged when they are seen: CIFAR is 60 times smaller so.
+    """
+    pictures = [picture for part in parts for picture in part]
+    if not pictures or _file(pictures[0].read):
+        return None
+    contents: list[NDArray[np.uint8]] = []
+    for picture in pictures:
+        content = picture.read()
+        if isinstance(content, bytes) or content.dtype != np.uint8 or content.ndim != 3:
+            return None
+        contents.append(content)
+        if content.shape[2] != 3 or max(content.shape) > SMALL or content.shape != contents[0].shape:
+            return None
+    pixels = torch.from_numpy(np.stack(contents)).permute(0, 3, 1, 2).contiguous()
+    hashes = iter([hash_of(content) for content in contents])
+    lengths = [len(part) for part in parts]
+    return [_loaded(some, [(next(hashes), "") for _ in some]) for some in pixels.split(lengths)]
+
+
+def check(pictures: Sequence[Picture], progress: Progress = SILENT) -> list[Found]:
+    """Decode every picture and keep nothing of it but its hash and its fault."""
+    reading = _threaded(lambda picture: _use(picture, lambda image: None), pictures)
+    return list(progress.track(reading, len(pictures), "checking images"))
+
+
+def decoded(images: Iterable[ImageLike], pixel_format: PixelFormat) -> Iterator[Decoded]:
+    """Yield files and images in memory in order, decoded a little ahead.
+
+    A file that cannot be read is a fault; a wrong array or tensor is the caller's mistake, and an error.
+    """
+
+    def work(numbered: tuple[int, ImageLike]) -> Decoded:
+        number, image = numbered
+        if not isinstance(image, str | Path):
+            return Decoded(f"image {number}", pixel_format.keep(decode(image)), "")
+        try:
+            return Decoded(str(image), pixel_format.keep(decode(Path(image).read_bytes())), "")
+        except (BadImageError, OSError) as error:
+            return Decoded(str(image), None, fault_of(error))
+
+    return _threaded(work, enumerate(images))
+
+
+def hash_of(content: bytes | NDArray[Any]) -> str:
+    """Return the sha256 of a file, or of pixels and their shape."""
+    if isinstance(content, bytes):
+        return sha256(content).hexdigest()
+    return sha256(str(content.shape).encode() + np.ascontiguousarray(content).tobytes()).hexdigest()
+
+
+def _loaded(pixels: Tensor, found: list[Found], cache: caches.Cache | None = None) -> Loaded:
+    return Loaded(pixels, [hashed for hashed, _ in found], [fault for _, fault in found], cache)
+
+
+def _fill(
+    pictures: Sequence[Picture], pixel_format: PixelFormat, pixels: Tensor, places: Iterable[int]
+) -> Iterator[Found]:
+    """Load the pictures at ``places`` into the same places of ``pixels``; yield what was found of each."""
+
+    def place(at: int) -> Found:
+        return _use(pictures[at], lambda image: pixels[at].copy_(pixel_format.keep(image)))
+
+    return _threaded(place, places)
+
+
+def _use(picture: Picture, use: Callable[[Image.Image], object]) -> Found:
+    """Decode a picture and use it."""
+    try:
+        content = picture.read()
+        use(decode(content))
+    except (BadImageError, OSError) as error:
+        return "", fault_of(error)
+    return hash_of(content), ""
+
+
+def _threaded(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yield ``work(item)`` in the order of the items; Pillow works on several images at once."""
+    pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1), thread_name_prefix="reading")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) >= _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # on Ctrl-C, do not read the rest first
+
+
+def _stamp(picture: Picture) -> str:
+    """Return what changes with a picture: size and time of its file, or else a hash of its content."""
+    path = _file(picture.read)
+    try:
+        if path is None:
+            return hash_of(picture.read())
+        about = path.stat()
+    except (OSError, BadImageError) as error:
+        return f"unreadable: {error}"
+    return f"{about.st_size} bytes, {about.st_mtime_ns}"
+
+
+def _file(read: Callable[[], object]) -> Path | None:
+    """Return the file of a picture that is read by ``path.read_bytes``, the whole of it."""
+    owner = getattr(read, "__self__", None)
+    return owner if isinstance(owner, Path) and read.__name__ == "read_bytes" else None

@@ -1,0 +1,183 @@
+"""Class folders as a dataset: a user's own ``folder:PATH``, and copies of known datasets laid out so."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cofima.data.loading.loader import Picture
+from cofima.data.options import DataOptions
+from cofima.data.sources.base import About, Source, Usable, counted
+from cofima.data.sources.checks import refuse
+from cofima.data.sources.listing import TESTS, TRAIN, ImageFile, Listing, list_images, plain, spellings
+from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
+from cofima.errors import did_you_mean, first_problems
+
+PREFIX = "folder:"
+TRAIN_AND_TEST = "train/CLASS/*.jpg and test/CLASS/*.jpg (or val)"
+_SHOWN = 20  # left-out images and classes that are named
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """A user's own folder of images; a share of each class is tested on where it is not split yet.
+
+    Unlike other sources, an unsplit folder is split once its images are read: those left out do not count.
+    """
+
+    listing: Listing
+    options: DataOptions
+    flip: bool = True
+    crop: float = 0.5
+
+    @property
+    def name(self) -> str:
+        """Return the path."""
+        return str(self.listing.path)
+
+    def blocks(self) -> Sequence[Sequence[Picture]]:
+        """Return all images in one block."""
+        return ([Picture(f"{file.part}/{file.key}", 0, file.path.read_bytes) for file in self.listing.files],)
+
+    def usable(self, faults: Sequence[Sequence[str]], skip_bad: bool) -> Usable:
+        """Raise one error with everything that is wrong, or leave out what may be skipped; then split."""
+        files = self.listing.files
+        bad = [(file, fault) for file, fault in zip(files, faults[0], strict=True) if fault]
+        rows = [row for row, fault in enumerate(faults[0]) if not (fault and skip_bad)]
+        left_out = _left_out(self.listing, [files[row] for row in rows])
+        found = [*self.listing.wrong, *spellings(self.listing)]
+        if not skip_bad or len(left_out) == len(self.listing.folders):
+            found += left_out.values()
+        if not skip_bad:
+            found += [f"{file.path}: {fault}" for file, fault in bad]
+        if found:
+            raise first_problems(self.name, found)
+        names = sorted(self.listing.folders.keys() - left_out.keys())
+        rows = [row for row in rows if files[row].class_name not in left_out]
+        train, test = self._split(rows, {name: label for label, name in enumerate(names)})
+        first = [*left_out.values(), *(plain(str(file.path)) for file, _ in bad)][:_SHOWN]
+        skipped = {"images": len(bad), "classes": len(left_out), "first": first}
+        facts = {"train": len(train), "test": len(test), **self._facts(), "skipped": skipped}
+        named = ([(files[row].name, label) for row, label in part] for part in (train, test))
+        facts |= split_facts(self._split_id(), *named)
+        return Usable(tuple(names), train, test, facts, self._warnings(len(bad), len(left_out)))
+
+    def source(self) -> Source:
+        """Return the folder as a source, as if every image could be read."""
+        files = self.listing.files
+        usable = self.usable([[""] * len(files)], self.options.skip_bad)
+        train, test = (
+            [Picture(files[row].name, label, files[row].path.read_bytes) for row, label in part]
+            for part in (usable.train, usable.test)
+        )
+        name, _, variant = self._split_id().rpartition(":")
+        source = Source(name, variant, usable.class_names, train, test, self.flip, self.crop, usable.facts)
+        refuse(source, self.listing.path)
+        return source
+
+    def _split(self, rows: list[int], number: dict[str, int]) -> tuple[list[tuple[int, int]], ...]:
+        files = [self.listing.files[row] for row in rows]
+        tested = [file.part == "test" for file in files]
+        if self.listing.unsplit:
+            tested = choose_per_class(
+                [file.key for file in files],
+                [file.class_name for file in files],
+                lambda count: share_of(count, self.options.test_share),
+                self.options.split_seed,
+            )
+        places = [(row, number[file.class_name]) for row, file in zip(rows, files, strict=True)]
+        return tuple(
+            [place for place, chosen in zip(places, tested, strict=True) if chosen is part]
+            for part in (False, True)
+        )
+
+    def _split_id(self) -> str:
+        """Name the split; its hash, not this name, tells two folders of one name apart."""
+        variant = seeded_name(self.options) if self.listing.unsplit else "given"
+        return f"{PREFIX}{plain(self.listing.path.resolve().name)}:{variant}"
+
+    def _facts(self) -> dict[str, Any]:
+        listing = self.listing
+        facts = {"folder": plain(str(listing.path.resolve())), "stray_images": len(listing.stray)}
+        if listing.unsplit:
+            return facts | seeded_facts(self.options)
+        given = " + ".join(folder.name for folder in listing.parts.values())
+        return facts | {"split": f"given: {given}", "split_seed": None, "unused_folders": listing.unused}
+
+    def _warnings(self, images: int, classes: int) -> list[str]:
+        stray, found = len(self.listing.stray), []
+        if images or classes:
+            found.append(
+                f"left out {counted(images, 'unreadable image')} and {counted(classes, 'class', 'es')} "
+                "without both training and test images"
+            )
+        return [*found, *([f"{counted(stray, 'image')} outside the class folders not used"] if stray else [])]
+
+
+def path_of(name: str, root: Path | None) -> Path:
+    """Return the folder of a dataset's name: below ``root``, or $COFIMA_DATA, or here if it is not there."""
+    path = Path(name.removeprefix(PREFIX)).expanduser()
+    shared = Path(os.environ.get("COFIMA_DATA") or ".").expanduser()
+    return root / path if root is not None else shared / path if (shared / path).exists() else path
+
+
+def check(name: str, root: Path | None) -> str | None:
+    """Return what is wrong with the name of a dataset, or None."""
+    path = path_of(name, root)
+    if not name.removeprefix(PREFIX).strip():
+        return f"dataset '{name}' needs a path: 'folder:PATH'"
+    if not path.exists():
+        near = [folder.name for folder in path.parent.iterdir()] if path.parent.is_dir() else []
+        close = did_you_mean(path.name, near)
+        return f"dataset '{name}': there is no folder {path}{close if 'did you mean' in close else ''}"
+    return None if path.is_dir() else f"dataset '{name}': {path} is not a folder"
+
+
+def find(name: str, options: DataOptions) -> Folder:
+    """List the images of a folder by the name of the dataset."""
+    return Folder(list_images(path_of(name, options.root)), options)
+
+
+def _left_out(listing: Listing, usable: list[ImageFile]) -> dict[str, str]:
+    """Return, for each class that cannot be both learned and tested, why."""
+    counts = Counter((file.class_name, file.part) for file in usable)
+    reasons = {name: _too_few(name, listing, counts) for name in sorted(listing.folders)}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _too_few(name: str, listing: Listing, counts: Counter[tuple[str, str]]) -> str:
+    having = [folder.name for which, folder in listing.parts.items() if counts[name, which]]
+    lacking = [folder.name for which, folder in listing.parts.items() if not counts[name, which]]
+    if not having:
+        return f"class '{name}': no images"
+    if lacking:
+        return f"class '{name}': images in {having[0]} only, none in {lacking[0]}"
+    return f"class '{name}': 1 image, too few to train and test" if counts[name, "all"] == 1 else ""
+
+
+def is_split(folder: Path) -> bool:
+    """Tell whether a folder has both a training and a test part."""
+    return (folder / TRAIN).is_dir() and any((folder / test).is_dir() for test in TESTS)
+
+
+def split_folders(
+    name: str, about: About, folder: Path, key: Callable[[str], tuple[int, str]] | None = None
+) -> Source:
+    """List a copy of a dataset with ``train`` and ``test`` (or ``val``).
+
+    Classes are numbered in the order of their folders' names, as in torchvision, on which published
+    orders of classes rest; ``key`` orders them in another way.
+    """
+    listing = list_images(folder, f"{name} in {folder}")
+    names = sorted(listing.folders, key=key)
+    number = {name: label for label, name in enumerate(names)}
+    parts = [[file for file in listing.files if file.part == part] for part in ("train", "test")]
+    # the part belongs to the name only where both parts have such a path
+    both = {file.key for file in parts[0]} & {file.key for file in parts[1]}
+    train, test = (
+        [Picture(f.name if both else f.key, number[f.class_name], f.path.read_bytes) for f in part]
+        for part in parts
+    )
+    return about.make(name, (train, test), names)

@@ -1,0 +1,111 @@
+"""Datasets in memory: scikit-learn's scanned digits, and blobs that are drawn."""
+
+import colorsys
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from cofima.data.images import ImageSet
+from cofima.data.loading.loader import Picture
+from cofima.data.options import DataOptions
+from cofima.data.sources.base import Source
+from cofima.data.splits import by_row, choose_images, seeded_facts, seeded_name, share_of, split_facts
+from cofima.data.stream import Dataset
+from cofima.seeds import Seeds
+
+NAMES = {
+    "blobs": "6 classes of generated colored blobs, for a quick trial",
+    "digits": "1,797 scanned handwritten digits of 8 x 8 pixels, 10 classes (scikit-learn)",
+}
+# multiples of an irrational number spread evenly over a circle, whatever the number of classes
+_HUE, _TURN = (math.sqrt(5) - 1) / 2, math.sqrt(2)
+
+
+def load(name: str, side: int, options: DataOptions) -> Dataset:
+    """Return one of the datasets with images of ``side`` pixels."""
+    return digits(side, options) if name == "digits" else blobs(side=side, seed=options.split_seed)
+
+
+def digits(side: int, options: DataOptions) -> Dataset:
+    """Return 1,797 digits of 8 x 8 pixels, enlarged to ``side``; a share of each class is tested on."""
+    from sklearn.datasets import load_digits  # costs a second, and only this dataset needs it
+
+    scans = load_digits()
+    labels = torch.from_numpy(scans.target).long()
+    grey = torch.from_numpy(scans.images * (255 / 16)).round().to(torch.uint8)[:, None]
+    grey = interpolate(grey, size=(side, side), mode="bicubic", antialias=True)
+    # three views of one grey channel: a third of the memory
+    images = ImageSet(grey.expand(-1, 3, -1, -1), torch.arange(len(labels)), labels)
+    tested = choose_images(images, lambda count: share_of(count, options.test_share), options.split_seed)
+    names = tuple(map(str, range(10)))
+    return _dataset("digits", names, images, tested, seeded_name(options), seeded_facts(options))
+
+
+def blobs(classes: int = 6, per_class: int = 20, side: int = 16, seed: int = 0) -> Dataset:
+    """Return images of one colored blob on noise; the class is its color and its place.
+
+    Each class has ``per_class`` training images and half as many test images.
+    """
+    each = per_class + max(1, per_class // 2)
+    generator = Seeds(seed).generator("blobs")
+    pixels = torch.cat([_draw(label, each, side, generator) for label in range(classes)])
+    rows = torch.arange(classes * each)
+    images = ImageSet(pixels, rows, torch.arange(classes).repeat_interleave(each))
+    names = tuple(f"blob {label}" for label in range(classes))
+    facts = {"split": "generated", "split_seed": seed}
+    return _dataset("blobs", names, images, rows % each >= per_class, f"seed{seed}", facts)
+
+
+def source_of(dataset: Dataset) -> Source:
+    """Return a dataset in memory as a source."""
+
+    def pictures(images: ImageSet) -> list[Picture]:
+        return [
+            Picture(str(row), label, partial(_pixels, images, place))
+            for place, (row, label) in enumerate(images.named())
+        ]
+
+    variant = dataset.facts["split_id"].rpartition(":")[2]
+    parts = pictures(dataset.train), pictures(dataset.test)
+    return Source(
+        dataset.name, variant, dataset.class_names, *parts, dataset.flip, dataset.crop, dataset.facts
+    )
+
+
+def _dataset(
+    name: str,
+    class_names: tuple[str, ...],
+    images: ImageSet,
+    tested: Tensor,
+    variant: str,
+    facts: dict[str, Any],
+) -> Dataset:
+    train, test = images.select(~tested), images.select(tested)
+    facts = {"train": len(train), "test": len(test), **facts, "fingerprint": images.fingerprint()}
+    facts |= split_facts(f"{name}:{variant}", by_row(train), by_row(test))
+    return Dataset(name, class_names, train, test, flip=False, crop=1.0, facts=facts)
+
+
+def _draw(label: int, count: int, side: int, generator: torch.Generator) -> Tensor:
+    """Draw ``count`` images of one class: uint8 [count, 3, side, side]."""
+    turn = 2 * math.pi * label * _TURN
+    place = torch.tensor([math.sin(turn), math.cos(turn)]) * 0.3 + 0.5
+    centre = place + 0.02 * torch.randn(count, 2, generator=generator)
+    steps = (torch.arange(side) + 0.5) / side
+    rows, columns = ((steps - centre[:, axis, None]) ** 2 for axis in (0, 1))
+    blob = torch.exp(-(rows[:, :, None] + columns[:, None, :]) / (2 * 0.12**2))
+    color = torch.tensor(colorsys.hsv_to_rgb(label * _HUE % 1, 1.0, 1.0)).view(1, 3, 1, 1)
+    noise = 0.08 * torch.randn(count, 3, side, side, generator=generator)
+    brightness = 0.25 + 0.7 * blob[:, None] * (color - 0.25) + noise
+    return (255 * brightness).clamp(0, 255).round().to(torch.uint8)
+
+
+def _pixels(images: ImageSet, place: int) -> NDArray[np.uint8]:
+    pixels, _ = images.batch(torch.tensor([place]))
+    return pixels[0].permute(1, 2, 0).contiguous().numpy()

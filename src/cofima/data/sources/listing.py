@@ -1,0 +1,281 @@
+"""Listing images: of a folder with a folder per class, perhaps in train and test, or of a CSV file.
+
+Datasets that are folders, and what ``learn``, ``extend`` and ``evaluate`` read, are all listed here.
+"""
+
+import csv
+import unicodedata
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cofima.data.loading.loader import Picture, load
+from cofima.data.loading.pixel_format import PixelFormat
+from cofima.data.sources.base import counted
+from cofima.data.splits import choose_per_class
+from cofima.errors import CofimaError, CofimaWarning, first_problems, problems
+from cofima.progress import SILENT, Progress
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+LEAST_TO_HOLD_OUT = 5
+TRAIN, TESTS = "train", ("test", "val")  # names of folders
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image file, its class, and its part: ``train``, ``test``, or ``all`` of an unsplit folder."""
+
+    path: Path
+    part: str
+    class_name: str
+    key: str  # its path below the part, the same on every machine
+
+    @property
+    def name(self) -> str:
+        """Return the path below the folder; ``val`` is called ``test``."""
+        return self.key if self.part == "all" else f"{self.part}/{self.key}"
+
+
+@dataclass
+class Listing:
+    """The images of a folder or a CSV file, not read yet."""
+
+    path: Path
+    parts: dict[str, Path]
+    folders: dict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))  # by class
+    files: list[ImageFile] = field(default_factory=list)
+    stray: list[Path] = field(default_factory=list)  # images outside the class folders
+    unused: list[str] = field(default_factory=list)  # folders beside train and test
+    wrong: list[str] = field(default_factory=list)  # what cannot be skipped
+
+    @property
+    def unsplit(self) -> bool:
+        """Tell whether there are no parts for training and testing."""
+        return "all" in self.parts
+
+    @property
+    def classes(self) -> list[str]:
+        """Return the names of the classes that have images, sorted."""
+        return sorted({file.class_name for file in self.files})
+
+    def only(self, part: str) -> "Listing":
+        """Return the listing with the files of a part, or all where there are no parts."""
+        return replace(self, files=[file for file in self.files if file.part in (part, "all")])
+
+    def of(self, classes: Collection[str]) -> "Listing":
+        """Return the listing with the files of these classes."""
+        return replace(self, files=[file for file in self.files if file.class_name in classes])
+
+    def read(
+        self, pixel_format: PixelFormat, *, skip_bad: bool = False, progress: Progress = SILENT
+    ) -> "LabeledImages":
+        """Read the images into memory; unreadable ones are one error, or are left out with a warning."""
+        pictures = [Picture(file.name, 0, file.path.read_bytes) for file in self.files]
+        # never into the cache on disk: who learns from photographs may have to delete them afterwards
+        loaded = load(pictures, pixel_format, on_disk=False, progress=progress)
+        bad = [f"{file.path}: {f}" for file, f in zip(self.files, loaded.faults, strict=True) if f]
+        good = [at for at, fault in enumerate(loaded.faults) if not fault]
+        left = {self.files[at].class_name for at in good}
+        lost = [f"class '{name}': no image of it can be read" for name in self.classes if name not in left]
+        if bad and (not skip_bad or lost):
+            raise first_problems(str(self.path), lost + bad)
+        if bad:
+            text = f"{self.path}: left out {counted(len(bad), 'unreadable image')}"
+            warnings.warn(text, CofimaWarning, stacklevel=3)
+        pixels = loaded.pixels[good] if bad else loaded.pixels
+        return LabeledImages(pixels, [self.files[at] for at in good], [loaded.hashes[at] for at in good])
+
+
+@dataclass(frozen=True, eq=False)
+class LabeledImages:
+    """Images in memory: uint8 pixels in one format, and the file of each with a hash of it."""
+
+    pixels: Tensor
+    files: list[ImageFile]
+    hashes: list[str]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def labels(self, classes: list[str]) -> Tensor:
+        """Return the place of each image's class in ``classes``; -1 where it is not among them."""
+        number = {name: place for place, name in enumerate(classes)}
+        return torch.tensor([number.get(file.class_name, -1) for file in self.files], dtype=torch.int64)
+
+    def held_out(self, share: float, seed: int) -> Tensor:
+        """Return which images are not trained on: the test part, or a share of each class of five or more.
+
+        An image that is there twice is never held out: its copy would have been trained on.
+        """
+        often = Counter(self.hashes)
+
+        def how_many(count: int) -> int:
+            return max(1, round(share * count)) if share and count >= LEAST_TO_HOLD_OUT else 0
+
+        unsplit = [at for at, file in enumerate(self.files) if file.part == "all"]
+        chosen = choose_per_class(
+            [self.files[at].key for at in unsplit],
+            [self.files[at].class_name for at in unsplit],
+            how_many,
+            seed,
+            eligible=[often[self.hashes[at]] == 1 for at in unsplit],
+        )
+        out = torch.tensor([file.part == "test" for file in self.files], dtype=torch.bool)
+        out[torch.tensor(unsplit, dtype=torch.int64)] = torch.tensor(chosen, dtype=torch.bool)
+        return out
+
+
+def find_images(path: Path) -> Listing:
+    """List the images of a folder or a CSV file; everything that is wrong with it is one error."""
+    if path.is_dir():
+        listing = list_images(path)
+    elif path.suffix.lower() == ".csv" and path.is_file():
+        listing = _list_csv(path)
+    elif path.exists():
+        raise CofimaError(f"{path}: expected a folder with a folder per class, or a CSV file (path,label)")
+    else:
+        raise CofimaError(f"{path}: there is no such folder or file")
+    empty = sorted(listing.folders.keys() - set(listing.classes))
+    wrong = [*listing.wrong, *spellings(listing), *(f"class '{name}': no images" for name in empty)]
+    if wrong:
+        raise first_problems(str(path), wrong)
+    return listing
+
+
+def list_images(root: Path, where: str = "") -> Listing:
+    """List the images below ``root``: ``train/`` and ``test/`` (or ``val/``), or one folder per class.
+
+    What is wrong with the folder is an error at ``where``, if that is given, and else left to the caller.
+    """
+    try:
+        listing = _list(root)
+    except OSError as error:
+        raise CofimaError(_said(error)) from error
+    if not listing.folders and not listing.wrong:
+        raise CofimaError(f"{root} has no classes: put the images of each class into a folder of its own")
+    if where and (wrong := [*listing.wrong, *spellings(listing)]):
+        raise problems(where, wrong)
+    return listing
+
+
+def plain(name: str) -> str:
+    """Return a name as it is shown and compared: composed Unicode, no outer spaces, no undecodable bytes."""
+    return unicodedata.normalize("NFC", name.encode("utf-8", "replace").decode()).strip()
+
+
+def _list(root: Path) -> Listing:
+    folders = {folder.name.casefold(): folder for folder in _folders(root)}
+    test = next((folders[name] for name in TESTS if name in folders), None)
+    if test and TRAIN in folders:
+        listing = Listing(root, {"train": folders[TRAIN], "test": test})
+        listing.unused = [folder.name for folder in folders.values() if folder not in listing.parts.values()]
+        listing.stray += _images_in(root)
+    else:
+        listing = Listing(root, {"all": root})
+        listing.wrong += [_half(folders[name]) for name in (TRAIN, *TESTS) if _is_part(folders.get(name))]
+    for part, folder in listing.parts.items():
+        listing.stray += _images_in(folder)
+        for class_folder in _folders(folder):
+            _add_class(listing, part, class_folder)
+    return listing
+
+
+def _list_csv(path: Path) -> Listing:
+    """List rows of path and label; paths are relative to the file's own folder."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+            columns = rows[0].keys() if rows else set()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise CofimaError(f"{path}: not a CSV file in UTF-8 ({error})") from error
+    if not {"path", "label"} <= columns:
+        raise CofimaError(f"{path}: the first line must name the columns path and label, e.g. path,label")
+    listing = Listing(path, {"all": path.parent})
+    for number, row in enumerate(rows, start=2):
+        image, label = (row["path"] or "").strip(), plain(row["label"] or "")
+        if not image or not label:
+            listing.wrong.append(f"line {number}: {'label' if image else 'path'} is empty")
+        elif not (path.parent / image).is_file():
+            listing.wrong.append(f"line {number}: there is no file {path.parent / image}")
+        else:
+            listing.files.append(ImageFile(path.parent / image, "all", label, plain(f"{label}/{image}")))
+    return listing
+
+
+def spellings(listing: Listing) -> list[str]:
+    """Return a problem for each class name that is spelled in more than one way."""
+    spellings: dict[str, list[Path]] = defaultdict(list)
+    for name, folders in listing.folders.items():
+        spellings[name.casefold()] += folders
+    return [
+        f"duplicate class names, the same but for case, spaces or Unicode form: {_quoted(folders)}"
+        for _, folders in sorted(spellings.items())
+        if len({folder.name for folder in folders}) > 1
+    ]
+
+
+def _is_part(folder: Path | None) -> bool:
+    """Tell a lone part, full of class folders, from a class that happens to be called ``train``."""
+    return folder is not None and bool(_folders(folder)) and not _images_in(folder)
+
+
+def _half(folder: Path) -> str:
+    other = "test or val" if folder.name.casefold() == TRAIN else TRAIN
+    return f"there is a folder {folder.name} but none called {other}; to split it, use folder:{folder}"
+
+
+def _add_class(listing: Listing, part: str, folder: Path) -> None:
+    try:
+        images = [path for path in _walk(folder, {folder.resolve()}) if _is_image(path)]
+    except OSError as error:
+        listing.wrong.append(_said(error))
+        return
+    name = plain(folder.name)
+    listing.folders[name].append(folder)
+    for path in images:
+        key = plain(path.relative_to(folder.parent).as_posix())
+        listing.files.append(ImageFile(path, part, name, key))
+
+
+def _walk(folder: Path, seen: set[Path]) -> Iterator[Path]:
+    """Yield the files below ``folder`` by name, each real folder once: links cannot lead in a circle."""
+    for entry in _entries(folder):
+        if not entry.is_dir():
+            yield entry
+        elif (real := entry.resolve()) not in seen:
+            seen.add(real)
+            yield from _walk(entry, seen)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if not _hidden(entry.name))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [entry for entry in _entries(folder) if entry.is_dir()]
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return [entry for entry in _entries(folder) if not entry.is_dir() and _is_image(entry)]
+
+
+def _is_image(path: Path) -> bool:
+    # a link to nothing counts: reading it says what is wrong
+    return path.suffix.lower() in SUFFIXES and (path.is_file() or path.is_symlink())
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _quoted(folders: list[Path]) -> str:
+    return ", ".join(f"'{folder.parent.name}/{folder.name}'" for folder in folders)
+
+
+def _said(error: OSError) -> str:
+    return f"{error.filename}: {(error.strerror or str(error)).lower()}"
