@@ -4,8 +4,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from cofima.config import Config
+from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import split
-from cofima.data.synthetic import blobs
 from cofima.experiment.launch import make_view
 from cofima.methods.seq_ft import SeqFT
 from cofima.models import backbone

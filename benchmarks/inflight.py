@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from cofima.config import Config, read
+from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import split
-from cofima.data.synthetic import blobs
 from cofima.experiment.launch import launch, make_view
 from cofima.methods.seq_ft import SeqFT
 from cofima.models import backbone

@@ -16,13 +16,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision import transforms as tv
 
-from cofima.data import presets
+from cofima.data import Picture, presets
 from cofima.data.crops import crop_and_resize, crop_boxes, scaled_boxes
-from cofima.data.forms import Form
 from cofima.data.images import ImageSet
-from cofima.data.kept import keep
+from cofima.data.loading.loader import load
+from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.presets import IMAGENET, Wants
-from cofima.data.source import Picture
 from ratios import cells, interleaved, seconds
 
 BICUBIC, BILINEAR = tv.InterpolationMode.BICUBIC, tv.InterpolationMode.BILINEAR
@@ -93,20 +92,20 @@ def compare(dataset: str, train: bool, files: list[bytes], pictures: list[Image.
 
 def storing(files: list[bytes]) -> float:
     """Return what storing an image once costs, in units of one training transform of the file."""
-    transform, form = theirs("imagenet_r", True), Form(256, 224, 300)
+    transform, form = theirs("imagenet_r", True), PixelFormat(256, 224, 300)
     pictures = [Picture(str(n), 0, lambda file=file: file) for n, file in enumerate(files)]
 
     def plain() -> None:
         for file in files:
             transform(Image.open(BytesIO(file)).convert("RGB"))
 
-    found = interleaved(plain, {"store": lambda: keep(pictures, form)}, ROUNDS)["store"]
+    found = interleaved(plain, {"store": lambda: load(pictures, form)}, ROUNDS)["store"]
     return sorted(found)[len(found) // 2]
 
 
 def differences(photos: list[Image.Image]) -> dict[str, float]:
     """Return mean differences in grey levels of random crops, of the stored form and for comparison."""
-    form, found = Form(256, 224, 300), {"stored": [], "moved": [], "bilinear": [], "pillow": []}
+    form, found = PixelFormat(256, 224, 300), {"stored": [], "moved": [], "bilinear": [], "pillow": []}
     for number, photo in enumerate(photos):
         shape = torch.tensor([[photo.height, photo.width]])
         chance = torch.Generator().manual_seed(number)
@@ -149,7 +148,7 @@ def epoch(files: list[bytes]) -> str:
         paths = [Path(folder) / f"{n}.jpg" for n in range(BATCH)]
         for path, file in zip(paths, files, strict=True):
             path.write_bytes(file)
-        stored = keep([Picture(path.name, 0, path.read_bytes) for path in paths], view.form)
+        stored = load([Picture(path.name, 0, path.read_bytes) for path in paths], view.form)
 
         def step(images: Tensor) -> None:
             net(images).logsumexp(1).mean().backward()

@@ -14,7 +14,7 @@ from cofima import methods
 
 ROOT = Path(cofima.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-PLAIN_PICKLES = ROOT / "data" / "unpickle.py"  # reads CIFAR's files, and refuses all that could run code
+PLAIN_PICKLES = ROOT / "data" / "sources" / "unpickle.py"  # refuses all that could run code
 
 # a layer imports itself and what stands before it
 LAYERS = [

@@ -22,7 +22,7 @@ import cofima
 from cofima import config, describe, methods
 from cofima.cli import app
 from cofima.commands.plugin import taken
-from cofima.data.synthetic import blobs
+from cofima.data.sources.in_memory import blobs
 from cofima.errors import CofimaWarning
 from cofima.experiment.launch import launch
 

@@ -15,7 +15,7 @@ import torch
 
 from cofima import generations, store
 from cofima.data import datasets
-from cofima.data.synthetic import blobs
+from cofima.data.sources.in_memory import blobs
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch, load_stream
 from cofima.methods.base import Method

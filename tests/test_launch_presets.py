@@ -9,11 +9,10 @@ import torch
 from PIL import Image
 
 from cofima import generations, store
-from cofima.data import datasets, kept
-from cofima.data.forms import Form
-from cofima.data.images import fit
-from cofima.data.materialise import materialise
-from cofima.data.source import Picture, Source
+from cofima.data import Picture, Source, datasets
+from cofima.data.datasets import read
+from cofima.data.loading import loader
+from cofima.data.loading.pixel_format import PixelFormat, fit
 from cofima.experiment.launch import launch
 
 
@@ -74,7 +73,7 @@ def test_a_run_on_pixels_from_disk_is_the_same(
     how = config(tiny, images, "slca", "bic")
     expected = launch(how, tmp_path / "memory")
     monkeypatch.setenv("COFIMA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept, "IN_MEMORY", 0)
+    monkeypatch.setattr(loader, "IN_MEMORY", 0)
     got = launch(how, tmp_path / "disk")
     same_bits(got.weights(), expected.weights())
     same_bits(got.method.state(), expected.method.state())
@@ -107,8 +106,8 @@ def test_small_arrays_are_enlarged_when_they_are_seen(
     made = [Picture(str(n), n % 4, lambda n=n: pixels[n]) for n in range(40)]  # type: ignore[misc]
     source = Source("blobs", "v", tuple("abcd"), made[:32], made[32:], True, 0.5, {})
 
-    def load(name: str, form: Form, **_: object) -> object:
-        return materialise(source, form)
+    def load(name: str, form: PixelFormat, **_: object) -> object:
+        return read(source, form)
 
     monkeypatch.setattr(datasets, "load", load)
     how = tiny.config("der_pp", dataset="blobs", data={"preset": preset}, train={"epochs": 1})

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import Stream, from_groups
-from cofima.data.synthetic import blobs
 from cofima.methods.base import Method
 from cofima.methods.cofima import CoFiMA
 from cofima.models.aliases import ALIASES

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from cofima import config as configs
 from cofima import store
+from cofima.data.loading.decoder import decode
 from cofima.errors import CofimaError
 from cofima.methods import build
 from cofima.models import backbone as backbones
@@ -31,7 +32,6 @@ from cofima.models import lite
 from cofima.models.net import Net
 from cofima.progress import SILENT
 from cofima.serve.classifier import Classifier
-from cofima.serve.decode import pixels_of
 from cofima.serve.learn import EMBEDDED, FOR_PHOTOGRAPHS, RECIPE, view_of
 from cofima.serve.lesson import more_images, new_classes, teach
 from cofima.serve.predict import BATCH, probabilities
@@ -163,7 +163,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             images = _squares(images, self.low_, self.high_)
         form = self.model_.view.form
         try:
-            return torch.stack([pixels_of(image, form) for image in images])
+            return torch.stack([form.keep(decode(image)) for image in images])
         except CofimaError as error:
             raise ValueError(str(error)) from error
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from cofima import generations, methods, plugins
 from cofima.config import Config
 from cofima.data.images import ImageSet
-from cofima.data.own import own
+from cofima.data.sources.plugin import own
 from cofima.data.views import View
 from cofima.errors import CofimaError
 from cofima.generations import IMAGES, STATE, WEIGHTS, MethodFacts, Record
@@ -61,7 +61,7 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, pixels: Tensor) -> Tensor:
-        """Return logits for uint8 images [B, 3, stored, stored] as :func:`cofima.data.images.fit` makes."""
+        """Return logits for uint8 images in the view's pixel format."""
         self.method.net.eval()
         return self.method.predict(self.view.test(pixels.to(self.method.context.device))).float().cpu()
 

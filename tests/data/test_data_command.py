@@ -8,7 +8,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cofima.cli import app
-from cofima.data import manifest
+from cofima.data.sources.split_file import read_manifest
 from cofima.errors import CofimaError, CofimaWarning
 
 
@@ -75,7 +75,7 @@ def test_prepare_writes_a_manifest_that_another_run_takes(make, tmp_path: Path) 
     said = cofima("data", "prepare", "imagenet_r", "data.split_seed=5").stdout
     path = tmp_path / "cache" / "splits" / "imagenet_r-seed5.jsonl"
     assert f"manifest  {path}" in said
-    head, rows = manifest.read(path)
+    head, rows = read_manifest(path)
     assert len(rows) == head["train"] + head["test"] == 15
     again = cofima("data", "check", "imagenet_r", f"data.split_file={path}", "--quick").stdout
     assert head["split_hash"] in again

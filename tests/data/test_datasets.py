@@ -1,6 +1,8 @@
 """Datasets by name: found, checked before any work, and the same each time."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from cofima.data import Dataset, sources
 from cofima.data.datasets import DataOptions, check, describe, load, names
-from cofima.data.synthetic import blobs
+from cofima.data.sources.in_memory import blobs
 from cofima.errors import CofimaError
 
 
@@ -144,3 +146,8 @@ def test_relative_folders_are_found_below_cofima_data(
     assert check("folder:birds") is None
     assert check("folder:cats") is None  # not there, but here
     assert check("folder:birds", tmp_path / "here") is not None  # a root that is given rules
+
+
+def test_options_need_no_torch() -> None:
+    code = "import sys, cofima.data.options; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 
 from cofima.data import Dataset
-from cofima.data.datasets import DataOptions, load
-from cofima.data.images import decode, fit
+from cofima.data.datasets import DataOptions, find, load
+from cofima.data.loading import loader
+from cofima.data.loading.decoder import decode_file
+from cofima.data.loading.pixel_format import fit
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.progress import Progress
 
@@ -74,7 +76,7 @@ def test_given_split_is_kept(tmp_path: Path, test: str) -> None:
 def test_pixels_are_the_fitted_files_in_order_of_name(tmp_path: Path) -> None:
     dataset = read(given(tmp_path))
     files = sorted((tmp_path / "train").glob("*/*.png"))
-    expected = torch.stack([fit(decode(file), SIDE) for file in files])
+    expected = torch.stack([fit(decode_file(file), SIDE) for file in files])
     assert torch.equal(dataset.train.batch(torch.arange(7))[0], expected)
 
 
@@ -288,10 +290,9 @@ def test_a_closed_folder_is_one_of_the_problems(tmp_path: Path, monkeypatch: pyt
 
 
 def test_each_file_is_decoded_once_and_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Path] = []
-    monkeypatch.setattr(
-        "cofima.data.reading.decode", lambda path, content: seen.append(path) or decode(path, content)
-    )
+    seen: list[bytes] = []
+    decode = loader.decode
+    monkeypatch.setattr(loader, "decode", lambda content: seen.append(content) or decode(content))
 
     class Listener(Progress):
         def track(self, items, total, label):  # type: ignore[no-untyped-def]
@@ -316,3 +317,17 @@ def test_photographs(tmp_path: Path) -> None:
     assert dataset.class_names == tuple(names)
     assert len(dataset.train) == sum(len(list((CALTECH / "train" / name).glob("*.jpg"))) for name in names)
     assert 40 < dataset.train.pixels.float().mean() < 220
+
+
+def test_listing_and_loading_agree_on_the_split(tmp_path: Path) -> None:
+    unsplit(tmp_path, {"a": 9, "b": 12, "alone": 1})
+    options = DataOptions(skip_bad=True, split_seed=3)
+    source = find(f"folder:{tmp_path}", options)
+    with pytest.warns(CofimaWarning, match="0 unreadable images and 1 class "):
+        dataset = load(f"folder:{tmp_path}", SIDE, options=options)
+    for key in ("split_id", "split_hash", "train", "test", "split", "folder"):
+        assert source.facts[key] == dataset.facts[key]
+    assert [one.label for one in source.train] == dataset.train.labels.tolist()
+    assert source.class_names == dataset.class_names == ("a", "b")
+    with pytest.raises(CofimaError, match="class 'alone': 1 image, too few to train and test"):
+        find(f"folder:{tmp_path}", DataOptions())

@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
-from cofima.data.images import BadImageError, ImageSet, as_rgb, decode, fit, join
+from cofima.data.images import ImageSet, join
+from cofima.data.loading.decoder import BadImageError, decode, decode_file
+from cofima.data.loading.pixel_format import fit
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -22,7 +24,7 @@ def photo(width: int, height: int, seed: int = 0) -> Image.Image:
 
 def saved(image: Image.Image, path: Path, **options: object) -> Image.Image:
     image.save(path, **options)
-    return decode(path)
+    return decode_file(path)
 
 
 def test_rgb_survives_unchanged(tmp_path: Path) -> None:
@@ -103,11 +105,11 @@ def test_sixteen_bits_of_the_other_byte_order(tmp_path: Path) -> None:
     values = np.array([[0, 257, 32896, 65535]], dtype=">u2")
     header = b"P5 4 1 65535\n"  # PGM is big-endian
     (tmp_path / "a.pgm").write_bytes(header + values.tobytes())
-    assert np.asarray(decode(tmp_path / "a.pgm"))[0, :, 0].tolist() == [0, 1, 128, 255]
+    assert np.asarray(decode_file(tmp_path / "a.pgm"))[0, :, 0].tolist() == [0, 1, 128, 255]
 
 
 def test_ycbcr_becomes_rgb() -> None:
-    got = as_rgb(Image.new("RGB", (4, 4), (200, 30, 40)).convert("YCbCr"))
+    got = decode(Image.new("RGB", (4, 4), (200, 30, 40)).convert("YCbCr"))
     assert got.mode == "RGB"
     assert np.abs(np.asarray(got).astype(int)[0, 0] - [200, 30, 40]).max() <= 2
 
@@ -137,7 +139,7 @@ def test_half_a_file_is_refused_with_a_reason(tmp_path: Path, suffix: str) -> No
     photo(64, 64).save(path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(BadImageError, match=r"truncated|damaged|not an image") as caught:
-        decode(path)
+        decode_file(path)
     assert str(caught.value) == f"{path}: {caught.value.reason}"
 
 
@@ -146,7 +148,7 @@ def test_truncated_jpeg_is_called_truncated(tmp_path: Path) -> None:
     photo(64, 64).save(path)
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(BadImageError, match="truncated"):
-        decode(path)
+        decode_file(path)
 
 
 def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
@@ -154,20 +156,20 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("hello")
     for name, reason in [("empty", "empty file"), ("text", "not an image"), ("none", "no such file")]:
         with pytest.raises(BadImageError, match=reason):
-            decode(tmp_path / f"{name}.jpg")
+            decode_file(tmp_path / f"{name}.jpg")
 
 
 def test_huge_images_are_refused_before_decoding(tmp_path: Path) -> None:
     Image.new("1", (20000, 10000)).save(tmp_path / "huge.png")
     with pytest.raises(BadImageError, match="100 million pixels"):
-        decode(tmp_path / "huge.png")
+        decode_file(tmp_path / "huge.png")
 
 
 def test_the_limit_is_ours_not_only_pillows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cofima.data.images.MOST_PIXELS", 99)
+    monkeypatch.setattr("cofima.data.loading.decoder.MOST_PIXELS", 99)
     Image.new("L", (10, 10)).save(tmp_path / "a.png")
     with pytest.raises(BadImageError, match="10 x 10"):
-        decode(tmp_path / "a.png")
+        decode_file(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("size", [(64, 64), (100, 75), (75, 100), (301, 64), (20, 20), (33, 170), (65, 64)])

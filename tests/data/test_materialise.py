@@ -7,16 +7,15 @@ import pytest
 import torch
 from PIL import Image
 
-from cofima.data import presets
-from cofima.data.forms import Form
-from cofima.data.images import decode
-from cofima.data.materialise import materialise
+from cofima.data import Picture, Source, presets
+from cofima.data.datasets import read
+from cofima.data.loading.decoder import decode_file
+from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.presets import Wants
-from cofima.data.source import Picture, Source
 from cofima.data.stream import split
 from cofima.errors import CofimaError, CofimaWarning
 
-FORM = Form(side=16, size=14, whole=19)
+FORM = PixelFormat(side=16, size=14, whole=19)
 
 
 def picture(path: Path, label: int, seed: int) -> Picture:
@@ -32,10 +31,10 @@ def source_of(folder: Path, train: int = 6, test: int = 4) -> Source:
 
 def test_pixels_labels_and_facts(tmp_path: Path) -> None:
     source = source_of(tmp_path)
-    dataset = materialise(source, FORM)
+    dataset = read(source, FORM)
     for part, pictures in ((dataset.train, source.train), (dataset.test, source.test)):
         pixels, labels = part.batch(torch.arange(len(part)))
-        images = [decode(tmp_path / one.name) for one in pictures]
+        images = [decode_file(tmp_path / one.name) for one in pictures]
         expected = torch.stack([FORM.tested(FORM.keep(image)[None])[0] for image in images])
         assert torch.equal(FORM.tested(pixels), expected)
         assert labels.tolist() == [one.label for one in pictures]
@@ -48,17 +47,17 @@ def test_pixels_labels_and_facts(tmp_path: Path) -> None:
 
 def test_the_fingerprint_follows_the_images(tmp_path: Path) -> None:
     source = source_of(tmp_path)
-    first = materialise(source, FORM).facts["fingerprint"]
-    assert materialise(source, FORM).facts["fingerprint"] == first
+    first = read(source, FORM).facts["fingerprint"]
+    assert read(source, FORM).facts["fingerprint"] == first
     picture(tmp_path / "2.png", 0, 99)
-    assert materialise(source, FORM).facts["fingerprint"] != first
+    assert read(source, FORM).facts["fingerprint"] != first
 
 
 def test_the_whole_stream_may_be_held_out(tmp_path: Path) -> None:
     """Training images are tested on, and seen as test images are."""
     view = presets.view("slca", "cub200", Wants(14, 0.9, (0.5,) * 3, (0.5,) * 3, "bicubic"))  # type: ignore[arg-type]
-    assert view.form == Form(16, 14, 19)
-    dataset = materialise(source_of(tmp_path), view.form)
+    assert view.form == PixelFormat(16, 14, 19)
+    dataset = read(source_of(tmp_path), view.form)
     task = split(dataset, 2, 2, None).held_out(0.4, 0)[0]
     assert view.test(task.test.batch(torch.arange(len(task.test)))[0]).shape == (len(task.test), 3, 14, 14)
     assert view.test(dataset.test.batch(torch.arange(4))[0]).shape == (4, 3, 14, 14)
@@ -71,9 +70,9 @@ def test_every_unreadable_image_is_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(
         CofimaError, match=r"dataset some has 2 problems:\n  1.png: empty file\n  7.png: empty"
     ):
-        materialise(source, FORM)
-    with pytest.warns(CofimaWarning, match=r"left out 2 unreadable image\(s\)"):
-        dataset = materialise(source, FORM, skip_bad=True)
+        read(source, FORM)
+    with pytest.warns(CofimaWarning, match=r"some: left out 2 unreadable images"):
+        dataset = read(source, FORM, skip_bad=True)
     assert (len(dataset.train), len(dataset.test)) == (5, 3)
     assert dataset.train.labels.tolist() == [0, 0, 1, 0, 1]
     assert dataset.facts["skipped"] == {"images": 2, "classes": 0, "first": ["1.png", "7.png"]}
@@ -83,20 +82,20 @@ def test_a_class_without_readable_images_is_refused(tmp_path: Path) -> None:
     source = source_of(tmp_path, train=2)
     (tmp_path / "1.png").write_bytes(b"")
     with pytest.raises(CofimaError, match="class 'b': no readable image to learn"):
-        materialise(source, FORM, skip_bad=True)
+        read(source, FORM, skip_bad=True)
 
 
 def test_copies_of_training_images_are_counted(tmp_path: Path) -> None:
     source = source_of(tmp_path)
     (tmp_path / "8.png").write_bytes((tmp_path / "0.png").read_bytes())
-    with pytest.warns(CofimaWarning, match=r"1 test image\(s\) also in the training part"):
-        assert materialise(source, FORM).facts["train_test_overlap"] == 1
+    with pytest.warns(CofimaWarning, match=r"some: 1 test image also in the training part"):
+        assert read(source, FORM).facts["train_test_overlap"] == 1
 
 
 def test_small_arrays_stay_small_in_both_parts() -> None:
     pixels = np.random.RandomState(0).randint(0, 256, (6, 8, 8, 3), np.uint8)
     made = [Picture(str(n), n % 2, lambda n=n: pixels[n]) for n in range(6)]  # type: ignore[misc]
-    dataset = materialise(Source("s", "v", ("a", "b"), made[:4], made[4:], False, 1.0, {}), FORM)
+    dataset = read(Source("s", "v", ("a", "b"), made[:4], made[4:], False, 1.0, {}), FORM)
     assert dataset.train.pixels.shape == (4, 3, 8, 8)
     assert dataset.test.pixels.shape == (2, 3, 8, 8)
     assert np.array_equal(dataset.test.batch(torch.tensor([1]))[0][0].permute(1, 2, 0).numpy(), pixels[5])

@@ -222,7 +222,7 @@ def test_the_generator_alone_decides_in_every_preset() -> None:
 
 def test_squares_are_tested_like_rows() -> None:
     """A model that learned from rows predicts from squares, as they are made of a single file."""
-    from cofima.data.images import fit
+    from cofima.data.loading.pixel_format import fit
 
     view, image = presets.view("slca", "cub200", SMALL), photo(50, 40)
     rows, squares = view.test(view.form.keep(image)[None]), view.test(fit(image, view.stored)[None])

@@ -12,14 +12,11 @@ import torch
 from PIL import Image
 from torchvision.datasets import FashionMNIST, ImageFolder
 
-from cofima.data import datasets, sources
+from cofima.data import Source, datasets, sources
 from cofima.data.datasets import DataOptions
-from cofima.data.deal import shuffled
-from cofima.data.source import Source
-from cofima.data.sources._checks import count_problem
-from cofima.data.splits import split_hash
+from cofima.data.sources.checks import count_problem, verify
+from cofima.data.splits import shuffled, split_hash
 from cofima.data.stream import split
-from cofima.data.verify import verify
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.progress import Progress
 

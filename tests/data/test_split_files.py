@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cofima.data import datasets, manifest, sources
+from cofima.data import Source, datasets, sources
 from cofima.data.datasets import DataOptions
-from cofima.data.source import Source
-from cofima.data.verify import verify
+from cofima.data.sources.checks import verify
+from cofima.data.sources.split_file import read_manifest, write_manifest
 from cofima.errors import CofimaError, CofimaWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*known for:cofima.errors.CofimaWarning")
@@ -33,8 +33,8 @@ def names(pictures: Any) -> list[str]:
 
 def test_a_manifest_says_everything_and_gives_the_same_split_again(renditions: Path) -> None:
     source = find(renditions, split_seed=7)
-    path = manifest.write(source, verify(source), renditions / "splits")
-    head, rows = manifest.read(path)
+    path = write_manifest(source, verify(source), renditions / "splits")
+    head, rows = read_manifest(path)
     assert path.name == "imagenet_r-seed7.jsonl"
     assert (head["split_id"], head["split_hash"]) == ("imagenet_r:seed7", source.facts["split_hash"])
     assert [row["name"] for row in rows] == names(source.train) + names(source.test)
@@ -48,7 +48,7 @@ def test_a_manifest_says_everything_and_gives_the_same_split_again(renditions: P
 
 def test_a_manifest_that_was_changed_or_cut_is_refused(renditions: Path) -> None:
     source = find(renditions)
-    path = manifest.write(source, verify(source), renditions)
+    path = write_manifest(source, verify(source), renditions)
     whole = path.read_text()
     for damaged in (whole.replace("art_1", "art_9"), whole[:-40], "{}\n", "", whole.replace("train", "test")):
         path.write_text(damaged)
@@ -59,7 +59,7 @@ def test_a_manifest_that_was_changed_or_cut_is_refused(renditions: Path) -> None
 def test_manifests_go_to_the_cache(renditions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COFIMA_CACHE", str(renditions / "cache"))
     source = find(renditions)
-    assert manifest.write(source, verify(source)).parent == renditions / "cache" / "splits"
+    assert write_manifest(source, verify(source)).parent == renditions / "cache" / "splits"
 
 
 def test_a_text_file_lists_the_test_images(renditions: Path) -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cofima.data import Dataset, ImageSet, Stream, Task, from_groups, split
-from cofima.data.deal import part, shuffled
+from cofima.data.sources.in_memory import blobs
+from cofima.data.splits import share_of, shuffled
 from cofima.data.stream import class_order, increments
-from cofima.data.synthetic import blobs
 from cofima.errors import CofimaError
 
 PUBLISHED = {
@@ -281,5 +281,5 @@ def test_shuffles_depend_on_the_keys_not_their_order(keys: list[str], seed: int,
 
 @given(st.floats(0.001, 0.999), st.integers(2, 1000))
 def test_a_part_leaves_something_on_both_sides(share: float, count: int) -> None:
-    assert 1 <= part(share, count) <= count - 1
-    assert part(share, 1) == part(share, 0) == 0
+    assert 1 <= share_of(count, share) <= count - 1
+    assert share_of(1, share) == share_of(0, share) == 0

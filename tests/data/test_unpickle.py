@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cofima.data.unpickle import plain_dict
+from cofima.data.sources.unpickle import plain_dict
 
 VALUES = {
     "data": np.arange(6000, dtype=np.uint8).reshape(300, 20),

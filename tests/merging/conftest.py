@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups
-from cofima.data.synthetic import blobs
 from cofima.models import backbone
 
 Tensors = dict[str, Tensor]

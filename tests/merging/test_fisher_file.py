@@ -14,7 +14,7 @@ from torch import nn
 
 import cofima
 from cofima import generations
-from cofima.data.synthetic import blobs
+from cofima.data.sources.in_memory import blobs
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.store import Model, load
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import cofima
 from cofima import generations, store
+from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups
-from cofima.data.synthetic import blobs
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.parts.gaussians import ClassGaussians
 from cofima.store import Model, load

@@ -12,7 +12,7 @@ from PIL import Image
 import cofima
 from cofima import methods, plugins
 from cofima.config import Config
-from cofima.data.synthetic import blobs
+from cofima.data.sources.in_memory import blobs
 from cofima.errors import CofimaError
 from cofima.experiment import forecast, prefix
 from cofima.experiment.launch import launch

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cosine_similarity
 
+from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups
-from cofima.data.synthetic import blobs
 from cofima.training.sgd import plain_batches
 from cofima.weights import snapshot
 

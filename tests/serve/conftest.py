@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import cofima
-from cofima.data.synthetic import blobs
+from cofima.data.sources.in_memory import blobs
 
 IMAGES = blobs(8, per_class=40, side=16).train
 SETTINGS = (

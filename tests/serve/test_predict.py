@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import cofima
-from cofima.data.images import decode
+from cofima.data.loading.decoder import decode_file
 from cofima.errors import CofimaError
 from cofima.parts.gaussians import ClassGaussians
 from cofima.serve.calibrate import farthest, temperature
@@ -29,7 +29,7 @@ def clf(three: Path) -> cofima.Classifier:
 def test_paths_images_arrays_and_tensors_get_the_same_answer(
     clf: cofima.Classifier, files: list[Path]
 ) -> None:
-    image = decode(files[0])
+    image = decode_file(files[0])
     array = np.asarray(image)
     tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
     forms = [files[0], str(files[0]), image, array, array / 255, tensor, tensor.float() / 255]

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cofima import generations
-from cofima.data.forms import Form
 from cofima.data.images import ImageSet
+from cofima.data.loading.pixel_format import PixelFormat
+from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups
-from cofima.data.synthetic import blobs
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.files import cache_folder
 from cofima.models.net import Net
@@ -182,7 +182,7 @@ def test_images_may_be_stored_in_any_form(kind: str, tiny, passed: list[int]) ->
     view = replace(
         tiny.context().view, stored=18, whole=0 if small else 20, shape=(24, 24) if small else None
     )
-    form = Form(18, 16, 20, only_tested=kind.endswith("tested"))
+    form = PixelFormat(18, 16, 20, only_tested=kind.endswith("tested"))
     stored = [torch.from_numpy(np.array(p)).permute(2, 0, 1) if small else form.keep(p) for p in pictures]
     images = ImageSet(torch.stack(stored), torch.arange(40), torch.zeros(40))
     one = fixed(tiny, view=view)

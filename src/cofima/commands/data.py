@@ -9,10 +9,11 @@ from rich.table import Table
 
 from cofima import config as configs
 from cofima.commands.console import DataRoot, out, progress
-from cofima.data import datasets, manifest, sources
+from cofima.data import datasets, sources
 from cofima.data.options import DataOptions
-from cofima.data.source import Source
-from cofima.data.verify import Contents, verify
+from cofima.data.sources.base import Source
+from cofima.data.sources.checks import Contents, verify
+from cofima.data.sources.split_file import write_manifest
 from cofima.errors import CofimaWarning, first_problems
 
 app = typer.Typer(
@@ -62,7 +63,7 @@ def prepare(
     """
     source, said = _find(name, _options(name, overrides))
     contents = _read(source)
-    path = manifest.write(source, contents, folder)
+    path = write_manifest(source, contents, folder)
     _found(source)
     _warn([*said, *_shared(contents.shared)])
     _print("manifest", str(path))

@@ -10,11 +10,11 @@ from torch import Tensor
 from cofima import store
 from cofima.commands.console import interruptible, progress, say
 from cofima.commands.predict import find
-from cofima.data.forms import Form
+from cofima.data.loading.loader import decoded
+from cofima.data.loading.pixel_format import PixelFormat
 from cofima.errors import CofimaError
 from cofima.serve import export as exports
 from cofima.serve import plain_timm
-from cofima.serve.decode import decoded
 
 MOST_IMAGES = 32
 
@@ -67,11 +67,11 @@ def export(
         say(f"  timm.create_model('{settings['architecture']}'{arguments}, checkpoint_path='{timm}')")
 
 
-def _read(given: list[str], form: Form) -> tuple[Tensor, str]:
+def _read(given: list[str], pixel_format: PixelFormat) -> tuple[Tensor, str]:
     paths = list(find(given))[:MOST_IMAGES]
-    found = list(decoded(paths, form))
-    wrong = [f"{path}: {fault}" for path, (_, _, fault) in zip(paths, found, strict=True) if fault]
+    found = list(decoded(paths, pixel_format))
+    wrong = [f"{one.name}: {one.fault}" for one in found if one.fault]
     if wrong:
         raise CofimaError("\n".join(wrong))
-    pixels = [pixels for pixels, _, _ in found if pixels is not None]
+    pixels = [one.pixels for one in found if one.pixels is not None]
     return torch.stack(pixels * (1 if len(pixels) > 1 else 2)), f"of {', '.join(given)}"

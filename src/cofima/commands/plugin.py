@@ -5,7 +5,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 from cofima import methods, plugins
-from cofima.data import own
+from cofima.data.sources.plugin import own
 from cofima.errors import CofimaError
 
 OPTION = "--plugin"
@@ -45,7 +45,7 @@ def taken(args: list[str]) -> tuple[list[str], list[str]]:
 def use(file: str) -> None:
     """Load a plugin, and refuse one that brings nothing."""
     plugin = plugins.load(file)
-    brings = plugin.name in methods.names() or plugin.name in {each.plugin for each in own.own().values()}
+    brings = plugin.name in methods.names() or plugin.name in {each.plugin for each in own().values()}
     if not brings:
         raise CofimaError(
             f"plugin {file} defines no method (a class derived from cofima.methods.Method) and no dataset "

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cofima.commands.console import errors, interruptible, progress, say
-from cofima.data.files import SUFFIXES
+from cofima.data.sources.listing import SUFFIXES
 from cofima.errors import CofimaError, problems
 from cofima.serve.classifier import load
 from cofima.serve.predict import Prediction

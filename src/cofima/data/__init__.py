@@ -1,18 +1,7 @@
-"""Datasets, streams of tasks, and transforms of images.
-
-The names are imported when they are first used: ``cofima.data.options`` is read without torch.
-"""
+"""Datasets, streams of tasks, and transforms of images."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cofima.data.images import ImageSet
-    from cofima.data.loading.loader import Picture
-    from cofima.data.sources.base import Source
-    from cofima.data.sources.plugin import dataset
-    from cofima.data.stream import Dataset, Stream, Task, from_groups, split
-    from cofima.data.views import View
 
 __all__ = [
     "Dataset",
@@ -27,18 +16,31 @@ __all__ = [
     "split",
 ]
 
+# Imported when first asked for: `cofima.data.options` is read without torch.
 _MODULES = {
-    "images": ("ImageSet",),
-    "loading.loader": ("Picture",),
-    "sources.base": ("Source",),
-    "sources.plugin": ("dataset",),
-    "stream": ("Dataset", "Stream", "Task", "from_groups", "split"),
-    "views": ("View",),
+    "Dataset": "stream",
+    "ImageSet": "images",
+    "Picture": "loading.loader",
+    "Source": "sources.base",
+    "Stream": "stream",
+    "Task": "stream",
+    "View": "views",
+    "dataset": "sources.plugin",
+    "from_groups": "stream",
+    "split": "stream",
 }
 
+if TYPE_CHECKING:
+    from cofima.data.images import ImageSet
+    from cofima.data.loading.loader import Picture
+    from cofima.data.sources.base import Source
+    from cofima.data.sources.plugin import dataset
+    from cofima.data.stream import Dataset, Stream, Task, from_groups, split
+    from cofima.data.views import View
+else:  # a type checker that saw this would accept any name
 
-def __getattr__(name: str) -> Any:
-    for module, members in _MODULES.items():
-        if name in members:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        globals()[name] = value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return value

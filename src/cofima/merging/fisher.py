@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cofima import generations
-from cofima.data.deal import choose
 from cofima.data.images import ImageSet
+from cofima.data.sources.listing import find_images
+from cofima.data.splits import choose_images
 from cofima.errors import CofimaError, did_you_mean, first_problems, problems
 from cofima.files import require_room, write_aside
 from cofima.merging.fishers import MODEL
@@ -20,8 +21,6 @@ from cofima.merging.sources import refuse_parts
 from cofima.models.head import Head
 from cofima.progress import SILENT, Progress
 from cofima.serve.classifier import load
-from cofima.serve.photos import find_photos, read_photos
-from cofima.serve.scoring import image_set
 from cofima.store import Model
 from cofima.training.sgd import plain_batches
 from cofima.weights.fisher import diagonal_fisher
@@ -112,7 +111,7 @@ def _known(
     model: Model, images: Path, limit: int | None, seed: int, skip_bad: bool, progress: Progress
 ) -> ImageSet:
     """Read images of classes that the model knows; the labels are its class ids."""
-    found, classes = find_photos(images).only("train"), model.classes
+    found, classes = find_images(images).only("train"), model.classes
     strange = [
         f"class '{name}': the model does not know it{_hint(name, classes)}"
         for name in found.classes
@@ -122,9 +121,8 @@ def _known(
         raise first_problems(str(images), strange)
     if not found.files:
         raise CofimaError(f"{images}: no images")
-    read = read_photos(found, model.view.form, skip_bad=skip_bad, progress=progress)
-    known = image_set(read.pixels, read.labels(classes))
-    return known if limit is None else known.select(choose(known, lambda count: min(limit, count), seed))
+    known = found.read(model.view.form, skip_bad=skip_bad, progress=progress).images(classes)
+    return known if limit is None else known.select(choose_images(known, lambda _: limit, seed))
 
 
 def _hint(name: str, classes: list[str]) -> str:

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from cofima import generations, store
+from cofima.data.loading.loader import ImageLike, decoded
 from cofima.errors import CofimaError
 from cofima.generations import refuse_other
 from cofima.lock import alone
 from cofima.progress import SILENT, Progress
 from cofima.serve import edit
-from cofima.serve.decode import ImageLike, decoded, pixels_of, several
 from cofima.serve.evaluation import Evaluation, evaluate
 from cofima.serve.extend import Extension, Wish, extend
 from cofima.serve.learn import learn_model, resolve
 from cofima.serve.lesson import train_options
-from cofima.serve.predict import BATCH, Prediction, predictions, probabilities
+from cofima.serve.predict import BATCH, Prediction, predictions, probabilities, several
 from cofima.serve.scoring import Accuracy
 from cofima.store import Model
 
@@ -104,15 +104,11 @@ class Classifier:
 
     def probabilities(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
         """Return the probability of each class for each image; an unreadable file is an error."""
-        form, found = self.model.view.form, []
-        for image in several(images):
-            if isinstance(image, str | Path):
-                pixels, _, fault = next(decoded([Path(image)], form))
-                if pixels is None:
-                    raise CofimaError(f"{image}: {fault}")
-                found.append(pixels)
-            else:
-                found.append(pixels_of(image, form))
+        found = []
+        for one in decoded(several(images), self.model.view.form):
+            if one.pixels is None:
+                raise CofimaError(f"{one.name}: {one.fault}")
+            found.append(one.pixels)
         batches = [probabilities(self.model, torch.stack(found[at : at + BATCH])) for at in _starts(found)]
         return torch.cat(batches) if batches else torch.empty(0, len(self.classes))
 

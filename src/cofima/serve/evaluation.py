@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cofima.data.sources.listing import find_images
 from cofima.errors import CofimaError, problems
 from cofima.progress import SILENT, Progress
-from cofima.serve.photos import find_photos, read_photos
-from cofima.serve.scoring import Accuracy, image_set, logits_of
+from cofima.serve.scoring import Accuracy, logits_of
 from cofima.store import Model
 
 
@@ -45,7 +45,7 @@ class Evaluation:
 
 def evaluate(model: Model, photos: Path, skip_bad: bool = False, progress: Progress = SILENT) -> Evaluation:
     """Score a model on a folder or CSV file; of a folder with train and test, on its test part."""
-    found = find_photos(photos).only("test")
+    found = find_images(photos).only("test")
     strange = [
         f"class '{name}' is not known to the model" for name in found.classes if name not in model.classes
     ]
@@ -53,9 +53,9 @@ def evaluate(model: Model, photos: Path, skip_bad: bool = False, progress: Progr
         raise problems(str(photos), strange)
     if not found.files:
         raise CofimaError(f"{photos}: no images")
-    read = read_photos(found, model.view.form, skip_bad=skip_bad, progress=progress)
-    labels, classes = read.labels(model.classes), model.classes
-    logits = logits_of(model, image_set(read.pixels, labels), "evaluation")
+    read, classes = found.read(model.view.form, skip_bad=skip_bad, progress=progress), model.classes
+    images = read.images(classes)
+    labels, logits = images.labels, logits_of(model, images, "evaluation")
     answers = logits.argmax(1)
     many = len(classes)
     matrix = torch.bincount(labels * many + answers, minlength=many * many).view(many, many)

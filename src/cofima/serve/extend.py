@@ -9,12 +9,12 @@ from torch import Tensor
 
 from cofima import store
 from cofima.data.images import ImageSet
+from cofima.data.sources.listing import Listing, find_images
 from cofima.errors import CofimaError, did_you_mean, problems
 from cofima.progress import SILENT, Progress
 from cofima.serve.calibrate import calibrate, features_of, remember_distances
 from cofima.serve.check import Comparison, ForgettingError, answers, estimate, measure
-from cofima.serve.lesson import more_images, new_classes, split, teach
-from cofima.serve.photos import Found, find_photos, read_photos
+from cofima.serve.lesson import more_images, new_classes, teach
 from cofima.serve.scoring import Accuracy, accuracy_of, gaussians_of, image_set
 from cofima.store import Model
 from cofima.training.sgd import Train
@@ -54,10 +54,10 @@ class Wish:
 
 def extend(model: Model, wish: Wish, how: Train, progress: Progress = SILENT) -> tuple[Model, Extension]:
     """Return another model that has learned the photographs too; this one stays as it is."""
-    found = find_photos(wish.photos)
+    found = find_images(wish.photos)
     new, more = plan(model, wish, found)
     old_images, source = old_class_images(model, wish, progress)
-    photos = read_photos(found, model.view.form, skip_bad=wish.skip_bad, progress=progress)
+    photos = found.read(model.view.form, skip_bad=wish.skip_bad, progress=progress)
     before = answers(model, old_images, "old classes, before") if len(old_images) else torch.empty(0)
     share = model.config.held_out or 0.15
     learned = store.copy(model, progress)
@@ -67,7 +67,7 @@ def extend(model: Model, wish: Wish, how: Train, progress: Progress = SILENT) ->
         if not names:
             continue
         classes = [*learned.classes, *(new if make is new_classes else [])]
-        train, held_out = split(photos, names, classes, share, model.config.data.split_seed)
+        train, held_out = photos.split(names, classes, share, model.config.data.split_seed)
         features.see(train)
         rows.append(teach(learned, make(learned, names, train, held_out), how, progress))
         held.append(held_out)
@@ -84,7 +84,7 @@ def extend(model: Model, wish: Wish, how: Train, progress: Progress = SILENT) ->
     return learned, Extension(new, more, sum(row["train_images"] for row in rows), accuracy, old, rows)
 
 
-def plan(model: Model, wish: Wish, found: Found) -> tuple[list[str], list[str]]:
+def plan(model: Model, wish: Wish, found: Listing) -> tuple[list[str], list[str]]:
     """Return the new and the known classes among the photographs, or say all that is wrong at once."""
     method, known = model.method, set(model.classes)
     new = [name for name in found.classes if name not in known]
@@ -119,14 +119,13 @@ def old_class_images(model: Model, wish: Wish, progress: Progress) -> tuple[Imag
     if wish.check is None:
         kept = model.images
         return (kept, "kept in the model folder") if kept is not None and len(kept) else (nothing, "")
-    found = find_photos(wish.check).only("test")
-    classes = set(model.classes)
-    mine = Found(found.source, tuple(file for file in found.files if file.class_name in classes))
+    found = find_images(wish.check).only("test")
+    mine = found.of(model.classes)
     if not mine.files:
         close = did_you_mean(found.classes[0], model.classes[:20])
         raise CofimaError(f"{wish.check}: none of its classes is known to the model{close}")
-    photos = read_photos(mine, model.view.form, skip_bad=wish.skip_bad, progress=progress)
-    return image_set(photos.pixels, photos.labels(model.classes)), f"of {wish.check}"
+    photos = mine.read(model.view.form, skip_bad=wish.skip_bad, progress=progress)
+    return photos.images(model.classes), f"of {wish.check}"
 
 
 class FeatureDrift:

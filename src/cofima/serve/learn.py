@@ -7,6 +7,7 @@ from pathlib import Path
 from cofima import config as configs
 from cofima import store
 from cofima.config import Config
+from cofima.data.sources.listing import find_images
 from cofima.data.views import INTERPOLATIONS, View
 from cofima.errors import CofimaError
 from cofima.methods import build
@@ -15,8 +16,7 @@ from cofima.models.backbone import BackboneFacts
 from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.serve.extend import finish
-from cofima.serve.lesson import new_classes, split, teach
-from cofima.serve.photos import find_photos, read_photos
+from cofima.serve.lesson import new_classes, teach
 from cofima.store import Model
 
 RECIPE = "learn.yaml"
@@ -44,14 +44,14 @@ def learn_model(
     """Learn all classes of a folder (or CSV file) at once; some images are held out to measure with."""
     if keep_images < 0:
         raise CofimaError(f"keep_images = {keep_images}: must be at least 0")
-    found = find_photos(photos)
+    found = find_images(photos)
     module, facts = backbone.create(config.backbone, config.model, config.seed)
     build(config.method, config.options).check(module)  # before images are read
     view = view_of(facts, config)
-    read = read_photos(found, view.form, skip_bad=skip_bad or config.data.skip_bad, progress=progress)
+    read = found.read(view.form, skip_bad=skip_bad or config.data.skip_bad, progress=progress)
     model = store.attach(config, facts, view, Net(module, facts.features), 1, progress)
     names = sorted({file.class_name for file in read.files})
-    train, held_out = split(read, names, names, config.held_out, config.data.split_seed)
+    train, held_out = read.split(names, names, config.held_out, config.data.split_seed)
     model.data = {
         "name": str(photos),
         "train": len(train),

@@ -16,8 +16,6 @@ from cofima.errors import CofimaError
 from cofima.methods import Method
 from cofima.progress import Progress
 from cofima.recipes.layers import override
-from cofima.serve.photos import Photos
-from cofima.serve.scoring import image_set
 from cofima.store import Model
 from cofima.training.sgd import Train, plain_batches
 
@@ -51,18 +49,6 @@ class EarlyStop:
             logits = self.method.predict(images)[:, span]
             total += float(cross_entropy(logits.float(), labels - span.start, reduction="sum"))
         return total / len(self.task.test)
-
-
-def split(photos: Photos, names: Sequence[str], classes: list[str], share: float, seed: int) -> Any:
-    """Return the images of the classes ``names``, to train on and held out, labelled as in ``classes``."""
-    chosen = torch.tensor([file.class_name in set(names) for file in photos.files])
-    out = photos.held_out(share, seed)
-    labels = torch.full((len(photos),), -1)
-    number = {name: place for place, name in enumerate(classes)}
-    for at in chosen.nonzero().flatten().tolist():
-        labels[at] = number[photos.files[at].class_name]
-    whole = image_set(photos.pixels, labels)
-    return whole.select(chosen & ~out), whole.select(chosen & out)
 
 
 def new_classes(model: Model, names: Sequence[str], train: ImageSet, held_out: ImageSet) -> Task:

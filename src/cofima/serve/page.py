@@ -12,7 +12,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from PIL import Image
 
-from cofima.data.images import decode
+from cofima.data.loading.decoder import decode_file
 from cofima.files import write_texts
 from cofima.report.details import scroll
 from cofima.report.figure import STYLE
@@ -106,7 +106,7 @@ def _pair(true: str, said: str, images: int, found: Evaluation) -> str:
 
 def _thumbnail(path: Path) -> str:
     """Return a small copy of an image inside the page, so that the page needs no other file."""
-    image = decode(path)
+    image = decode_file(path)
     image.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
     out = io.BytesIO()
     image.save(out, "JPEG", quality=80)

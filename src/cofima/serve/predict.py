@@ -1,18 +1,19 @@
 """Answers for images: the likeliest classes with calibrated probabilities, or that it is none of them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from cofima.data.forms import Form
+from cofima.data.loading.loader import ImageLike, decoded
 from cofima.errors import CofimaError
 from cofima.serve.calibrate import farthest
-from cofima.serve.decode import ImageLike, decoded, pixels_of
 from cofima.serve.scoring import gaussians_of, logits_of_features
 from cofima.store import Model
 
@@ -61,9 +62,9 @@ def predictions(
     if top < 1:
         raise CofimaError(f"top = {top}: ask for at least one class")
     limit = _limit(model, unknown)
-    items = _pixels(images, model.view.form)
+    items = decoded(images, model.view.form)
     while batch := list(islice(items, BATCH)):
-        good = [pixels for _, pixels, _ in batch if pixels is not None]
+        good = [one.pixels for one in batch if one.pixels is not None]
         found = iter(_answers(model, torch.stack(good), top, limit) if good else [])
         for name, pixels, fault in batch:
             if pixels is None:
@@ -71,6 +72,15 @@ def predictions(
             else:
                 best, far = next(found)
                 yield Prediction(name, best, far)
+
+
+def several(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
+    """Return images one by one: a single one, a sequence, or an array or tensor with one more dimension."""
+    if isinstance(images, np.ndarray | Tensor):
+        return list(images) if images.ndim == 4 else [images]
+    if isinstance(images, str | Path | Image.Image):
+        return [images]
+    return list(images)
 
 
 @torch.inference_mode()
@@ -120,28 +130,3 @@ def _limit(model: Model, unknown: float | None) -> float | None:
             "learn with five images or more of a class, by cofima learn or extend"
         )
     return limit
-
-
-def _pixels(images: Iterable[ImageLike], form: Form) -> Iterator[tuple[str, Tensor | None, str]]:
-    """Yield the name, the pixels and the fault of each image; files are read ahead by threads."""
-    for number, group in enumerate(_runs(images)):
-        if isinstance(group, list):
-            for path, (pixels, _, fault) in zip(group, decoded(group, form), strict=True):
-                yield str(path), pixels, fault
-        else:
-            yield f"image {number}", pixels_of(group, form), ""
-
-
-def _runs(images: Iterable[ImageLike]) -> Iterator[Any]:
-    """Yield neighbouring files as one list, to be read together, and other images one by one."""
-    files: list[Path] = []
-    for image in images:
-        if isinstance(image, str | Path):
-            files.append(Path(image))
-            continue
-        if files:
-            yield files
-            files = []
-        yield image
-    if files:
-        yield files

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +28,8 @@ IN_MEMORY = 256_000_000  # bytes; more than this goes to disk
 _AHEAD = 64  # images decoded before they are asked for
 
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,9 @@ def load_small(parts: Sequence[Sequence[Picture]]) -> list[Loaded] | None:
         if content.shape[2] != 3 or max(content.shape) > SMALL or content.shape != contents[0].shape:
             return None
     pixels = torch.from_numpy(np.stack(contents)).permute(0, 3, 1, 2).contiguous()
-    hashes = iter([hash_of(content) for content in contents])
-    lengths = [len(part) for part in parts]
-    return [_loaded(some, [(next(hashes), "") for _ in some]) for some in pixels.split(lengths)]
+    found = [(hash_of(content), "") for content in contents]
+    stops = accumulate(map(len, parts), initial=0)
+    return [_loaded(pixels[start:stop], found[start:stop]) for start, stop in pairwise(stops)]
 
 
 def check(pictures: Sequence[Picture], progress: Progress = SILENT) -> list[Found]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cofima.data.images import ImageSet
 from cofima.data.loading.loader import Picture, load
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.base import counted
@@ -69,7 +70,8 @@ class Listing:
 
     def of(self, classes: Collection[str]) -> "Listing":
         """Return the listing with the files of these classes."""
-        return replace(self, files=[file for file in self.files if file.class_name in classes])
+        wanted = set(classes)
+        return replace(self, files=[file for file in self.files if file.class_name in wanted])
 
     def read(
         self, pixel_format: PixelFormat, *, skip_bad: bool = False, progress: Progress = SILENT
@@ -101,6 +103,18 @@ class LabeledImages:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def images(self, classes: list[str]) -> ImageSet:
+        """Return the images, labeled by the places of their classes in ``classes``."""
+        return ImageSet(self.pixels, torch.arange(len(self)), self.labels(classes))
+
+    def split(
+        self, names: Collection[str], classes: list[str], share: float, seed: int
+    ) -> tuple[ImageSet, ImageSet]:
+        """Return the images of the classes ``names``, to train on and held out, labeled as in ``classes``."""
+        wanted, images, out = set(names), self.images(classes), self.held_out(share, seed)
+        mine = torch.tensor([file.class_name in wanted for file in self.files], dtype=torch.bool)
+        return images.select(mine & ~out), images.select(mine & out)
 
     def labels(self, classes: list[str]) -> Tensor:
         """Return the place of each image's class in ``classes``; -1 where it is not among them."""

@@ -13,15 +13,16 @@ import pytest
 import torch
 from PIL import Image
 
-from cofima.data import cache, kept
-from cofima.data.forms import Form
+from cofima.data import Picture
 from cofima.data.images import ImageSet
-from cofima.data.kept import Kept, keep, keep_small
-from cofima.data.source import Picture
+from cofima.data.loading import cache, loader
+from cofima.data.loading.decoder import BadImageError
+from cofima.data.loading.loader import Loaded, decoded, load, load_small
+from cofima.data.loading.pixel_format import PixelFormat
 from cofima.errors import CofimaError
 from cofima.progress import Progress
 
-FORM = Form(side=16, size=14, whole=19)
+FORM = PixelFormat(side=16, size=14, whole=19)
 
 
 class Listener(Progress):
@@ -42,7 +43,7 @@ class Listener(Progress):
 def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Send even a few images to a cache of this test's own, three to a piece."""
     monkeypatch.setenv("COFIMA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept, "IN_MEMORY", 0)
+    monkeypatch.setattr(loader, "IN_MEMORY", 0)
     monkeypatch.setattr(cache, "_PIECE", 3 * FORM.bytes)
     return tmp_path / "cache" / "pixels"
 
@@ -59,7 +60,7 @@ def picture(path: Path, number: int) -> Picture:
     return Picture(path.name, number % 2, path.read_bytes)
 
 
-def in_memory(pictures: list[Picture], form: Form = FORM) -> torch.Tensor:
+def in_memory(pictures: list[Picture], form: PixelFormat = FORM) -> torch.Tensor:
     return torch.stack([form.keep(Image.open(one.read.__self__).convert("RGB")) for one in pictures])  # type: ignore[attr-defined]
 
 
@@ -69,7 +70,7 @@ def built(place: Path) -> Path:
 
 
 def test_a_cache_holds_the_pixels_that_memory_would(pictures: list[Picture], on_disk: Path) -> None:
-    got = keep(pictures, FORM)
+    got = load(pictures, FORM)
     assert torch.equal(got.pixels, in_memory(pictures))
     assert got.faults == [""] * 10
     assert len(set(got.hashes)) == 10
@@ -78,8 +79,8 @@ def test_a_cache_holds_the_pixels_that_memory_would(pictures: list[Picture], on_
 
 
 def test_a_second_look_reads_no_picture(pictures: list[Picture]) -> None:
-    first, listener = keep(pictures, FORM), Listener()
-    again = keep(pictures, FORM, progress=listener)
+    first, listener = load(pictures, FORM), Listener()
+    again = load(pictures, FORM, progress=listener)
     assert listener.read == 0
     assert torch.equal(first.pixels, again.pixels)
     assert (first.hashes, first.faults) == (again.hashes, again.faults)
@@ -87,23 +88,23 @@ def test_a_second_look_reads_no_picture(pictures: list[Picture]) -> None:
 
 def test_size_and_place_are_said_first(pictures: list[Picture], on_disk: Path) -> None:
     listener = Listener()
-    keep(pictures, FORM, progress=listener)
+    load(pictures, FORM, progress=listener)
     assert listener.said[0].startswith("10 images, 0.0 GB, are kept in ")
     assert str(on_disk) in listener.said[0]
 
 
 def test_writing_to_the_pixels_does_not_change_the_cache(pictures: list[Picture]) -> None:
-    before = keep(pictures, FORM).pixels.clone()
-    keep(pictures, FORM).pixels[:] = 0
-    assert torch.equal(keep(pictures, FORM).pixels, before)
+    before = load(pictures, FORM).pixels.clone()
+    load(pictures, FORM).pixels[:] = 0
+    assert torch.equal(load(pictures, FORM).pixels, before)
 
 
 def test_another_form_file_or_name_is_another_cache(pictures: list[Picture], on_disk: Path) -> None:
-    keep(pictures, FORM)
-    keep(pictures, Form(16))
+    load(pictures, FORM)
+    load(pictures, PixelFormat(16))
     changed = picture(pictures[3].read.__self__, 77)  # type: ignore[attr-defined]
-    assert torch.equal(keep(pictures, FORM).pixels, in_memory(pictures))
-    keep([*pictures[:3], changed, Picture("other", 0, pictures[4].read), *pictures[5:]], FORM)
+    assert torch.equal(load(pictures, FORM).pixels, in_memory(pictures))
+    load([*pictures[:3], changed, Picture("other", 0, pictures[4].read), *pictures[5:]], FORM)
     assert len([one for one in on_disk.iterdir() if one.is_dir()]) == 4
 
 
@@ -120,10 +121,10 @@ def test_a_build_that_was_cut_off_goes_on(pictures: list[Picture], after: int, o
                 yield item
 
     with pytest.raises(CutOffError):
-        keep(pictures, FORM, progress=Cutting())
+        load(pictures, FORM, progress=Cutting())
     assert not (built(on_disk) / cache.INDEX).exists()
     listener = Listener()
-    got = keep(pictures, FORM, progress=listener)
+    got = load(pictures, FORM, progress=listener)
     assert listener.read == 10 - after // 3 * 3  # whole pieces are not read again
     assert torch.equal(got.pixels, in_memory(pictures))
     assert all(got.hashes)
@@ -133,7 +134,7 @@ def test_a_build_that_was_cut_off_goes_on(pictures: list[Picture], after: int, o
 def test_what_the_journal_cannot_vouch_for_is_read_again(
     pictures: list[Picture], damage: str, on_disk: Path
 ) -> None:
-    expected = keep(pictures, FORM)
+    expected = load(pictures, FORM)
     folder = built(on_disk)
     found = list(zip(expected.hashes, expected.faults, strict=True))
     rows = expected.pixels.numpy()
@@ -150,7 +151,7 @@ def test_what_the_journal_cannot_vouch_for_is_read_again(
         lines[1] = lines[1][:20] if damage == "half a line" else '{"found": 3}'
     (folder / cache.JOURNAL).write_text("\n".join(lines))
     listener = Listener()
-    got = keep(pictures, FORM, progress=listener)
+    got = load(pictures, FORM, progress=listener)
     assert "3 of 10 images were read before" in listener.said[1]
     assert torch.equal(got.pixels, in_memory(pictures))
 
@@ -176,17 +177,17 @@ def test_killed_from_outside(pictures: list[Picture]) -> None:
 
     deadly = [*pictures]
     deadly[7] = Picture("7.png", 1, Deadly(pictures[7].read.__self__).read_bytes)  # type: ignore[attr-defined]
-    _, status = os.waitpid(in_a_child(lambda: keep(deadly, FORM)), 0)
+    _, status = os.waitpid(in_a_child(lambda: load(deadly, FORM)), 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
     listener = Listener()
-    got = keep(pictures, FORM, progress=listener)
+    got = load(pictures, FORM, progress=listener)
     assert listener.read == 4  # two pieces of three were on disk
     assert torch.equal(got.pixels, in_memory(pictures))
 
 
 @pytest.mark.parametrize("damage", ["index", "empty index", "short", "long", "gone"])
 def test_a_damaged_cache_is_built_again(pictures: list[Picture], damage: str, on_disk: Path) -> None:
-    keep(pictures, FORM)
+    load(pictures, FORM)
     folder = built(on_disk)
     index, pixels = folder / cache.INDEX, folder / cache.PIXELS
     if damage == "index":
@@ -198,7 +199,7 @@ def test_a_damaged_cache_is_built_again(pictures: list[Picture], damage: str, on
     else:
         pixels.write_bytes(pixels.read_bytes()[:-1] if damage == "short" else pixels.read_bytes() + b"x")
     listener = Listener()
-    got = keep(pictures, FORM, progress=listener)
+    got = load(pictures, FORM, progress=listener)
     assert any("damaged" in line and "built again" in line for line in listener.said)
     assert listener.read == 10
     assert torch.equal(got.pixels, in_memory(pictures))
@@ -210,7 +211,7 @@ def test_a_full_disk_is_told_before_any_work(
     usage = shutil.disk_usage("/")._replace(free=10 * FORM.bytes - 1)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(CofimaError, match=r"needs 0.0 GB for 10 images, and 0.0 GB are free .* COFIMA_CACHE"):
-        keep(pictures, FORM)
+        load(pictures, FORM)
     assert not on_disk.exists()
 
 
@@ -219,7 +220,7 @@ def test_a_place_that_cannot_be_written_is_told(
 ) -> None:
     monkeypatch.setattr(cache.os, "access", lambda *_: False)
     with pytest.raises(CofimaError, match=r"may not be written to; set COFIMA_CACHE"):
-        keep(pictures, FORM)
+        load(pictures, FORM)
 
 
 def test_an_error_while_writing_keeps_what_is_done(
@@ -231,14 +232,14 @@ def test_an_error_while_writing_keeps_what_is_done(
     with monkeypatch.context() as patch:
         patch.setattr(cache.os, "posix_fallocate", full)
         with pytest.raises(CofimaError, match="No space left on device"):
-            keep(pictures, FORM)
-    assert torch.equal(keep(pictures, FORM).pixels, in_memory(pictures))
+            load(pictures, FORM)
+    assert torch.equal(load(pictures, FORM).pixels, in_memory(pictures))
 
 
 def test_two_processes_at_once_read_once(pictures: list[Picture], tmp_path: Path) -> None:
     def work(name: str) -> None:
         listener = Listener()
-        got = keep(pictures, FORM, progress=listener)
+        got = load(pictures, FORM, progress=listener)
         (tmp_path / name).write_text(f"{listener.read} {int(got.pixels.long().sum())}")
 
     for child in [in_a_child(lambda name=name: work(name)) for name in "ab"]:  # type: ignore[misc]
@@ -252,22 +253,22 @@ def test_faults_are_found_and_a_cache_with_faults_is_kept_only_if_they_are_skipp
     pictures: list[Picture], tmp_path: Path, on_disk: Path
 ) -> None:
     (tmp_path / "images" / "4.png").write_bytes(b"no image")
-    got = keep(pictures, FORM)
+    got = load(pictures, FORM)
     assert [place for place, fault in enumerate(got.faults) if fault] == [4]
     assert "not an image" in got.faults[4]
     assert not [one for one in on_disk.iterdir() if one.is_dir()]
-    assert keep(pictures, FORM, despite_faults=True).faults == got.faults
+    assert load(pictures, FORM, despite_faults=True).faults == got.faults
     listener = Listener()
-    assert keep(pictures, FORM, despite_faults=True, progress=listener).faults == got.faults
+    assert load(pictures, FORM, despite_faults=True, progress=listener).faults == got.faults
     assert listener.read == 0
 
 
 def test_pictures_that_are_no_files_are_known_by_their_content(on_disk: Path) -> None:
     arrays = [np.random.RandomState(n).randint(0, 256, (70, 80, 3), np.uint8) for n in range(3)]
     made = [Picture(str(n), 0, lambda n=n: arrays[n]) for n in range(3)]  # type: ignore[misc]
-    first = keep(made, FORM).pixels.clone()
+    first = load(made, FORM).pixels.clone()
     arrays[1] = 255 - arrays[1]
-    second = keep(made, FORM).pixels
+    second = load(made, FORM).pixels
     assert [torch.equal(a, b) for a, b in zip(first, second, strict=True)] == [True, False, True]
 
 
@@ -278,38 +279,69 @@ def arrays_of(*shapes: tuple[int, ...]) -> list[Picture]:
 
 def test_small_images_of_one_shape_stay_as_they_are(on_disk: Path) -> None:
     small = arrays_of((8, 9, 3), (8, 9, 3))
-    parts = keep_small([small[:1], small[1:]])
+    parts = load_small([small[:1], small[1:]])
     assert parts is not None
     assert [tuple(part.pixels.shape) for part in parts] == [(1, 3, 8, 9)] * 2
     for part, one in zip(parts, small, strict=True):
         assert np.array_equal(part.pixels[0].permute(1, 2, 0).numpy(), one.read())
-    assert keep(small, FORM).pixels.shape == (2, 3, 8, 9)
+    assert load(small, FORM).pixels.shape == (2, 3, 8, 9)
     assert not on_disk.exists()
 
 
 @pytest.mark.parametrize("shapes", [[(8, 9, 3), (9, 8, 3)], [(65, 65, 3)]])
 def test_other_arrays_are_kept_in_the_form(shapes: list[tuple[int, ...]]) -> None:
-    assert keep_small([arrays_of(*shapes)]) is None
-    assert keep(arrays_of(*shapes), FORM).pixels.shape == (len(shapes), FORM.bytes)
+    assert load_small([arrays_of(*shapes)]) is None
+    assert load(arrays_of(*shapes), FORM).pixels.shape == (len(shapes), FORM.bytes)
 
 
 def test_arrays_that_are_no_pictures_are_faults() -> None:
-    got = keep(arrays_of((8, 9, 4), (8, 9, 3)), FORM)
-    assert "expected uint8 pixels [H, W, 3], found uint8 (8, 9, 4)" in got.faults[0]
-    assert not got.faults[1]
+    got = load(arrays_of((8, 9, 5), (8, 9, 3), (8, 9), (8, 9, 4)), FORM)
+    assert "must be [H, W], [H, W, 3] or [H, W, 4], not [8, 9, 5]" in got.faults[0]
+    assert got.faults[1:] == ["", "", ""]
 
 
 def test_the_fingerprint_follows_content_labels_and_order(pictures: list[Picture]) -> None:
-    def of(got: Kept, rows: list[int], labels: list[int]) -> str:
+    def of(got: Loaded, rows: list[int], labels: list[int]) -> str:
         return got.fingerprint(ImageSet(got.pixels, torch.tensor(rows), torch.tensor(labels)))
 
-    got = keep(pictures, FORM)
+    got = load(pictures, FORM)
     prints = {
         of(got, [0, 1], [0, 1]),
         of(got, [1, 0], [0, 1]),
         of(got, [0, 1], [1, 0]),
         of(got, [0], [0]),
-        of(keep(pictures, Form(16)), [0, 1], [0, 1]),
+        of(load(pictures, PixelFormat(16)), [0, 1], [0, 1]),
     }
     assert len(prints) == 5
-    assert of(keep(pictures, FORM), [0, 1], [0, 1]) in prints
+    assert of(load(pictures, FORM), [0, 1], [0, 1]) in prints
+
+
+def test_files_and_images_in_memory_are_decoded_in_order_and_only_a_little_ahead(tmp_path: Path) -> None:
+    picture(tmp_path / "one.png", 1)
+    (tmp_path / "bad.png").write_text("bad")
+    asked = []
+
+    def images():  # type: ignore[no-untyped-def]
+        for number in range(300):
+            asked.append(number)
+            yield (tmp_path / "one.png", np.full((4, 4, 3), 9, np.uint8), str(tmp_path / "bad.png"))[
+                number % 3
+            ]
+
+    found = decoded(images(), PixelFormat(8))
+    first = [next(found) for _ in range(5)]
+    assert len(asked) < 100
+    assert [one.name for one in first[:3]] == [
+        str(tmp_path / "one.png"),
+        "image 1",
+        str(tmp_path / "bad.png"),
+    ]
+    assert first[4].name == "image 4"
+    assert [one.pixels is None for one in first] == [False, False, True, False, False]
+    assert "not an image" in first[2].fault
+    assert (first[1].pixels == 9).all()
+
+
+def test_a_wrong_array_is_an_error_where_a_wrong_file_is_a_fault() -> None:
+    with pytest.raises(BadImageError, match=r"must be \[H, W\]"):
+        list(decoded([np.zeros((4, 4, 7), np.uint8)], PixelFormat(8)))

@@ -6,10 +6,10 @@ import torch
 from PIL import Image
 from torchvision import transforms as tv
 
-from cofima.data.forms import Form, resized_centre
+from cofima.data.loading.pixel_format import PixelFormat, resized_centre
 
 BICUBIC = tv.InterpolationMode.BICUBIC
-FORM = Form(side=32, size=28, whole=38)
+FORM = PixelFormat(side=32, size=28, whole=38)
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -25,7 +25,7 @@ def test_the_tested_picture_is_torchvisions_bit_for_bit(shape: tuple[int, int]) 
 
 
 def test_at_the_size_of_the_paper() -> None:
-    image, form = photo(500, 375), Form(256, 224, 300)
+    image, form = photo(500, 375), PixelFormat(256, 224, 300)
     expected = tv.Compose([tv.Resize(256, BICUBIC), tv.CenterCrop(224), tv.PILToTensor()])(image)
     row = form.keep(image)[None]
     assert torch.equal(form.tested(row)[0], expected)
@@ -49,14 +49,14 @@ def test_a_thread_is_resized_only_where_it_is_seen() -> None:
 
 
 def test_images_that_are_only_tested_take_less_room_and_are_seen_alike() -> None:
-    less = Form(32, 28, 38, only_tested=True)
+    less = PixelFormat(32, 28, 38, only_tested=True)
     image = photo(60, 44)
     assert less.bytes == FORM.bytes - 3 * 38**2
     assert torch.equal(FORM.tested(less.keep(image)[None]), FORM.tested(FORM.keep(image)[None]))
 
 
-@pytest.mark.parametrize("form", [FORM, Form(32), Form(32, 28, 38, only_tested=True)])
-def test_what_is_kept_has_the_shape_that_is_said(form: Form) -> None:
+@pytest.mark.parametrize("form", [FORM, PixelFormat(32), PixelFormat(32, 28, 38, only_tested=True)])
+def test_what_is_kept_has_the_shape_that_is_said(form: PixelFormat) -> None:
     kept = form.keep(photo(40, 50))
     assert (tuple(kept.shape), kept.dtype) == (form.shape, torch.uint8)
     assert kept.numel() == form.bytes
