@@ -20,7 +20,7 @@ from cofima.experiment.cells import cells, name
 from cofima.experiment.grid import run_grid
 from cofima.generations import CONFIG, CURRENT, HISTORY, current, finished
 from cofima.report import find
-from cofima.report.groups import Row, comparable, rows
+from cofima.report.groups import Group, comparable, grouped
 from cofima.report.metrics import forgetting, incremental, last
 from cofima.report.runs import Run
 from cofima.terminal import TerminalProgress
@@ -62,7 +62,7 @@ def collect(out: Path) -> None:
 def tables() -> Iterable[str]:
     """Yield a table for each backbone, the upper bound first, then from the best method down."""
     for members in comparable(find([KEPT])):
-        found = sorted(rows(members), key=lambda row: (not row.joint, -_mean(row, MEASURES[0][2])))
+        found = sorted(grouped(members), key=lambda row: (not row.joint, -_mean(row, MEASURES[0][2])))
         yield f"\n## {members[0].backbone}, {members[0].setup.preprocess['size']} px\n"
         yield "| Method | n | " + " | ".join(title for title, _, _ in MEASURES) + " | over CoMA |"
         yield "|---|---|" + "---|" * (len(MEASURES) + 1)
@@ -72,7 +72,7 @@ def tables() -> Iterable[str]:
             yield f"| {row.label} | {len(row.runs)} | {' | '.join(shown)} | {gaps} |"
 
 
-def _over(row: Row, others: Sequence[Row]) -> Iterable[float]:
+def _over(row: Group, others: Sequence[Group]) -> Iterable[float]:
     """Yield by how much a method's Last-Acc is above CoMA's best held-out setting, seed by seed."""
     base = next((other for other in others if other.label in COMA), row)
     known = {run.seed: last(run.matrix, run.sizes) for run in base.runs}
@@ -80,11 +80,11 @@ def _over(row: Row, others: Sequence[Row]) -> Iterable[float]:
         yield from (last(r.matrix, r.sizes) - known[r.seed] for r in row.runs if r.seed in known)
 
 
-def _values(row: Row, of: Callable[[Run], float | None]) -> list[float]:
+def _values(row: Group, of: Callable[[Run], float | None]) -> list[float]:
     return [value for run in row.runs if (value := of(run)) is not None]
 
 
-def _mean(row: Row, of: Callable[[Run], float | None]) -> float:
+def _mean(row: Group, of: Callable[[Run], float | None]) -> float:
     return fmean(_values(row, of) or [0.0])
 
 

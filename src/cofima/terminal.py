@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cofima.errors import CofimaWarning
 from cofima.progress import Progress
-from cofima.report import Table
+from cofima.report.table import Table
 
 T = TypeVar("T")
 
@@ -74,13 +74,12 @@ class TerminalProgress(Progress):
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table of runs with its footnote."""
+    """Print a table with its note."""
     shown = RichTable(title=table.title or None, title_justify="left")
-    for index, column in enumerate(table.columns):
-        shown.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
-    for index, row in enumerate(table.rows):
-        cells = [Text(cell, "bold" if (index, at) in table.best else "") for at, cell in enumerate(row)]
-        shown.add_row(*cells)
+    for column in table.columns:
+        shown.add_column(column.title, justify=column.align, no_wrap=column.align == "left")
+    for row in table.rows:
+        shown.add_row(*(Text(str(cell), "bold" if cell.best else "") for cell in row.cells))
     console.print(shown)
     if table.note:
         console.print(table.note, highlight=False, markup=False, style="dim")

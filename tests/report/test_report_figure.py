@@ -7,7 +7,7 @@ import matplotlib
 import pytest
 
 from cofima.report import figure, runs
-from cofima.report.groups import rows
+from cofima.report.groups import grouped
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -17,7 +17,7 @@ def study(make_run, tmp_path):
     for method in ("slca", "cofima", "joint"):
         for seed in (1, 2):
             make_run(f"{method}-{seed}", method=method, seed=seed)
-    return rows(runs.find([tmp_path]))
+    return grouped(runs.find([tmp_path]))
 
 
 def words(svg):
@@ -70,7 +70,7 @@ def test_lines_are_drawn_through_the_means(study):
 
 
 def test_a_band_only_where_there_are_several_seeds(study, make_run):
-    single = rows([runs.read(make_run("alone", seed=9))])
+    single = grouped([runs.read(make_run("alone", seed=9))])
     assert "FillBetween" in figure.accuracy(study) or "PolyCollection" in figure.accuracy(study)
     assert not re.search("FillBetween|PolyCollection", figure.accuracy(single))
 
@@ -91,7 +91,7 @@ def test_joint_has_no_matrix_and_no_steps(study):
 
 
 def test_nothing_to_draw_is_none(make_run):
-    empty = rows([runs.read(make_run("a", done=0))])
+    empty = grouped([runs.read(make_run("a", done=0))])
     assert figure.accuracy(empty) is None
     assert figure.distance(empty) is None
     assert figure.matrix(empty[0]) is None
@@ -101,18 +101,18 @@ def test_unmeasured_distances_leave_no_figure(make_run):
     folder = make_run("a")
     history = folder / "0005" / "history.jsonl"
     history.write_text(re.sub(r'"from_start": [\d.]+', '"from_start": null', history.read_text()))
-    assert figure.distance(rows([runs.read(folder)])) is None
+    assert figure.distance(grouped([runs.read(folder)])) is None
 
 
 @pytest.mark.parametrize("label", ["_hidden", "$x$ costs $5", "<b>&", "x" * 80])
 def test_labels_are_shown_as_they_are(make_run, label):
-    text = words(figure.accuracy(rows([runs.read(make_run("a", label=label))])))
+    text = words(figure.accuracy(grouped([runs.read(make_run("a", label=label))])))
     assert any(word.strip("\u200b…") in label and len(word) > 3 for word in text if word != "After task")
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 10, 24])
 def test_every_length_of_stream_is_drawn(make_run, tasks):
-    row = rows([runs.read(make_run("a", tasks=tasks, per_task=1))])
+    row = grouped([runs.read(make_run("a", tasks=tasks, per_task=1))])
     ET.fromstring(figure.accuracy(row))
     numbers = words(figure.matrix(row[0]))
     assert len(numbers) >= tasks * (tasks + 1) // 2

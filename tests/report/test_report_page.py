@@ -13,6 +13,7 @@ import pytest
 from cofima import report
 from cofima.errors import CofimaError
 from cofima.report import figure
+from cofima.report.html import page as html_page
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 NASTY = '<script>alert("x")</script>&"\''
@@ -59,7 +60,7 @@ def study(write_run, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(study):
-    return report.html(study)
+    return html_page(study)
 
 
 def test_the_page_is_closed_in_itself(page):
@@ -103,9 +104,9 @@ def test_a_page_has_what_readers_need(page):
 
 def test_numbers_of_the_table_are_on_the_page(study, page):
     text = Reader(page).text
-    for table in report.build(study):
-        for row in table.rows:
-            assert all(cell in text for cell in row)
+    for comparison in report.compare(study):
+        for row in comparison.table.rows:
+            assert all(str(cell) in text for cell in row.cells)
 
 
 def test_no_colour_of_the_figures_is_left_for_one_theme_only(page):
@@ -121,7 +122,7 @@ def test_everything_is_escaped(make_run):
     lines = [json.loads(line) for line in history.read_text().splitlines()]
     lines[0] |= {"classes": [NASTY, "b"], "notes": [NASTY]}
     history.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = report.html([report.read(folder)])
+    page = html_page([report.read(folder)])
     reader = Reader(page)
     assert "script" not in reader.tags
     assert reader.open == []
@@ -129,11 +130,11 @@ def test_everything_is_escaped(make_run):
 
 
 def test_the_same_runs_give_the_same_page(study, page):
-    assert page == report.html(study[::-1])
+    assert page == html_page(study[::-1])
 
 
 def test_an_unfinished_run_is_said_to_be_so(make_run):
-    text = Reader(report.html([report.read(make_run("a", done=3))])).text
+    text = Reader(html_page([report.read(make_run("a", done=3))])).text
     assert "3 of 5 tasks so far" in text
 
 
@@ -147,7 +148,7 @@ def test_write_gives_tables_page_and_figures_and_leaves_nothing_else(study, page
     assert sorted(out.iterdir()) == sorted(paths)
     assert paths[3].read_text() == page
     with paths[1].open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == sum(len(table.rows) for table in report.build(study))
+        assert len(list(csv.DictReader(file))) == sum(len(each.table.rows) for each in report.compare(study))
 
 
 def test_a_failed_write_keeps_the_old_report(study, tmp_path, monkeypatch):

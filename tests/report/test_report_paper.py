@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from cofima import config, report
-from cofima.commands.report import Format, Paper, report_
+from cofima.commands.report import Format, Paper, paper_settings, report_
 from cofima.experiment.cells import cells
 from cofima.generations import MethodFacts
-from cofima.report import beside, paper_formats
-from cofima.report.layouts import LAYOUTS
-from cofima.report.paper import fill
-from cofima.report.printed import printed, record
-from cofima.report.protocol import Placed, place
-from cofima.report.published import published
+from cofima.report import render
+from cofima.report.paper import protocol
+from cofima.report.paper.layouts import LAYOUTS
+from cofima.report.paper.protocol import Placed, place
+from cofima.report.paper.published import published
+from cofima.report.paper.tables import record, table
 from cofima.report.records import Setup, Step
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -78,8 +78,25 @@ def paper_run(tmp_path, write_run):
     return make
 
 
-def rows_of(table, whose):
-    return {row.heads[0].text: row for row in printed(table).rows if row.whose == whose}
+def fill(key, runs):
+    return protocol.fill(key, runs, paper_settings)
+
+
+def whose(row):
+    return next(cell.text for cell in row.cells if cell.text in ("here", "paper"))
+
+
+def heads(row):
+    """Return the cells before the one that tells whose numbers they are."""
+    return row.cells[: [cell.text for cell in row.cells].index(whose(row))]
+
+
+def numbers(row):
+    return row.cells[len(heads(row)) + 1 :]
+
+
+def rows_of(filled, said):
+    return {row.cells[0].text: row for row in table(filled).rows if whose(row) == said}
 
 
 def test_every_published_number_stands_in_one_cell():
@@ -101,44 +118,44 @@ def test_every_published_number_stands_in_one_cell():
 
 def test_every_disagreement_is_marked_and_explained():
     for key in LAYOUTS:
-        shown = printed(fill(key, []))
-        cells = [c for row in shown.rows for c in (*row.heads, *row.cells)] + [c for c, _ in shown.groups]
-        marked = {mark for cell in cells for mark in cell.marks.split(",") if mark}
-        explained = {note[0] for note in shown.notes if re.match("[a-z]: ", note)}
+        shown = table(fill(key, []))
+        marks = [c.marks for c in shown.columns] + [c.marks for row in shown.rows for c in row.cells]
+        marked = {mark for text in marks for mark in text.split(",") if mark}
+        explained = {note[0] for note in shown.footnotes if re.match("[a-z]: ", note)}
         assert marked == explained
         assert len(explained) == sum(key in d.tables for d in published().disagreements)
     coma = rows_of(fill("1", []), "paper")["CoMA"]
-    assert coma.cells[2].marks == ""  # Cars-196 Last-Acc: the authors' runs agree
-    assert coma.cells[0].marks == "a"
+    assert numbers(coma)[2].marks == ""  # Cars-196 Last-Acc: the authors' runs agree
+    assert numbers(coma)[0].marks == "a"
 
 
 def test_without_runs_the_table_is_the_paper_s():
-    shown = printed(fill("1", []))
-    assert [row.heads[0].text for row in shown.rows][:2] == ["Joint-Training", "GDumb"]
-    assert [row.heads[1].text for row in shown.rows] == ["–", *"✗✗✗", *"✓" * 10]
+    shown = table(fill("1", []))
+    assert [row.cells[0].text for row in shown.rows][:2] == ["Joint-Training", "GDumb"]
+    assert [row.cells[1].text for row in shown.rows] == ["–", *"✗✗✗", *"✓" * 10]
     assert [row.rule for row in shown.rows].index(True) == 1
-    best = [row.heads[0].text for row in shown.rows for cell in row.cells if cell.bold]
+    best = [row.cells[0].text for row in shown.rows for cell in row.cells if cell.best]
     assert best == ["CoFiMA"] * 8
-    assert "No run here follows the protocol of this table." in shown.notes
+    assert "No run here follows the protocol of this table." in shown.footnotes
 
 
 def test_our_numbers_stand_above_the_published_ones(paper_run):
     folders = [paper_run(method, seed) for method in ("cofima", "slca") for seed in (1993, 1996, 1997)]
     folders += [paper_run("joint", 1993), paper_run("cofima", 1993, dataset="imagenet_r", level=70.0)]
     runs = report.find(folders)
-    table = fill("1", runs)
-    assert not table.apart
-    mine = rows_of(table, "here")
+    filled = fill("1", runs)
+    assert not filled.apart
+    mine = rows_of(filled, "here")
     last = [report.metrics.last(run.matrix, run.sizes) for run in runs[:3]]
-    column = table.columns.index(("cifar100", "Last-Acc"))
+    column = filled.columns.index(("cifar100", "Last-Acc"))
     expected = f"{statistics.fmean(last):.2f} ± {statistics.stdev(last):.2f} (3)"
-    assert mine["CoFiMA"].cells[column].text == expected
-    assert mine["CoFiMA"].cells[column + 2].text.endswith(" (1)")
-    assert mine["CoFiMA"].cells[0].text == "–"
-    assert mine["Joint-Training"].cells[column + 1].text == "–"
-    bold = [name for name, row in mine.items() if row.cells[column].bold]
+    assert str(numbers(mine["CoFiMA"])[column]) == expected
+    assert str(numbers(mine["CoFiMA"])[column + 2]).endswith(" (1)")
+    assert str(numbers(mine["CoFiMA"])[0]) == "–"
+    assert str(numbers(mine["Joint-Training"])[column + 1]) == "–"
+    bold = [name for name, row in mine.items() if numbers(row)[column].best]
     assert bold in (["CoFiMA"], ["SLCA"])
-    names = [(row.heads[0].text, row.whose) for row in printed(table).rows]
+    names = [(row.cells[0].text, whose(row)) for row in table(filled).rows]
     assert names.index(("CoFiMA", "here")) + 1 == names.index(("CoFiMA", "paper"))
     assert names[0] == ("Joint-Training", "here")
 
@@ -161,16 +178,16 @@ def test_our_numbers_stand_above_the_published_ones(paper_run):
 )
 def test_a_run_of_another_protocol_stands_apart_with_the_difference(paper_run, how, changes, why):
     (run,) = report.find([paper_run("cofima", 1993, *changes, **how)])
-    table = fill("1", [run])
-    assert not table.entries
-    ((_, found),) = table.apart
+    filled = fill("1", [run])
+    assert not filled.entries
+    ((_, found),) = filled.apart
     assert why in found
-    assert any(why in note and note.startswith("Apart: ") for note in printed(table).notes)
+    assert any(why in note and note.startswith("Apart: ") for note in table(filled).footnotes)
 
 
 def test_a_run_on_other_data_stands_apart(make_run):
-    table = fill("1", report.find([make_run("digits")]))
-    ((_, why),) = table.apart
+    filled = fill("1", report.find([make_run("digits")]))
+    ((_, why),) = filled.apart
     assert why[0] == "dataset digits: the table has CUB-200, Cars-196, CIFAR-100, ImageNet-R"
     assert why[1].startswith("backbone vit_micro: the table has")
 
@@ -185,16 +202,16 @@ def test_other_options_have_a_row_of_their_own(paper_run):
     folders = [paper_run("cofima", seed, *more) for seed in (1, 2) for more in ((), ("options.lam=0.5",))]
     mine = rows_of(fill("1", report.find(folders)), "here")
     assert list(mine) == ["CoFiMA", "CoFiMA (lam=0.5)"]
-    assert mine["CoFiMA (lam=0.5)"].cells[4].text.endswith("(2)")
+    assert str(numbers(mine["CoFiMA (lam=0.5)"])[4]).endswith("(2)")
 
 
 def test_runs_on_another_split_are_not_mixed_with_most(paper_run):
     folders = [paper_run("cofima", seed, name=f"most-{seed}") for seed in (1, 2)]
     folders += [paper_run("cofima", 3, split="b" * 64, name="other")]
-    table = fill("1", report.find(folders))
-    (entry,) = table.entries
+    filled = fill("1", report.find(folders))
+    (entry,) = filled.entries
     assert sorted(entry.values(("cifar100", "Last-Acc"))) == [1, 2]
-    ((run, why),) = table.apart
+    ((run, why),) = filled.apart
     assert run.folder.name == "other"
     assert why[0].startswith("not the protocol of most runs: split: ")
 
@@ -210,9 +227,9 @@ def test_both_splits_of_cub_are_the_paper_s_but_not_together(paper_run):
 
 
 def test_a_seed_counts_once(paper_run):
-    table = fill("1", report.find([paper_run("slca", 1), paper_run("slca", 1)]))
-    assert table.repeats == 1
-    assert table.entries[0].summary(("cifar100", "Last-Acc")).n == 1
+    filled = fill("1", report.find([paper_run("slca", 1), paper_run("slca", 1)]))
+    assert filled.repeats == 1
+    assert filled.entries[0].summary(("cifar100", "Last-Acc")).n == 1
 
 
 def test_table_3_has_init_and_lambda(paper_run):
@@ -224,14 +241,14 @@ def test_table_3_has_init_and_lambda(paper_run):
             paper_run("ewc", 1),
         ]
     )
-    table = fill("3", runs)
-    here = [[cell.text for cell in row.heads] for row in printed(table).rows if row.whose == "here"]
+    filled = fill("3", runs)
+    here = [[cell.text for cell in heads(row)] for row in table(filled).rows if whose(row) == "here"]
     assert here == [
         ["Weight-Ensemble", "θ_0", "1/t"],
         ["Weight-Ensemble", "θ*_{t−1}", "1/t"],
         ["CoMA", "θ*_{t−1}", "0.4"],
     ]
-    assert table.elsewhere == 1  # EWC is in Table 1
+    assert filled.elsewhere == 1  # EWC is in Table 1
 
 
 def test_table_2_is_of_moco_with_its_own_schedule(paper_run):
@@ -249,20 +266,20 @@ def test_the_table_of_scratch_tells_starts_and_backbones_apart(paper_run):
             paper_run("joint", 1, backbone="vit_ti16", level=80.0),
         ]
     )
-    table = fill("scratch", runs)
-    assert not table.apart
-    here = [[cell.text for cell in row.heads] for row in printed(table).rows if row.whose == "here"]
+    filled = fill("scratch", runs)
+    assert not filled.apart
+    here = [[cell.text for cell in heads(row)] for row in table(filled).rows if whose(row) == "here"]
     assert here[0][1:] == ["ResNet18", "scratch"]
     assert "train.lr=0.1" in here[0][0]
     assert here[1] == ["CoFiMA", "ResNet18", "pre-trained"]
     assert here[2] == ["Joint-Training", "ViT-Tiny/16", "pre-trained"]
-    assert not any(cell.bold for row in printed(table).rows for cell in row.cells)
+    assert not any(cell.best for row in table(filled).rows for cell in row.cells)
 
 
 def test_a_method_of_one_s_own_stands_below_the_paper_s(paper_run):
-    table = fill("1", report.find([paper_run("mine", 1, known=False), paper_run("ranpac", 1)]))
-    rows = printed(table).rows
-    assert (rows[-1].heads[0].text, rows[-1].whose) == ("mine (own=1)", "here")
+    filled = fill("1", report.find([paper_run("mine", 1, known=False), paper_run("ranpac", 1)]))
+    rows = table(filled).rows
+    assert (rows[-1].cells[0].text, whose(rows[-1])) == ("mine (own=1)", "here")
     assert rows[-1].rule
 
 
@@ -276,21 +293,21 @@ def test_versions_of_a_plugin_are_not_one_method(paper_run, make_run):
     folders = [with_code(paper_run("mine", seed, known=False), digest) for seed, digest in enumerate("aab")]
     mine = rows_of(fill("1", report.find(folders)), "here")
     assert sorted(mine) == [f"mine (own=1, plugin={digest * 12})" for digest in "ab"]
-    assert mine[f"mine (own=1, plugin={'a' * 12})"].cells[4].text.endswith("(2)")
+    assert str(numbers(mine[f"mine (own=1, plugin={'a' * 12})"])[4]).endswith("(2)")
     assert list(rows_of(fill("1", report.find(folders[:2])), "here")) == ["mine (own=1)"]
     alone = [with_code(make_run(d, method="coma", seed=s), d) for s, d in enumerate("ab")]
-    (table,) = report.build(report.find(alone))
-    assert sorted(row.label for row in table.groups) == [f"CoMA (plugin={d * 12})" for d in "ab"]
+    (comparison,) = report.compare(report.find(alone))
+    assert sorted(group.label for group in comparison.groups) == [f"CoMA (plugin={d * 12})" for d in "ab"]
 
 
 def test_csv_has_every_number_with_its_source(paper_run):
-    table = fill("1", report.find([paper_run("slca", seed) for seed in (1, 2)]))
-    lines = list(csv.DictReader(io.StringIO(paper_formats.csv_text([table]))))
+    filled = fill("1", report.find([paper_run("slca", seed) for seed in (1, 2)]))
+    lines = list(csv.DictReader(io.StringIO(render.csv_text([table(filled)]))))
     assert len(lines) == 108
     (line,) = [
         r for r in lines if (r["method"], r["dataset"], r["metric"]) == ("slca", "CIFAR-100", "Last-Acc")
     ]
-    value = table.entries[0].summary(("cifar100", "Last-Acc"))
+    value = filled.entries[0].summary(("cifar100", "Last-Acc"))
     assert (float(line["mean"]), float(line["std"]), line["n"], line["seeds"]) == (
         value.mean,
         value.std,
@@ -311,7 +328,7 @@ def tables(paper_run, make_run):
 
 
 def test_markdown_is_one_table_for_each(tables):
-    text = beside.texts(tables, ["1", "2", "3", "scratch"], "slca", ["md"])["tables.md"]
+    text = report.paper_texts(tables, ["1", "2", "3", "scratch"], paper_settings, "slca", ["md"])["tables.md"]
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(widths) == 1
@@ -320,7 +337,9 @@ def test_markdown_is_one_table_for_each(tables):
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on PATH")
 def test_latex_compiles(tables, tmp_path):
-    text = beside.texts(tables, ["1", "2", "3", "scratch"], "best", ["tex"])["tables.tex"]
+    text = report.paper_texts(tables, ["1", "2", "3", "scratch"], paper_settings, "best", ["tex"])[
+        "tables.tex"
+    ]
     uses = "".join(f"\\usepackage{{{name}}}" for name in ("booktabs", "graphicx", "amssymb"))
     whole = f"\\documentclass{{article}}{uses}\\begin{{document}}\n{text}\\end{{document}}\n"
     (tmp_path / "paper.tex").write_text(whole, "utf-8")
@@ -331,7 +350,7 @@ def test_latex_compiles(tables, tmp_path):
 
 
 def test_latex_has_as_many_cells_as_columns(tables):
-    text = beside.texts(tables, ["1", "3"], forms=["tex"])["tables.tex"]
+    text = report.paper_texts(tables, ["1", "3"], paper_settings, forms=["tex"])["tables.tex"]
     for columns, body in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
         rows = [line for line in body.splitlines() if line.endswith(r"\\")]
         spans = [
@@ -360,7 +379,7 @@ def test_the_command_prints_one_form_and_writes_all(tables, tmp_path, capsys):
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH")
 def test_the_page_opens_offline_at_every_width(tables, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    text = beside.texts(tables, ["1", "3"], "slca", ["html"])["tables.html"]
+    text = report.paper_texts(tables, ["1", "3"], paper_settings, "slca", ["html"])["tables.html"]
     (tmp_path / "tables.html").write_text(text, "utf-8")
     asked = []
     with playwright.sync_playwright() as driver:
@@ -404,7 +423,7 @@ def test_every_cell_of_the_recipes_has_its_line(recipe, key):
             planned_tasks=1,
         )
         step = Step(task=1, classes=["a"], accuracy=[90.0], sizes=[10])
-        found = place(report.Run(Path(), setup, [step]), LAYOUTS[key])
+        found = place(report.Run(Path(), setup, [step]), LAYOUTS[key], paper_settings)
         assert isinstance(found, Placed), found
         lines.add(found.line)
         rates = cell.train.backbone_lr_scale == 1.0

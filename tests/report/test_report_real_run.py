@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from cofima import config, report
-from cofima.report.details import _yaml
+from cofima.report.html import config_yaml
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +26,19 @@ def test_a_real_run_is_read_and_tabulated(folder):
     assert coma.lam[1] == 0.4
     assert all(distance > 0 for distance in coma.distances)
     assert all(seconds > 0 for seconds in coma.seconds)
-    (table,) = report.build(runs)
-    assert [row[0] for row in table.rows] == [run.label for run in sorted(runs, key=lambda run: run.joint)]
-    assert "–" not in table.rows[0]
+    (comparison,) = report.compare(runs)
+    table = comparison.table
+    assert [row.cells[0].text for row in table.rows] == [
+        run.label for run in sorted(runs, key=lambda run: run.joint)
+    ]
+    assert "–" not in [cell.text for cell in table.rows[0].cells]
     assert "dataset blobs (fingerprint " in table.note
 
 
 def test_the_config_on_the_page_can_be_run_again(folder, tmp_path):
     run = report.read(folder / "coma")
     file = tmp_path / "config.yaml"
-    file.write_text(_yaml(run))
+    file.write_text(config_yaml(run))
     assert config.read(file).model_dump(mode="json") == run.config
 
 
@@ -46,6 +49,6 @@ def test_a_stream_of_groups_can_be_run_again(make_run):
     content = json.loads(file.read_text())
     content["config"]["stream"] = stream
     file.write_text(json.dumps(content))
-    shown = yaml.safe_load(_yaml(report.read(folder)))["stream"]
+    shown = yaml.safe_load(config_yaml(report.read(folder)))["stream"]
     assert shown == {"groups": [["a", "b"], ["c"]]}
     config.StreamOptions.model_validate(shown)

@@ -9,9 +9,9 @@ import subprocess
 
 import pytest
 
-from cofima.report import formats, metrics, runs
-from cofima.report.details import details
-from cofima.report.table import build
+from cofima.report import metrics, render, runs
+from cofima.report.comparison import compare
+from cofima.report.html import details
 
 METHODS = ("seq_ft", "slca", "coma", "cofima", "joint")
 
@@ -25,13 +25,30 @@ def study(make_run, tmp_path):
     return runs.find([tmp_path / "study"])
 
 
+def build(found):
+    return [comparison.table for comparison in compare(found)]
+
+
+def shown(table):
+    return [[str(cell) for cell in row.cells] for row in table.rows]
+
+
+def titles(table):
+    return [column.title for column in table.columns]
+
+
+def best(table):
+    """Return the row and the column of every cell in bold."""
+    return {(r, c) for r, row in enumerate(table.rows) for c, cell in enumerate(row.cells) if cell.best}
+
+
 def cells(table, label):
-    return dict(zip(table.columns, next(row for row in table.rows if row[0] == label), strict=True))
+    return dict(zip(titles(table), next(row for row in shown(table) if row[0] == label), strict=True))
 
 
 def test_seeds_become_one_row_with_sample_deviation(study):
     (table,) = build(study)
-    assert {row[0]: row[1] for row in table.rows} == dict.fromkeys(
+    assert {row[0]: row[1] for row in shown(table)} == dict.fromkeys(
         ("Seq FT", "SLCA", "CoMA", "CoFiMA", "Joint"), "3"
     )
     values = [metrics.last(run.matrix, run.sizes) for run in study if run.method == "coma"]
@@ -46,9 +63,9 @@ def test_seeds_become_one_row_with_sample_deviation(study):
 
 def test_columns_are_those_of_the_paper_and_joint_fills_only_its_own(study):
     (table,) = build(study)
-    assert table.columns == ["Method", "n", "Last-Acc", "Inc-Acc", "Forgetting", "Distance", "Seconds"]
+    assert titles(table) == ["Method", "n", "Last-Acc", "Inc-Acc", "Forgetting", "Distance", "Seconds"]
     joint = cells(table, "Joint")
-    assert table.rows[-1][0] == "Joint"
+    assert shown(table)[-1][0] == "Joint"
     assert joint["Inc-Acc"] == joint["Forgetting"] == "–"
     assert joint["Last-Acc"].startswith("9")
     assert joint["Distance"] == "1.75 ± 0.00"
@@ -56,33 +73,33 @@ def test_columns_are_those_of_the_paper_and_joint_fills_only_its_own(study):
 
 def test_a_single_seed_has_no_deviation(make_run):
     (table,) = build([runs.read(make_run("a"))])
-    assert not any("±" in cell for cell in table.rows[0])
+    assert not any("±" in cell for cell in shown(table)[0])
     assert "±" not in table.note
-    assert table.best == set()
+    assert best(table) == set()
 
 
 def test_order_of_the_paths_does_not_matter(study):
-    assert formats.markdown(build(study)) == formats.markdown(build(study[::-1]))
+    assert render.markdown(build(study)) == render.markdown(build(study[::-1]))
 
 
 def test_options_that_differ_make_rows_and_are_named(make_run):
     folders = [make_run(f"lam{lam}", options={"lam": lam}) for lam in (0.2, 0.4)]
     (table,) = build([runs.read(folder) for folder in folders])
-    assert sorted(row[0] for row in table.rows) == ["CoFiMA (lam=0.2)", "CoFiMA (lam=0.4)"]
+    assert sorted(row[0] for row in shown(table)) == ["CoFiMA (lam=0.2)", "CoFiMA (lam=0.4)"]
 
 
 def test_an_unfinished_run_is_marked_and_not_mixed_into_the_mean(make_run):
     whole = make_run("whole", seed=1)
     part = make_run("part", seed=2, done=3)
     (table,) = build([runs.read(whole), runs.read(part)])
-    assert [(row[0], row[1]) for row in table.rows] == [("CoFiMA", "1"), ("CoFiMA (3 of 5 tasks)", "1")]
+    assert [(row[0], row[1]) for row in shown(table)] == [("CoFiMA", "1"), ("CoFiMA (3 of 5 tasks)", "1")]
 
 
 def test_an_unfinished_run_is_never_best(make_run):
-    best = [[99.9], [99.9, 99.9]]
-    folders = [make_run("a", method="slca"), make_run("b", method="coma"), make_run("c", done=2, matrix=best)]
+    top = [[99.9], [99.9, 99.9]]
+    folders = [make_run("a", method="slca"), make_run("b", method="coma"), make_run("c", done=2, matrix=top)]
     (table,) = build([runs.read(folder) for folder in folders])
-    marked = {table.rows[r][0] for r, _ in table.best}
+    marked = {shown(table)[r][0] for r, _ in best(table)}
     assert marked
     assert "CoFiMA (2 of 5 tasks)" not in marked
 
@@ -92,7 +109,7 @@ def test_the_same_run_twice_counts_once(make_run, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     make_run("b", seed=2)
     (table,) = build(runs.find([tmp_path]))
-    assert table.rows[0][1] == "2"
+    assert shown(table)[0][1] == "2"
     assert "1 more with a config and seed already in the table: not counted again." in table.note
 
 
@@ -132,10 +149,10 @@ def test_runs_on_other_splits_of_the_same_images_are_never_mixed(make_run):
     same = runs.read(make_run("c", method="slca", **split_of("cub200:official", "a")))
     before = runs.read(make_run("d", method="joint"))  # of a version that did not hash splits
     first, second = build([one, two, same, before])
-    assert [len(table.rows) for table in (first, second)] == [3, 2]
+    assert [len(shown(table)) for table in (first, second)] == [3, 2]
     assert "split: aaaaaaaa… / bbbbbbbb…" in second.note
     assert "split cub200:official aaaaaaaaaaaa" in first.note
-    head, *rows = csv.reader(io.StringIO(formats.csv_text([first, second])))
+    head, *rows = csv.reader(io.StringIO(render.csv_text([first, second])))
     splits = {(row[head.index("split_id")], row[head.index("split_hash")][:1]) for row in rows}
     assert {("cub200:official", "a"), ("cub200:pilot", "b")} <= splits
 
@@ -154,29 +171,29 @@ def test_joint_joins_every_table_with_its_classes(make_run):
     two = make_run("two", tasks=2, per_task=5)
     joint = make_run("joint", method="joint")
     tables = build([runs.read(folder) for folder in (five, two, joint)])
-    assert [[row[0] for row in table.rows] for table in tables] == [["CoFiMA", "Joint"]] * 2
+    assert [[row[0] for row in shown(table)] for table in tables] == [["CoFiMA", "Joint"]] * 2
 
 
 def test_joint_on_other_classes_stands_alone(make_run):
     tables = build([runs.read(make_run("a", tasks=4)), runs.read(make_run("b", method="joint"))])
-    assert [[row[0] for row in table.rows] for table in tables] == [["CoFiMA"], ["Joint"]]
+    assert [[row[0] for row in shown(table)] for table in tables] == [["CoFiMA"], ["Joint"]]
     assert "not the same classes" in tables[1].note
 
 
 def test_a_run_before_its_first_task_shows_dashes(make_run):
     (table,) = build([runs.read(make_run("a", done=0))])
-    assert table.rows == [["CoFiMA (0 of 5 tasks)", "1", "–", "–", "–", "–", "–"]]
+    assert shown(table) == [["CoFiMA (0 of 5 tasks)", "1", "–", "–", "–", "–", "–"]]
 
 
 def test_best_is_marked_by_direction_and_joint_never(study):
     (table,) = build(study)
-    values = {row[0]: row for row in table.rows if row[0] != "Joint"}
+    values = {row[0]: row for row in shown(table) if row[0] != "Joint"}
     for c, pick in ((2, max), (3, max), (4, min)):
         top = pick(float(row[c].split(" ± ")[0]) for row in values.values())
-        marked = [table.rows[r] for r, column in table.best if column == c]
+        marked = [shown(table)[r] for r, column in best(table) if column == c]
         assert marked
         assert all(row[0] != "Joint" and float(row[c].split(" ± ")[0]) == top for row in marked)
-    assert not any(column == 5 for _, column in table.best)  # a distance is neither good nor bad
+    assert not any(column == 5 for _, column in best(table))  # a distance is neither good nor bad
 
 
 def test_small_distances_keep_their_digits(make_run):
@@ -189,7 +206,7 @@ def test_small_distances_keep_their_digits(make_run):
 
 def test_markdown_has_one_bar_more_than_columns_whatever_the_label(make_run):
     label = "a|b *c* <i>\nd"
-    text = formats.markdown(build([runs.read(make_run("a", label=label))]))
+    text = render.markdown(build([runs.read(make_run("a", label=label))]))
     row = next(line for line in text.splitlines() if "c" in line and line.startswith("| a"))
     assert row.replace(r"\|", "").count("|") == 8
     assert r"a\|b \*c\* \<i\> d" in row
@@ -197,7 +214,7 @@ def test_markdown_has_one_bar_more_than_columns_whatever_the_label(make_run):
 
 def test_csv_holds_unrounded_numbers(study):
     (table,) = build(study)
-    lines = list(csv.DictReader(io.StringIO(formats.csv_text([table]))))
+    lines = list(csv.DictReader(io.StringIO(render.csv_text([table]))))
     coma = next(line for line in lines if line["method"] == "coma")
     values = [metrics.incremental(run.matrix, run.sizes) for run in study if run.method == "coma"]
     assert float(coma["inc_acc_mean"]) == statistics.fmean(values)
@@ -210,7 +227,7 @@ def test_csv_holds_unrounded_numbers(study):
 
 def test_latex_escapes_and_marks(study, make_run):
     strange = runs.read(make_run("odd", label=r"50% & $x_1$ #{a}~^\b", seed=1993, options={"x": 1}))
-    text = formats.latex(build([*study, strange]))
+    text = render.latex(build([*study, strange]))
     assert r"50\% \& \$x\_1\$ \#\{a\}\textasciitilde{}\textasciicircum{}\textbackslash{}b" in text
     assert text.count(r"\midrule") == 2  # under the head, and above the upper bound
     assert r"$\mathbf{" in text
@@ -222,7 +239,7 @@ def test_latex_escapes_and_marks(study, make_run):
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not on PATH")
 def test_latex_compiles(study, make_run, tmp_path):
     strange = runs.read(make_run("odd", label=r"50% & $x_1$ #{a}~^\b", done=2))
-    table = formats.latex(build([*study, strange]))
+    table = render.latex(build([*study, strange]))
     source = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n" + table + "\\end{document}\n"
     (tmp_path / "t.tex").write_text(source)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
@@ -236,7 +253,7 @@ def test_runs_scored_on_held_out_images_are_not_test_results(make_run):
     file = chosen / "0005" / "config.json"
     file.write_text(file.read_text().replace('"seed": 1993', '"seed": 1993, "held_out": 0.2'))
     tables = build([runs.read(test), runs.read(chosen)])
-    notes = {table.rows[0][0]: table.note for table in tables}
+    notes = {shown(table)[0][0]: table.note for table in tables}
     assert "360 test images" in notes["CoMA"]
     assert "360 training images held out, not the test images" in notes["SLCA"]
     assert "held_out: 0.0 / 0.2" in tables[1].note or "held_out: 0.2 / 0.0" in tables[1].note
@@ -250,7 +267,7 @@ def test_where_a_run_was_made_does_not_split_a_row(make_run):
         content["config"] |= {"device": device, "keep_checkpoints": device == "cpu", "data": {"root": device}}
         file.write_text(json.dumps(content))
     (table,) = build([runs.read(folder) for folder in folders])
-    assert [row[:2] for row in table.rows] == [["CoFiMA", "2"]]
+    assert [row[:2] for row in shown(table)] == [["CoFiMA", "2"]]
 
 
 IDENTITY = {
@@ -269,9 +286,9 @@ def test_the_note_says_what_the_backbone_has_seen(make_run):
     (table,) = build([run])
     said = "Backbone: vit_b16_in21k, final norm reset, pre-trained on: ImageNet-21k; shared with digits: all"
     assert said in table.note
-    assert "pre-trained on: ImageNet-21k" in formats.markdown([table])
-    assert "pre-trained on: ImageNet-21k" in formats.latex([table])
-    (line,) = csv.DictReader(io.StringIO(formats.csv_text([table])))
+    assert "pre-trained on: ImageNet-21k" in render.markdown([table])
+    assert "pre-trained on: ImageNet-21k" in render.latex([table])
+    (line,) = csv.DictReader(io.StringIO(render.csv_text([table])))
     assert {key: line[f"backbone_{key}"] for key in IDENTITY if key != "tag"} == {
         key: value for key, value in IDENTITY.items() if key != "tag"
     }

@@ -7,8 +7,8 @@ from scipy import stats
 
 from cofima import report
 from cofima.errors import CofimaError
-from cofima.report import beside, tested
-from cofima.report.significance import against, grid, holm, paired
+from cofima.report import significance
+from cofima.report.significance import against, holm, paired, table_of_tests
 
 
 def test_the_test_is_scipy_s_over_common_seeds():
@@ -60,38 +60,42 @@ def test_every_row_is_tested_and_corrected_together():
     assert [found[n].p for n in "bcd"] == pytest.approx(slow_holm(raw))
 
 
+def shown(table):
+    return [[str(cell) for cell in row.cells] for row in table.rows]
+
+
 def test_the_reference_is_found_by_method_label_or_rank():
     rows = {"SLCA": {"Last": {1: 80.0, 2: 81.0}}, "CoMA": {"Last": {1: 82.0, 2: 84.0}}}
     known = {"SLCA": "slca", "CoMA": "coma"}
-    by_name = grid("t", rows, known, "slca").rows
-    assert by_name == grid("t", rows, known, "SLCA").rows
+    by_name = shown(table_of_tests("t", rows, known, "slca"))
+    assert by_name == shown(table_of_tests("t", rows, known, "SLCA"))
     assert by_name[0] == ["SLCA", "reference"]
     assert by_name[1][1].startswith("+2.50, p = 0.")
     assert by_name[1][1].endswith("(2)")
-    assert grid("t", rows, known, "best").rows[1] == ["CoMA", "reference"]
+    assert shown(table_of_tests("t", rows, known, "best"))[1] == ["CoMA", "reference"]
     with pytest.raises(CofimaError, match="no such row; did you mean 'slca'"):
-        grid("t", rows, known, "slcaa")
+        table_of_tests("t", rows, known, "slcaa")
     with pytest.raises(CofimaError, match="several rows are; give one of: SLCA, SLCA 2"):
-        grid("t", rows | {"SLCA 2": rows["SLCA"]}, known | {"SLCA 2": "slca"}, "slca")
+        table_of_tests("t", rows | {"SLCA 2": rows["SLCA"]}, known | {"SLCA 2": "slca"}, "slca")
 
 
 def test_a_report_has_tests_where_asked_for(make_run):
     folders = [make_run(f"{m}-{s}", method=m, seed=s) for m in ("slca", "coma", "joint") for s in (1, 2, 3)]
     folders += [make_run("alone", method="cofima", seed=1)]
     runs = report.find(folders)
-    (table,) = report.build(runs)
-    found = tested.of_table(table, "slca")
-    assert [row[0] for row in found.rows] == [row.label for row in table.groups if not row.joint]
-    (coma,) = [row for row in found.rows if row[0] == "CoMA"]
-    by_label = {row.label: row for row in table.groups}
+    (comparison,) = report.compare(runs)
+    found = significance.tests(comparison, "slca")
+    assert [row[0] for row in shown(found)] == [group.label for group in comparison.groups if not group.joint]
+    (coma,) = [row for row in shown(found) if row[0] == "CoMA"]
+    by_label = {group.label: group for group in comparison.groups}
     mine, other = (
         [report.metrics.last(r.matrix, r.sizes) for r in by_label[n].runs] for n in ("CoMA", "SLCA")
     )
     p = stats.ttest_rel(mine, other).pvalue
     assert coma[1] == f"{sum(a - b for a, b in zip(mine, other, strict=True)) / 3:+.2f}, p = {p:.3f} (3)"
     assert "one common seed" in found.note
-    texts = beside.texts(runs, against="slca")
+    texts = report.texts(runs, against="slca")
     assert "## Tests: " in texts["report.md"]
     assert "Tests: " in texts["report.html"]
     assert "tests.csv" in texts
-    assert "Tests: " not in beside.texts(runs, forms=["md"])["report.md"]
+    assert "Tests: " not in report.texts(runs, forms=["md"])["report.md"]

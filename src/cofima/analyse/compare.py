@@ -10,7 +10,7 @@ from cofima.analyse.lines import Bars, bars
 from cofima.analyse.output import Result
 from cofima.errors import CofimaError, problems
 from cofima.progress import SILENT, Progress
-from cofima.report.groups import rows as grouped
+from cofima.report.groups import grouped
 from cofima.report.metrics import Summary, summarise
 from cofima.report.runs import Run, find
 

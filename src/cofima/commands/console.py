@@ -84,5 +84,5 @@ def interruptible(
 
 def print_runs(runs: list[report.Run]) -> None:
     """Print the tables of runs."""
-    for table in report.build(runs):
-        print_table(out, table)
+    for comparison in report.compare(runs):
+        print_table(out, comparison.table)

@@ -2,15 +2,19 @@
 
 import os
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from cofima import report
+from cofima import config, methods, report
 from cofima.commands.console import out, print_runs, say
 from cofima.files import write_texts
-from cofima.report import beside
+from cofima.report.output import tests_of
+from cofima.report.render import markdown
+
+RECIPE = "table1.yaml"  # the protocol of the paper
 
 
 class Paper(StrEnum):
@@ -58,15 +62,27 @@ def report_(
     forms = [form.value for form in formats or []]
     printed = bool(tables or formats) and folder is None
     wanted = forms or (["md"] if printed else [])
-    texts = beside.texts(found, [table.value for table in tables or []], against, wanted)
+    if tables:
+        texts = report.paper_texts(found, [table.value for table in tables], paper_settings, against, wanted)
+    else:
+        texts = report.texts(found, against, wanted)
     if printed:
         for text in texts.values():
             say(text)
         return
     if not tables:
         print_runs(found)
-        for tested in beside.tests(found, against):
-            say(tested)
+        for tests in tests_of(report.compare(found), against):
+            say(markdown([tests]))
     place = folder or Path(os.path.commonpath([run.resolve() for run in runs]))
     for path in write_texts(texts, place):
         out.print(f"Wrote {path}", highlight=False, markup=False)
+
+
+@cache
+def paper_settings(dataset: str, backbone: str, method: str) -> dict[str, Any]:
+    """Return the settings of the paper's protocol; a method of the user's own has no options in it."""
+    known = method in methods.names()
+    chosen = [f"dataset={dataset}", f"backbone={backbone}", *([f"method={method}"] if known else [])]
+    settings = config.read(RECIPE, chosen).model_dump(mode="json") | {"method": method}
+    return settings if known else settings | {"options": {}}

@@ -3,17 +3,16 @@
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-import matplotlib
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from typing import TYPE_CHECKING, Any
 
 from cofima.report import metrics
-from cofima.report.groups import Row
+from cofima.report.groups import Group
 from cofima.report.metrics import Summary
 from cofima.report.runs import Run
+
+# matplotlib is imported where something is drawn: tables alone do not wait for it
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, told apart with any kind of colour vision, without its yellow (too pale for lines).
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -34,28 +33,32 @@ STYLE = {
 }
 
 
-def accuracy(rows: Sequence[Row]) -> str | None:
+def accuracy(groups: Sequence[Group]) -> str | None:
     """Draw the accuracy on all classes seen, after each task; joint training is a dashed level."""
     return _lines(
-        rows,
+        groups,
         lambda run: list(metrics.accuracies_over_time(run.matrix, run.sizes)) if run.history else [],
         "Accuracy on classes seen (%)",
     )
 
 
-def distance(rows: Sequence[Row]) -> str | None:
+def distance(groups: Sequence[Group]) -> str | None:
     """Draw how far the backbone is from its pre-trained weights, after each task.
 
     Joint training is left out where there is anything else: it may move a hundred times as far.
     """
-    rows = [row for row in rows if not row.joint] or rows
-    return _lines(rows, lambda run: run.distances, "Distance from the start")
+    groups = [group for group in groups if not group.joint] or groups
+    return _lines(groups, lambda run: run.distances, "Distance from the start")
 
 
-def matrix(row: Row) -> str | None:
+def matrix(group: Group) -> str | None:
     """Draw the accuracy after each task (down) on each task (across), averaged over seeds."""
-    tasks = len(row.runs[0].history)
-    if row.joint or not tasks:
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    tasks = len(group.runs[0].history)
+    if group.joint or not tasks:
         return None
     side = max(2.8, 1.1 + 0.3 * tasks)
     colours = matplotlib.colormaps["cividis"]
@@ -64,7 +67,7 @@ def matrix(row: Row) -> str | None:
         axes = figure.add_subplot()
         for t in range(tasks):
             for j in range(t + 1):
-                value = metrics.summarise([run.matrix[t][j] for run in row.runs]).mean
+                value = metrics.summarise([run.matrix[t][j] for run in group.runs]).mean
                 axes.add_patch(Rectangle((j + 0.53, t + 0.53), 0.94, 0.94, color=colours(value / 100)))
                 shade = "#ffffff" if value < 45 else "#000000"
                 axes.text(j + 1, t + 1, f"{value:.0f}", ha="center", va="center", color=shade, fontsize=9)
@@ -78,19 +81,21 @@ def matrix(row: Row) -> str | None:
         return svg(figure)
 
 
-def _lines(rows: Sequence[Row], curve: Callable[[Run], Sequence[float | None]], title: str) -> str | None:
+def _lines(groups: Sequence[Group], curve: Callable[[Run], Sequence[float | None]], title: str) -> str | None:
     """Draw one line a row with a band of one standard deviation; None where there is nothing to draw."""
-    drawn = [(row, _over_seeds([curve(run) for run in row.runs])) for row in rows]
+    from matplotlib.figure import Figure
+
+    drawn = [(group, _over_seeds([curve(run) for run in group.runs])) for group in groups]
     if not any(points for _, points in drawn):
         return None
-    labels = [_cut(row.label) for row, _ in drawn]
+    labels = [_cut(group.label) for group, _ in drawn]
     columns = 3 if max(map(len, labels)) <= 10 else 2 if max(map(len, labels)) <= 22 else 1
     with style():
         figure = Figure(figsize=(4.8, 3.1 + 0.23 * -(-len(labels) // columns)), layout="constrained")
         axes = figure.add_subplot()
         axes.grid(axis="y", color=GRID, linewidth=0.8)
-        tasks = max(row.runs[0].planned for row, _ in drawn)
-        handles = [_line(axes, row, points, place) for place, (row, points) in enumerate(drawn)]
+        tasks = max(group.runs[0].planned for group, _ in drawn)
+        handles = [_line(axes, group, points, place) for place, (group, points) in enumerate(drawn)]
         axes.set(xlabel="After task", ylabel=title, xlim=(0.7, tasks + 0.3), xticks=_ticks(tasks))
         legend = figure.legend(
             handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=11
@@ -100,9 +105,9 @@ def _lines(rows: Sequence[Row], curve: Callable[[Run], Sequence[float | None]], 
         return svg(figure)
 
 
-def _line(axes: Any, row: Row, points: list[tuple[int, Summary]], place: int) -> Any:
+def _line(axes: Any, group: Group, points: list[tuple[int, Summary]], place: int) -> Any:
     """Draw one row and return what stands for it in the legend."""
-    if row.joint:
+    if group.joint:
         level = points[-1][1].mean if points else float("nan")
         return axes.axhline(level, color=INK, linestyle=(0, (6, 3)), linewidth=1.5)
     colour = SERIES[place % len(SERIES)]
@@ -142,14 +147,18 @@ def _cut(label: str) -> str:
 @contextmanager
 def style() -> Iterator[None]:
     """Set our style over matplotlib's own defaults, whatever the user's settings are, and put them back."""
+    import matplotlib
+
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         yield
 
 
-def svg(figure: Figure) -> str:
+def svg(figure: "Figure") -> str:
     """Return the figure as an SVG element without date or program version."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)

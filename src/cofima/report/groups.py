@@ -1,4 +1,4 @@
-"""Which runs may stand in one table, and which share a row of it."""
+"""Runs that may stand in one table, and those that share a row of it."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ PLACE = ("data.root", "data.layout", "data.split_file", "model.checkpoint", "dev
 
 
 @dataclass(frozen=True)
-class Row:
+class Group:
     """Runs of one config that differ in their seed only, one run a seed."""
 
     label: str
@@ -62,8 +62,8 @@ def differences(a: Run, b: Run) -> list[str]:
     return found or list(_layout(a, b))
 
 
-def rows(runs: Sequence[Run]) -> list[Row]:
-    """Put the runs of one config into one row; runs that are not finished stand apart from those that are."""
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Group the runs of one config; runs that are not finished stand apart from those that are."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps([_settings(run), run.state, run.label], sort_keys=True), []).append(run)
@@ -71,8 +71,8 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     for group in groups.values():
         by_seed = {run.seed: run for run in reversed(group)}  # of several runs of a seed, the first stays
         kept = [run for run in group if by_seed[run.seed] is run]
-        found.append(Row(group[0].label, kept, len(group) - len(kept)))
-    return [Row(_name(row, found), row.runs, row.repeats) for row in found]
+        found.append(Group(group[0].label, kept, len(group) - len(kept)))
+    return [Group(_name(group, found), group.runs, group.repeats) for group in found]
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -127,15 +127,15 @@ def _layout(a: Run, b: Run) -> Iterator[str]:
         yield "other test images"
 
 
-def _name(row: Row, others: Sequence[Row]) -> str:
+def _name(group: Group, others: Sequence[Group]) -> str:
     """Return a label that no other row has: add the settings that differ, and how far the runs are."""
-    twins = [_settings(other.runs[0]) for other in others if other.label == row.label]
-    mine = _settings(row.runs[0])
+    twins = [_settings(other.runs[0]) for other in others if other.label == group.label]
+    mine = _settings(group.runs[0])
     odd = [key for key in mine if any(twin.get(key) != mine[key] for twin in twins)]
     extra = [f"{key.removeprefix('options.')}={mine[key]}" for key in odd]
-    if not row.finished:
-        extra.append(row.runs[0].state)
-    return f"{row.label} ({', '.join(extra)})" if extra else row.label
+    if not group.finished:
+        extra.append(group.runs[0].state)
+    return f"{group.label} ({', '.join(extra)})" if extra else group.label
 
 
 def _short(value: str | None) -> str:

@@ -1,14 +1,12 @@
 """The two files of a generation that a report reads, and what can be wrong with them."""
 
 import json
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from cofima.config import Config
-from cofima.data.views import View
 from cofima.errors import CofimaError
 from cofima.generations import MethodFacts
 
@@ -55,17 +53,11 @@ class Setup(BaseModel):
     versions: dict[str, Any] = {}
     plugins: list[dict[str, str]] = []
 
-    @model_validator(mode="after")
-    def _as_before(self) -> Self:
-        """Say the defaults of settings that are younger than the run, so that it compares with later ones."""
-        for key, default in Config().model_dump(mode="json").items():
-            if isinstance(default, dict) and isinstance(self.config.get(key), dict):
-                self.config[key] = default | self.config[key]
-        if self.preprocess:
-            self.preprocess = {
-                f.name: f.default for f in fields(View) if f.default is not MISSING
-            } | self.preprocess
-        return self
+    @field_validator("config")
+    @classmethod
+    def _complete(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Give settings that are younger than the run their defaults, so that it compares with later ones."""
+        return Config.model_validate(values).model_dump(mode="json")
 
 
 def read_text(file: Path) -> str:

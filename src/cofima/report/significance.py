@@ -1,10 +1,12 @@
-"""Whether two methods differ: paired t-tests over the seeds that both have, corrected for many questions."""
+"""Paired t-tests of methods over their common seeds, corrected for the number of tests."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cofima.errors import CofimaError, did_you_mean
+from cofima.report.comparison import MEASURES, Comparison
+from cofima.report.table import MISSING, Cell, Column, Row, Table
 
 Seeds = Mapping[int, float]  # one number a seed
 BEST = "best"
@@ -18,16 +20,6 @@ class Test:
     difference: float | None
     p: float | None
     reason: str = ""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Tests as rows of text: one row a method, one column a measure."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
-    note: str
 
 
 def paired(mine: Seeds, other: Seeds) -> Test:
@@ -67,9 +59,26 @@ def against(rows: Mapping[str, Seeds], reference: str) -> dict[str, Test]:
     return found
 
 
-def grid(
+def tests(comparison: Comparison, reference: str) -> Table:
+    """Test the finished rows of a table of runs against one of them; joint training is left out."""
+    groups = [group for group in comparison.groups if group.finished and not group.joint]
+    rows = {
+        group.label: {
+            measure.title: {
+                int(run.seed): value for run in group.runs if (value := measure.of(run)) is not None
+            }
+            for measure in MEASURES
+            if measure.percent
+        }
+        for group in groups
+    }
+    known = {group.label: group.runs[0].method for group in groups}
+    return table_of_tests(comparison.table.title, rows, known, reference)
+
+
+def table_of_tests(
     title: str, rows: Mapping[str, Mapping[str, Seeds]], known: Mapping[str, str], reference: str
-) -> Grid:
+) -> Table:
     """Test every row of a table against one of them, or against the best of each column.
 
     Args:
@@ -85,16 +94,26 @@ def grid(
     for column in columns:
         here = {label: row[column] for label, row in rows.items() if row.get(column)}
         mark = max(here, key=lambda label: _mean(here[label])) if chosen == BEST and here else chosen
-        tests = against(here, mark) if mark in here else {}
+        found = against(here, mark) if mark in here else {}
         for label, cells in texts.items():
-            cells.append("reference" if label == mark and label in here else _text(tests.get(label), reasons))
+            cells.append("reference" if label == mark and label in here else _text(found.get(label), reasons))
     note = (
         f"Mean difference to {'the best of each column' if chosen == BEST else chosen} over common seeds, "
         "p of Student's paired t-test (two-sided, corrected by Holm within each column), in brackets the "
         "number of seeds."
     )
     why = f" No test: {'; '.join(reasons)}." if reasons else ""
-    return Grid(title, ["Method", *columns], list(texts.values()), note + why)
+    title = f"Tests: {title}"
+    return Table(
+        title,
+        [Column("Method", "left"), *map(Column, columns)],
+        [Row([Cell(text) for text in row]) for row in texts.values()],
+        note + why,
+        records=[
+            {"title": title} | dict(zip(["Method", *columns], row, strict=True)) for row in texts.values()
+        ],
+        scaled=True,
+    )
 
 
 def _chosen(reference: str, known: Mapping[str, str]) -> str:
@@ -113,7 +132,7 @@ def _mean(seeds: Seeds) -> float:
 
 def _text(test: Test | None, reasons: dict[str, None]) -> str:
     if test is None or test.difference is None:
-        return "–"
+        return MISSING
     if test.p is None:
         reasons[test.reason] = None
         return f"{test.difference:+.2f} ({test.n})"

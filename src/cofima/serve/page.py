@@ -4,7 +4,6 @@ import base64
 import csv
 import io
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 import matplotlib
@@ -14,8 +13,9 @@ from PIL import Image
 
 from cofima.data.loading.decoder import decode_file
 from cofima.files import write_texts
-from cofima.report.details import scroll
 from cofima.report.figure import STYLE
+from cofima.report.render import html_page, html_table
+from cofima.report.table import Cell, Column, Row, Table
 from cofima.serve.evaluation import Evaluation
 
 PAIRS, EXAMPLES, SIDE = 12, 5, 112
@@ -72,7 +72,6 @@ def figure(found: Evaluation) -> str:
 
 def html(found: Evaluation) -> str:
     """Return the whole evaluation as one page."""
-    style = files("cofima.report").joinpath("page.css").read_text(encoding="utf-8")
     svg = figure(found)
     svg = svg[svg.index("<svg") :].replace("<svg", '<svg role="img" aria-label="Confusion matrix"', 1)
     body = [
@@ -84,18 +83,12 @@ def html(found: Evaluation) -> str:
         *(_pair(true, said, images, found) for true, said, images in found.confused[:PAIRS]),
         "" if found.confused else "<p>Nothing was confused.</p>",
         "</section><section><h2>Classes</h2>",
-        scroll(_classes(found), "Classes"),
+        html_table(_classes(found)),
         "</section><section><h2>Confusion matrix</h2>",
         f"<figure>{svg}<figcaption>Each row is a true class; the darker a field, the larger the share of its "
         "images that got that answer.</figcaption></figure></section>",
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>cofima evaluation</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    return html_page("cofima evaluation", body)
 
 
 def _pair(true: str, said: str, images: int, found: Evaluation) -> str:
@@ -115,15 +108,13 @@ def _thumbnail(path: Path) -> str:
     return f'<img src="data:image/jpeg;base64,{text}" alt="{name}" title="{name}"> '
 
 
-def _classes(found: Evaluation) -> str:
-    by_class = found.accuracy.by_class
+def _classes(found: Evaluation) -> Table:
+    images, by_class = found.accuracy.images, found.accuracy.by_class
     rows = [
-        f'<tr><th scope="row">{escape(name)}</th><td>{found.accuracy.images[name]}</td>'
-        f"<td>{by_class[name]:.1f}</td></tr>"
+        Row([Cell(name), Cell(str(images[name])), Cell(f"{by_class[name]:.1f}")])
         for name in sorted(by_class, key=lambda name: by_class[name])
     ]
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("Class", "Images", "Accuracy %"))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{chr(10).join(rows)}\n</tbody></table>"
+    return Table("Classes", [Column("Class", "left"), Column("Images"), Column("Accuracy %")], rows)
 
 
 def _csv(rows: list[list[str]]) -> str:

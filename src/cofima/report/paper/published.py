@@ -1,4 +1,4 @@
-"""What the paper prints, number by number, and where other public sources say otherwise."""
+"""The numbers that the paper prints, and where other public sources say otherwise."""
 
 from functools import cache
 from importlib.resources import files
@@ -63,5 +63,5 @@ class Published(BaseModel):
 @cache
 def published() -> Published:
     """Read what comes with the package."""
-    text = files("cofima.report").joinpath("published.json").read_text(encoding="utf-8")
+    text = files("cofima.report.paper").joinpath("published.json").read_text(encoding="utf-8")
     return Published.model_validate_json(text)

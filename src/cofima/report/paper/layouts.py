@@ -1,4 +1,4 @@
-"""The tables of the paper: which rows and columns they have, and what our runs need to stand in them."""
+"""Layouts of the paper's tables: their rows and columns, and what a run needs to stand in them."""
 
 from dataclasses import dataclass
 
@@ -26,6 +26,11 @@ class Line:
     options: tuple[tuple[str, str], ...] = ()
     pretrained: bool = True
     block: int = 0  # a rule is drawn where this changes
+
+    @property
+    def bound(self) -> bool:
+        """Tell whether this is the upper bound, which is never the best."""
+        return self.method == "joint"
 
 
 @dataclass(frozen=True)

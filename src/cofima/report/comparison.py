@@ -1,0 +1,222 @@
+"""Comparisons of runs: mean and standard deviation over seeds, n shown, only comparable runs together."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from cofima.report import metrics
+from cofima.report.groups import Group, comparable, differences, grouped
+from cofima.report.metrics import Summary
+from cofima.report.runs import Run
+from cofima.report.table import MISSING, Cell, Column, Row, Table
+
+# the backbone's facts that stand in every record, beside its name and sha256
+_BACKBONE = ("alias", "pretraining", "overlap", "layout", "final_norm")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One column: its title, which direction is better (+1, -1, or 0 for neither), and what it means."""
+
+    key: str
+    title: str
+    better: int
+    of: Callable[[Run], float | None]
+    meaning: str
+    percent: bool = False
+
+
+def _over_time(measure: Callable[[Run], float | None]) -> Callable[[Run], float | None]:
+    """Give no value to joint training, which learns in one step, nor to a run without a finished task."""
+    return lambda run: None if run.joint or not run.history else measure(run)
+
+
+MEASURES = (
+    Measure(
+        "last_acc",
+        "Last-Acc",
+        +1,
+        lambda run: metrics.last(run.matrix, run.sizes) if run.history else None,
+        "Accuracy on the test images of all classes after the last task.",
+        percent=True,
+    ),
+    Measure(
+        "inc_acc",
+        "Inc-Acc",
+        +1,
+        _over_time(lambda run: metrics.incremental(run.matrix, run.sizes)),
+        "Accuracy on all classes seen so far, averaged over the moments after each task.",
+        percent=True,
+    ),
+    Measure(
+        "forgetting",
+        "Forgetting",
+        -1,
+        _over_time(lambda run: metrics.forgetting(run.matrix)),
+        "How many points earlier tasks fell, on average, from their best earlier accuracy; lower is better.",
+        percent=True,
+    ),
+    Measure(
+        "distance",
+        "Distance",
+        0,
+        lambda run: run.distances[-1] if run.history else None,
+        "Euclidean distance of the backbone's weights from the pre-trained ones at the end.",
+    ),
+    Measure(
+        "seconds",
+        "Seconds",
+        -1,
+        lambda run: sum(run.seconds) if run.history else None,
+        "Time for all tasks: training, Fisher information, alignment and evaluation.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that may be compared: in groups, one a row, and as a table."""
+
+    groups: list[Group]
+    table: Table
+
+
+def compare(runs: Sequence[Run]) -> list[Comparison]:
+    """Make one table for each set of comparable runs; what sets a table apart is said in its note."""
+    sets = comparable(runs)
+    return [_comparison(number, members, sets) for number, members in enumerate(sets, start=1)]
+
+
+def _comparison(number: int, members: list[Run], sets: list[list[Run]]) -> Comparison:
+    pairs = [(group, [_summary(group, measure) for measure in MEASURES]) for group in grouped(members)]
+    pairs.sort(key=lambda pair: _rank(*pair))
+    groups, values = [group for group, _ in pairs], [found for _, found in pairs]
+    title = (f"Table {number}: " if len(sets) > 1 else "") + _title(members[0])
+    columns = [_cells(m, groups, [v[place] for v in values]) for place, m in enumerate(MEASURES)]
+    rows = [
+        Row(
+            [Cell(group.label), Cell(str(len(group.runs))), *(column[place] for column in columns)],
+            rule=group.joint and place > 0 and not groups[place - 1].joint,
+        )
+        for place, group in enumerate(groups)
+    ]
+    table = Table(
+        title,
+        [Column("Method", "left"), Column("n"), *(Column(m.title, number=True) for m in MEASURES)],
+        rows,
+        " ".join(_notes(groups, number, sets)),
+        records=[_record(number, title, *pair) for pair in pairs],
+    )
+    return Comparison(groups, table)
+
+
+def _summary(group: Group, measure: Measure) -> Summary | None:
+    values = [value for run in group.runs if (value := measure.of(run)) is not None]
+    return metrics.summarise(values) if values else None
+
+
+def _rank(group: Group, values: list[Summary | None]) -> tuple[bool, bool, float, str]:
+    # From the weakest to the strongest, so that the bound in the last row follows the best method.
+    return group.joint, not group.finished, values[0].mean if values[0] else -1.0, group.label
+
+
+def _cells(measure: Measure, groups: Sequence[Group], values: Sequence[Summary | None]) -> list[Cell]:
+    """Return a column; the best of the finished methods are marked, and what reads the same is as good."""
+    cells = [number_cell(value, _decimals(measure, values)) for value in values]
+    able = [g.finished and not g.joint and c.text != MISSING for g, c in zip(groups, cells, strict=True)]
+    means = [float(cell.text) for cell, compared in zip(cells, able, strict=True) if compared]
+    if not measure.better or len(set(means)) < 2:
+        return cells
+    top = max(means, key=lambda mean: mean * measure.better)
+    return [
+        replace(cell, best=compared and float(cell.text) == top)
+        for cell, compared in zip(cells, able, strict=True)
+    ]
+
+
+def number_cell(value: Summary | None, decimals: int = 2) -> Cell:
+    """Return mean and standard deviation, the mean alone for a single seed, or a dash without a value."""
+    if value is None:
+        return Cell(MISSING)
+    return Cell(f"{value.mean:.{decimals}f}", "" if value.std is None else f"{value.std:.{decimals}f}")
+
+
+def _decimals(measure: Measure, values: Sequence[Summary | None]) -> int:
+    """Return the decimals of a column: two for accuracies, else three digits of its smallest value."""
+    if measure.percent:
+        return 2
+    smallest = min((value.mean for value in values if value and value.mean > 0), default=1.0)
+    return min(max(2 - math.floor(math.log10(smallest)), 0), 6)
+
+
+def _record(number: int, title: str, group: Group, values: Sequence[Summary | None]) -> dict[str, object]:
+    """Return a row for programs, with unrounded numbers."""
+    run = group.runs[0]
+    data, backbone = run.setup.data, run.setup.backbone
+    facts: dict[str, object] = {
+        "table": number,
+        "title": title,
+        "label": group.label,
+        "method": run.method,
+        "n": len(group.runs),
+        "seeds": " ".join(str(each.seed) for each in group.runs),
+        "tasks_done": len(run.history),
+        "tasks_planned": run.planned,
+        "dataset": run.dataset,
+        "dataset_fingerprint": data.get("fingerprint"),
+        "split_id": data.get("split_id"),
+        "split_hash": data.get("split_hash"),
+        "backbone": run.backbone,
+        "backbone_sha256": backbone.get("sha256"),
+    }
+    facts |= {f"backbone_{key}": backbone.get(key, "") for key in _BACKBONE}
+    for measure, value in zip(MEASURES, values, strict=True):
+        facts[f"{measure.key}_mean"] = value.mean if value else ""
+        facts[f"{measure.key}_std"] = value.std if value else ""
+    return facts
+
+
+def _title(run: Run) -> str:
+    sizes = sorted({len(task) for task in run.tasks})
+    classes = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    tasks = f"{run.planned} task{'s' if run.planned != 1 else ''}"
+    return f"{run.dataset}, {run.backbone}, {tasks} of {classes} classes"
+
+
+def _notes(groups: list[Group], number: int, sets: list[list[Run]]) -> list[str]:
+    """Say on what the table rests, and what sets it apart from the first."""
+    run = next((r for group in groups for r in group.runs if r.finished), groups[0].runs[0])
+    fewest, most = (pick(len(group.runs) for group in groups) for pick in (min, max))
+    parts = [
+        f"Backbone {run.backbone} (sha256 {_hash(run.setup.backbone.get('sha256'))}),",
+        f"dataset {run.dataset} (fingerprint {_hash(run.setup.data.get('fingerprint'))}{_split(run)}),",
+        f"{sum(run.sizes)} {_tested(run)}{'' if run.finished else ' so far'}, accuracies in %;",
+        f"n = {fewest if fewest == most else f'{fewest} to {most}'} seed{'s' if most > 1 else ''}"
+        + (", mean ± standard deviation (n − 1)." if most > 1 else "."),
+    ]
+    if run.origin:
+        parts.append(run.origin)
+    repeats = sum(group.repeats for group in groups)
+    if repeats:
+        parts.append(f"{repeats} more with a config and seed already in the table: not counted again.")
+    if number > 1:
+        parts.append(f"Not comparable with table 1 ({'; '.join(_apart(sets[0], sets[number - 1]))}).")
+    return parts
+
+
+def _apart(first: list[Run], other: list[Run]) -> list[str]:
+    return next(found for a in first for b in other if (found := differences(a, b)))
+
+
+def _tested(run: Run) -> str:
+    # Numbers by which settings were chosen must never be read as test results.
+    return "training images held out, not the test images" if run.config.get("held_out") else "test images"
+
+
+def _split(run: Run) -> str:
+    name, digest = (run.setup.data.get(key) for key in ("split_id", "split_hash"))
+    return f", split {name} {_hash(digest)}" if name and digest else ""
+
+
+def _hash(value: object) -> str:
+    return str(value)[:12] if value else "unknown"

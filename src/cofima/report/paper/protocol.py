@@ -1,0 +1,210 @@
+"""Runs in a table of the paper: those that follow its protocol, and what forbids the others."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cofima.models.aliases import ALIASES
+from cofima.report import metrics
+from cofima.report.groups import PLACE, comparable, differences, flat
+from cofima.report.metrics import Summary
+from cofima.report.paper.layouts import DATASETS, IN_THE_PAPER, LAYOUTS, Layout, Line
+from cofima.report.paper.published import published
+from cofima.report.runs import Run
+
+Recipe = Callable[[str, str, str], Mapping[str, Any]]
+"""Return the paper's settings for a dataset, a backbone and a method; without ``options`` for a method
+that the package does not have."""
+
+Column = tuple[str, str]  # a dataset, by the name that we have for it, and a metric
+
+# told by the table's place of the run, or by what the run recorded of its images
+_TOLD = ("seed", "dataset", "backbone", "method", "data.preset", "data.skip_bad", "model.pretrained")
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A run that may stand in a table: on which line, and which of its settings are not the recipe's."""
+
+    run: Run
+    line: Line
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Our runs on one line of a table, with one set of settings, one run a seed and dataset."""
+
+    line: Line
+    label: str
+    lam: str
+    runs: dict[str, list[Run]]  # by dataset
+
+    def values(self, column: Column) -> dict[int, float]:
+        """Return the number of each seed."""
+        dataset, metric = column
+        found = {int(run.seed): _measure(run, metric) for run in self.runs.get(dataset, [])}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def summary(self, column: Column) -> Summary | None:
+        """Return mean and standard deviation over the seeds."""
+        values = list(self.values(column).values())
+        return metrics.summarise(values) if values else None
+
+
+@dataclass(frozen=True)
+class FilledTable:
+    """One table of the paper, our entries in it, and the runs that may not stand in it."""
+
+    layout: Layout
+    entries: list[Entry]
+    apart: list[tuple[Run, list[str]]]  # with what forbids it
+    elsewhere: int  # runs of methods that have their line in another table
+    repeats: int  # runs of a seed that is already there
+
+    @property
+    def columns(self) -> list[Column]:
+        """Return the columns of numbers, in the order of the paper."""
+        return [(dataset, metric) for dataset in self.layout.datasets for metric in self.layout.metrics]
+
+
+def fill(key: str, runs: Iterable[Run], recipe: Recipe) -> FilledTable:
+    """Put runs into a table of the paper; those that do not follow its protocol stand apart, with why."""
+    layout = LAYOUTS[key]
+    placed: list[Placed] = []
+    apart: list[tuple[Run, list[str]]] = []
+    elsewhere = 0
+    for run in runs:
+        found = place(run, layout, recipe)
+        if isinstance(found, Placed):
+            placed.append(found)
+        elif found is None:
+            elsewhere += 1
+        else:
+            apart.append((run, found))
+    entries, repeats = _entries(_one_protocol(placed, apart), layout)
+    return FilledTable(layout, entries, apart, elsewhere, repeats)
+
+
+def place(run: Run, layout: Layout, recipe: Recipe) -> Placed | list[str] | None:
+    """Find a run's line in a table, or say what forbids it; None where its method is of another table."""
+    dataset = _dataset(run)
+    wrong = [] if run.finished else [f"not finished: {run.state}"]
+    if dataset not in layout.datasets:
+        listed = ", ".join(DATASETS[d] for d in layout.datasets)
+        wrong.append(f"dataset {run.dataset}: the table has {listed}")
+    aliases = list(dict.fromkeys(line.backbone for line in layout.lines))
+    backbone = next((alias for alias in aliases if _same(run, alias)), None)
+    if backbone is None:
+        wrong.append(f"backbone {run.backbone}: the table has {', '.join(aliases)}")
+    if wrong or backbone is None:
+        return wrong
+    line = _line(run, backbone, layout)
+    if line is None and run.method in IN_THE_PAPER:
+        return None
+    line = line or Line(run.method, run.label, not run.setup.method.keeps_images, backbone, block=9)
+    odd = _odd(run, flat(recipe(dataset, backbone, run.method)))
+    free = {key: text for key, text in odd.items() if key.startswith(layout.free)}
+    settings = tuple(s for s in free.values() if s.partition("=")[0] not in dict(line.options))
+    wrong = [text for key, text in odd.items() if key not in free] + _images(run, dataset)
+    if run.config["model"]["pretrained"] is not line.pretrained:
+        wrong.append("the backbone is not pre-trained" if line.pretrained else "the backbone is pre-trained")
+    return wrong or Placed(run, line, settings)
+
+
+def _line(run: Run, backbone: str, layout: Layout) -> Line | None:
+    """Return the line of the run's method, options and start."""
+    mine = [line for line in layout.lines if line.method == run.method and line.backbone == backbone]
+    mine = [line for line in mine if all(run.config["options"].get(k) == v for k, v in line.options)]
+    pretrained = run.config["model"]["pretrained"]
+    return next((line for line in mine if line.pretrained is pretrained), mine[0] if mine else None)
+
+
+def _same(run: Run, alias: str) -> bool:
+    known = ALIASES[alias]
+    return run.config["backbone"] in (alias, *([known.timm] if known.hub else []))
+
+
+def _odd(run: Run, recipe: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that are not the recipe's, each as it is shown."""
+    mine = flat(run.config)
+    told = [*_TOLD, *PLACE]
+    if mine["stream.order_seed"] == str(run.seed):  # the same order by another name
+        told.append("stream.order_seed")
+    return {
+        key: f"{key.removeprefix('options.')}={mine[key]}"
+        + ("" if key.startswith("options.") else f" (the recipe has {recipe.get(key, 'none')})")
+        for key in sorted(mine)
+        if key not in told and mine[key] != recipe.get(key) and not (run.joint and key.startswith("stream."))
+    }
+
+
+def _images(run: Run, dataset: str) -> list[str]:
+    """Say where the images, or how they are prepared, are not those of the table."""
+    facts, known = run.setup.data, published().images[DATASETS[dataset]]
+    found, preset = (facts.get("train"), facts.get("test")), run.setup.preprocess.get("preset", "timm")
+    wrong = []
+    if found not in known:
+        shown = " or ".join(f"{train:,} + {test:,}" for train, test in known)
+        wrong.append(f"images {found[0]} + {found[1]}: the table has {shown}")
+    if preset != "slca":
+        wrong.append(f"preset {preset}: the table has slca")
+    return wrong
+
+
+def _measure(run: Run, metric: str) -> float | None:
+    if metric == "Last-Acc":
+        return metrics.last(run.matrix, run.sizes)
+    return None if run.joint else metrics.incremental(run.matrix, run.sizes)
+
+
+def _one_protocol(placed: Sequence[Placed], apart: list[tuple[Run, list[str]]]) -> list[Placed]:
+    """Keep, for each dataset and backbone, the largest set of runs that compare; move the others apart."""
+    kept: list[Placed] = []
+    columns = dict.fromkeys((_dataset(each.run), each.line.backbone, each.line.pretrained) for each in placed)
+    for column in columns:
+        here = [p for p in placed if (_dataset(p.run), p.line.backbone, p.line.pretrained) == column]
+        sets = comparable([p.run for p in here])
+        most = max(sets, key=len)
+        for each in here:
+            if any(run is each.run for run in most):
+                kept.append(each)
+            else:
+                why = next(found for run in most if (found := differences(each.run, run)))
+                apart.append((each.run, [f"not the protocol of most runs: {line}" for line in why]))
+    return kept
+
+
+def _entries(placed: Sequence[Placed], layout: Layout) -> tuple[list[Entry], int]:
+    """Join runs of one line and one set of settings, in the order of the paper; other methods follow."""
+    order = {line: number for number, line in enumerate(layout.lines)}
+    groups: dict[tuple[Line, tuple[str, ...]], list[Run]] = {}
+    codes: dict[tuple[Line, tuple[str, ...]], set[str]] = {}
+    for each in placed:
+        codes.setdefault((each.line, each.settings), set()).add(each.run.code)
+    for each in sorted(placed, key=lambda p: (order.get(p.line, len(order)), p.line.name, p.settings)):
+        several = len(codes[each.line, each.settings]) > 1  # versions of a plugin are not one method
+        settings = (*each.settings, *([f"plugin={each.run.code}"] if several else []))
+        groups.setdefault((each.line, settings), []).append(each.run)
+    entries, repeats = [], 0
+    for (line, settings), runs in groups.items():
+        by_dataset: dict[str, list[Run]] = {}
+        for run in sorted(runs, key=lambda run: (str(run.seed), str(run.folder))):
+            same = by_dataset.setdefault(_dataset(run), [])
+            if any(run.seed == other.seed for other in same):
+                repeats += 1
+            else:
+                same.append(run)
+        label = f"{line.name} ({', '.join(settings)})" if settings else line.name
+        entries.append(Entry(line, label, _lam(runs), by_dataset))
+    return entries, repeats
+
+
+def _lam(runs: Sequence[Run]) -> str:
+    """Return the share of the new weights that runs were given, where the method has one."""
+    given = {str(lam) for run in runs if (lam := run.config["options"].get("lam")) is not None}
+    return ", ".join(sorted(given))
+
+
+def _dataset(run: Run) -> str:
+    return str(run.config["dataset"])
