@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 from cofima.config import Config
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import split
-from cofima.experiment.launch import make_view
+from cofima.experiment.stream import stream_view
 from cofima.methods.seq_ft import SeqFT
 from cofima.models import backbone
 from cofima.models.backbone import ModelOptions
@@ -23,7 +23,7 @@ def main() -> str:
     module, facts = backbone.create("vit_micro", ModelOptions())
     stream = split(blobs(classes=4, per_class=64, side=facts.stored), 4, 4, None)
     task, images = stream[0], stream[0].train
-    view = make_view(facts, stream, config)
+    view = stream_view(config, facts, stream)
     train = Train(epochs=1, batch=32, lr=1e-4)
     context = Context(view, train, Seeds(0), torch.device("cpu"))
     method = SeqFT()

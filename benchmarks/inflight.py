@@ -11,7 +11,8 @@ from torch import nn
 from cofima.config import Config, read
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import split
-from cofima.experiment.launch import launch, make_view
+from cofima.experiment.launch import launch
+from cofima.experiment.stream import stream_view
 from cofima.methods.seq_ft import SeqFT
 from cofima.models import backbone
 from cofima.models.backbone import ModelOptions
@@ -29,7 +30,7 @@ def every_step(rounds: int = 7) -> list[float]:
     """Return the cost of an epoch that is ready to be written after each step, over one that is not."""
     module, facts = backbone.create("vit_micro", ModelOptions())
     stream = split(blobs(classes=4, per_class=64, side=facts.stored), 4, 4, None)
-    view = make_view(facts, stream, Config())
+    view = stream_view(Config(), facts, stream)
     method = SeqFT()
     context = Context(view, Train(epochs=1, batch=32, lr=1e-4), Seeds(0), torch.device("cpu"))
     method.setup(Net(module, facts.features), context)

@@ -25,7 +25,7 @@ LAYERS = [
     ("training",),
     ("parts", "methods"),
     ("recipes", "config"),
-    ("generations",),
+    ("history", "generations"),
     ("store",),
     ("experiment",),
     ("report",),

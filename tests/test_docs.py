@@ -196,8 +196,7 @@ def test_the_page_of_the_model_folder_has_every_key(tmp_path: Path, tiny: Any) -
         json.loads(line) for line in (tmp_path / "0002" / "history.jsonl").read_text("utf-8").splitlines()
     ]
     assert first_cells("model_folder.md", "config.json") == kept.keys()
-    several = {"processes"}  # only where there were several
-    assert first_cells("model_folder.md", "history.jsonl") - several == rows[-1].keys()
+    assert first_cells("model_folder.md", "history.jsonl") == rows[-1].keys()
     page = (ROOT / "docs" / "model_folder.md").read_text("utf-8")
     inside = [
         *kept["backbone"],
@@ -271,7 +270,7 @@ def test_the_example_of_a_method_keeps_its_promises(example_method: str, tmp_pat
     free, plain = learned(example_method, strength=0), learned("seq_ft")
     held = learned(example_method, strength=10)
     assert all(torch.equal(value, plain.weights()[key]) for key, value in free.weights().items())
-    far, near = (model.history[-1]["distance"]["from_start"] for model in (free, held))
+    far, near = (model.history[-1].distance.from_start for model in (free, held))
     assert near < 0.9 * far
 
 

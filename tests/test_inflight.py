@@ -85,7 +85,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def scores(model: Model) -> list[Any]:
-    return [(row["accuracy"], row["lam"], row["distance"], row["notes"]) for row in model.history]
+    return [(row.accuracy, row.lam, row.distance, row.notes) for row in model.history]
 
 
 def lines(folder: Path) -> list[Any]:
@@ -140,8 +140,8 @@ def test_it_goes_on_at_the_step_where_it_was(
     monkeypatch.setattr(Kept, "offer", lambda self, step: taken.append(step) or offer(self, step))
     model = go_on(tiny, config, stream, tmp_path)
     assert taken == [2, 3]
-    assert model.history[1]["seconds"]["total"] > said["seconds"]["total"]
-    assert model.history[1]["seconds"]["inflight"] > said["seconds"]["inflight"] > 0
+    assert model.history[1].seconds["total"] > said["seconds"]["total"]
+    assert model.history[1].seconds["inflight"] > said["seconds"]["inflight"] > 0
 
 
 def test_killed_after_training_the_training_is_not_repeated(
@@ -231,14 +231,14 @@ def test_what_is_damaged_is_left_out_and_said(cut) -> None:
     folder, finish = cut
     path = folder / generations.INFLIGHT / begun(folder)["file"]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    notes = finish().history[0]["notes"]
+    notes = finish().history[0].notes
     assert any("was not taken up: its tensors are not what was written" in note for note in notes)
 
 
 def test_a_description_that_is_damaged_is_left_out_and_said(cut) -> None:
     folder, finish = cut
     (folder / generations.INFLIGHT / sealed.SAID).write_text("{")
-    assert any("position.json is missing, or not" in note for note in finish().history[0]["notes"])
+    assert any("position.json is missing, or not" in note for note in finish().history[0].notes)
 
 
 def said_otherwise(folder: Path, **changes: Any) -> None:
@@ -253,13 +253,13 @@ def test_another_network_is_left_out_and_said(cut) -> None:
     place = folder / generations.INFLIGHT
     kept = sealed.read_tensors(place, said)
     sealed.write(place, kept | {"net.more": torch.zeros(2)}, said)
-    assert any("missing or too many, the first is net.more" in n for n in finish().history[0]["notes"])
+    assert any("missing or too many, the first is net.more" in n for n in finish().history[0].notes)
 
 
 def test_other_versions_and_threads_go_on_and_are_noted(cut) -> None:
     folder, finish = cut
     said_otherwise(folder, **{"with": begun(folder)["with"] | {"torch": "1.0", "threads": 7}})
-    (note,) = finish().history[0]["notes"]
+    (note,) = finish().history[0].notes
     assert "was begun with torch 1.0, now " in note
     assert "threads 7, now 1" in note
 
@@ -267,13 +267,13 @@ def test_other_versions_and_threads_go_on_and_are_noted(cut) -> None:
 def test_a_task_that_is_learned_already_is_forgotten_in_silence(cut) -> None:
     folder, finish = cut
     said_otherwise(folder, task=5)
-    assert finish().history[0]["notes"] == []
+    assert finish().history[0].notes == []
 
 
 def test_a_later_format_is_left_out_and_said(cut) -> None:
     folder, finish = cut
     said_otherwise(folder, format=keeper.FORMAT + 1)
-    assert any("another version of cofima" in note for note in finish().history[0]["notes"])
+    assert any("another version of cofima" in note for note in finish().history[0].notes)
 
 
 def test_another_configuration_is_refused_and_the_task_kept(

@@ -101,7 +101,7 @@ def killed_runs_are_the_same(names: list[str], folder: Path, same_bits) -> None:
     for name in names:
         same_bits(tensors(folder / name / "cut"), tensors(folder / name / "whole"))
         cut, whole = (store.load(folder / name / which) for which in ("cut", "whole"))
-        assert [row["accuracy"] for row in cut.history] == [row["accuracy"] for row in whole.history]
+        assert [row.accuracy for row in cut.history] == [row.accuracy for row in whole.history]
         assert torch.equal(cut.logits(images), whole.logits(images))
         assert not (folder / name / "cut" / generations.INFLIGHT).exists()
 

@@ -11,8 +11,9 @@ from cofima.errors import CofimaError, CofimaWarning
 from cofima.experiment import journal
 from cofima.experiment.journal import METRICS, Journal
 from cofima.experiment.launch import launch
+from cofima.history import HistoryRow
 
-ROW = {"task": 1, "accuracy": [80.0], "sizes": [10]}
+ROW = HistoryRow(task=1, classes=["a"], accuracy=[80.0], sizes=[10])
 
 
 def keys(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -37,8 +38,8 @@ def test_a_run_writes_down_every_epoch_and_task(tmp_path: Path, tiny: Any) -> No
     assert [line["backbone_lr"] for line in lines[:3]] == pytest.approx([0.01, 0.01, 0.001])
     assert lines[0]["time"] <= lines[-1]["time"]
     for line, row in zip([line for line in lines if line["kind"] == "task"], model.history, strict=True):
-        assert row.items() <= line.items()
-        right = sum(a * n for a, n in zip(row["accuracy"], row["sizes"], strict=True)) / sum(row["sizes"])
+        assert row.model_dump(mode="json").items() <= line.items()
+        right = sum(a * n for a, n in zip(row.accuracy, row.sizes, strict=True)) / sum(row.sizes)
         assert line["seen"] == right
 
 
@@ -104,10 +105,11 @@ def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path: Path) -> None:
 
 
 def test_tasks_of_before_are_written_from_the_history(tmp_path: Path) -> None:
-    Journal(tmp_path, [ROW, ROW | {"task": 2, "accuracy": [70.0, 90.0], "sizes": [10, 30]}])
+    second = HistoryRow(task=2, classes=["b"], accuracy=[70.0, 90.0], sizes=[10, 30])
+    Journal(tmp_path, [ROW, second])
     lines = journal.read(tmp_path)
     assert [line["seen"] for line in lines] == [80.0, 85.0]
-    Journal(tmp_path, [ROW, ROW | {"task": 2}])
+    Journal(tmp_path, [ROW, second])
     assert journal.read(tmp_path) == lines
 
 
@@ -115,7 +117,7 @@ def test_tasks_that_were_undone_are_dropped(tmp_path: Path) -> None:
     book = Journal(tmp_path, [])
     for task in (1, 2):
         epoch(book, task - 1, 0)
-        book.task(ROW | {"task": task})
+        book.task(ROW.model_copy(update={"task": task}))
         book.begin()
     epoch(Journal(tmp_path, [ROW]), 1, 0)
     assert keys(journal.read(tmp_path)) == [("epoch", 1, 1), ("task", 1, None), ("epoch", 2, 1)]

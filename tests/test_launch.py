@@ -17,7 +17,8 @@ from cofima import generations, store
 from cofima.data import datasets
 from cofima.data.sources.in_memory import blobs
 from cofima.errors import CofimaError
-from cofima.experiment.launch import launch, load_stream
+from cofima.experiment.launch import launch
+from cofima.experiment.stream import load_stream
 from cofima.methods.base import Method
 from cofima.models.backbone import create
 from cofima.progress import Progress
@@ -99,7 +100,7 @@ def test_a_killed_process_is_continued_to_the_same_bits(moment: str, tiny, tmp_p
         torch.set_num_threads(threads)
     same_bits(cut.weights(), whole.weights())
     same_bits(cut.method.state(), whole.method.state())
-    assert [row["accuracy"] for row in cut.history] == [row["accuracy"] for row in whole.history]
+    assert [row.accuracy for row in cut.history] == [row.accuracy for row in whole.history]
 
 
 def test_a_run_stopped_by_an_exception_inside_a_task_goes_on(
@@ -257,7 +258,7 @@ def test_held_out_scores_never_touch_the_test_images(tiny, tmp_path: Path) -> No
         assert tested.isdisjoint(task.train.rows.tolist())
         assert tested.isdisjoint(task.test.rows.tolist())
     model = launch(quick(tiny, held_out=0.25), tmp_path)
-    assert model.history[0]["sizes"] == [10]
+    assert model.history[0].sizes == [10]
 
 
 def test_a_run_leaves_global_randomness_alone(tiny, tmp_path: Path) -> None:
@@ -306,6 +307,6 @@ def test_time_is_told_in_seconds(tiny, tmp_path: Path) -> None:
     start = time.perf_counter()
     model = launch(quick(tiny, "cofima"), tmp_path)
     spent = time.perf_counter() - start
-    told = [row["seconds"] for row in model.history]
+    told = [row.seconds for row in model.history]
     assert 0 < sum(row["total"] for row in told) < spent
     assert all({"train", "fisher", "statistics"} <= row.keys() for row in told)

@@ -70,10 +70,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def scores(model: Model) -> list[Any]:
-    return [
-        (row["accuracy"], row["top5"], row["task_aware"], row["lam"], row["distance"])
-        for row in model.history
-    ]
+    return [(row.accuracy, row.top5, row.task_aware, row.lam, row.distance) for row in model.history]
 
 
 def learn_all(model: Model, stream: Stream) -> Model:
@@ -161,8 +158,8 @@ def test_better_than_chance(name: str, tiny, tmp_path: Path, pretrained: Path) -
     how = {"model": {"checkpoint": str(pretrained)}, "train": {"epochs": 8, "lr": 0.02}}
     model = launch(tiny.config(name, **how), tmp_path)
     last = model.history[-1]
-    assert np.average(last["accuracy"], weights=last["sizes"]) > 1.8 * 100 / 6
-    assert np.average(last["task_aware"], weights=last["sizes"]) > 60
+    assert np.average(last.accuracy, weights=last.sizes) > 1.8 * 100 / 6
+    assert np.average(last.task_aware, weights=last.sizes) > 60
 
 
 class Forbidden:
@@ -238,7 +235,7 @@ def test_images_are_kept_only_by_methods_that_say_so_and_within_their_size(
             assert {(p.numpy().tobytes(), y) for p, y in zip(value, labels, strict=True)} <= learnt
     if model.method.keeps_images:
         history = tiny.run(tmp_path, tiny.config(name, train={"epochs": 1}), stream).history
-        assert history[-1]["state_bytes"] >= sum(value.numel() for value in images.values()) > 0
+        assert history[-1].state_bytes >= sum(value.numel() for value in images.values()) > 0
 
 
 @every_pair
@@ -325,11 +322,11 @@ def test_the_history_of_a_task_is_complete_and_json(name: str, tiny, tmp_path: P
     model = tiny.run(tmp_path, tiny.config(name, train={"epochs": 1}), tiny.stream((2, 1), per_class=6))
     for row in model.history:
         assert json.loads(json.dumps(row, allow_nan=False)) == row
-        assert {"total", "evaluate"} <= row["seconds"].keys()
-        assert row["distance"]["from_start"] >= 0
-        assert row["state_bytes"] == sum(
+        assert {"total", "evaluate"} <= row.seconds.keys()
+        assert row.distance.from_start >= 0
+        assert row.state_bytes == sum(
             v.numel() * v.element_size() for v in model.method.state().values()
-        ) or row["task"] < len(model.history)
+        ) or row.task < len(model.history)
 
 
 def test_unknown_methods_get_a_hint() -> None:

@@ -18,7 +18,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cofima.errors import CofimaError, problems
 from cofima.files import clear_aside, file_digest, json_digest, write_aside, write_text
+from cofima.history import HistoryRow, dump, parse
 from cofima.lock import alone
 
 if TYPE_CHECKING:
@@ -114,9 +115,9 @@ class Generation:
         """Name of its folder, for example ``0003``."""
         return self.path.name
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[HistoryRow]:
         """Return the rows of history.jsonl, oldest first."""
-        return [json.loads(line) for line in self._verified(HISTORY).read_text("utf-8").splitlines()]
+        return parse(self._verified(HISTORY).read_text("utf-8"), f"{self.path / HISTORY}")
 
     def weights(self) -> dict[str, "Tensor"]:
         """Return backbone and predicting head under timm's names; read from disk where they are used."""
@@ -168,7 +169,7 @@ def read(folder: Path, path: Path | None = None) -> Generation:
     return Generation(path, _read_record(folder, path))
 
 
-def read_history(folder: Path) -> list[dict[str, Any]]:
+def read_history(folder: Path) -> list[HistoryRow]:
     """Return the history of a model folder."""
     return read(folder).history()
 
@@ -183,7 +184,7 @@ def finished(folder: Path) -> bool:
 
 
 @contextmanager
-def write(folder: Path, record: Record, history: Sequence[Mapping[str, Any]]) -> Iterator[Path]:
+def write(folder: Path, record: Record, history: Sequence[HistoryRow]) -> Iterator[Path]:
     """Yield a folder for the tensors of a generation; in the end, put it into force.
 
     The model folder is held against other processes meanwhile. Whatever fails, the generation of before
@@ -195,7 +196,7 @@ def write(folder: Path, record: Record, history: Sequence[Mapping[str, Any]]) ->
         with write_aside(folder / name) as aside:
             aside.mkdir()
             yield aside
-            (aside / HISTORY).write_text("".join(json.dumps(row) + "\n" for row in history), "utf-8")
+            (aside / HISTORY).write_text(dump(history), "utf-8")
             (aside / CONFIG).write_text(_sealed(aside, record).text(), "utf-8")
             if _is_ours(folder / name):
                 # by a crash before CURRENT was replaced, or by undo: nothing in force needs it

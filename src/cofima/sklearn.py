@@ -26,14 +26,16 @@ from cofima import config as configs
 from cofima import store
 from cofima.data.loading.decoder import decode
 from cofima.errors import CofimaError
-from cofima.methods import build
-from cofima.models import backbone as backbones
-from cofima.models import lite
-from cofima.models.net import Net
 from cofima.progress import SILENT
 from cofima.serve.classifier import Classifier
-from cofima.serve.learn import EMBEDDED, FOR_PHOTOGRAPHS, RECIPE, view_of
-from cofima.serve.lesson import more_images, new_classes, teach
+from cofima.serve.learn import (
+    RECIPE,
+    default_backbone,
+    empty_model,
+    learn_held_out,
+    more_images,
+    new_classes,
+)
 from cofima.serve.predict import BATCH, probabilities
 from cofima.serve.scoring import image_set
 from cofima.store import Model
@@ -81,7 +83,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, places = np.unique(labels, return_inverse=True)
         self.model_ = self._empty()
         names = [str(label) for label in self.classes_]
-        _teach(self.model_, names, range(len(names)), self._pixels(images), places)
+        _learn(self.model_, names, False, self._pixels(images), places)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "ImageClassifier":
@@ -93,8 +95,8 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return self.fit(X, y)
         images, labels = self._checked(X, y, first=False)
         found = np.unique(labels)
-        new = [label for label in found if label not in set(self.classes_.tolist())]
-        more = [label for label in found if label not in set(new)]
+        new = found[~np.isin(found, self.classes_)].tolist()
+        more = self.classes_[np.isin(self.classes_, found)].tolist()
         self._refuse(more)
         learned, pixels = store.copy(self.model_), self._pixels(images)
         all_classes = np.concatenate([self.classes_, np.asarray(new, dtype=found.dtype)])
@@ -104,7 +106,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 mine = np.isin(labels, labels_now)
                 places = np.array([place[label] for label in labels[mine].tolist()])
                 names = [str(label) for label in labels_now]
-                _teach(learned, names, sorted(set(places.tolist())), pixels[torch.from_numpy(mine)], places)
+                _learn(learned, names, labels_now is more, pixels[torch.from_numpy(mine)], places)
         self.model_, self.classes_ = learned, all_classes
         return self
 
@@ -169,18 +171,15 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _empty(self) -> Model:
         """Return a model that has learned nothing yet."""
-        default = FOR_PHOTOGRAPHS if lite.installed(FOR_PHOTOGRAPHS) else EMBEDDED
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
-        given = {"backbone": self.backbone or default, "method": self.method, "seed": int(seed)}
+        given = {"backbone": self.backbone or default_backbone(), "method": self.method, "seed": int(seed)}
         given |= {} if self.epochs is None else {"train.epochs": self.epochs}
         items = [f"{key}={json.dumps(value)}" for key, value in given.items()]
         config = configs.read(RECIPE, ["dataset=blobs", *items, *self.settings])
         config = config.model_copy(update={"dataset": "array", "held_out": 0.0})
-        module, facts = backbones.create(config.backbone, config.model, config.seed)
-        build(config.method, config.options).check(module)
-        return store.attach(config, facts, view_of(facts, config), Net(module, facts.features), 1, SILENT)
+        return empty_model(config)
 
     def _refuse(self, more: list[Any]) -> None:
         """Refuse, before any work, what the method cannot learn."""
@@ -213,21 +212,13 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         super().__setstate__(state)
 
 
-def _teach(
-    model: Model, names: list[str], places: Sequence[int], pixels: Tensor, labels: NDArray[Any]
-) -> None:
-    """Teach a model classes of these places: new ones, or known ones."""
+def _learn(model: Model, names: list[str], known: bool, pixels: Tensor, labels: NDArray[Any]) -> None:
+    """Learn images of new classes, or more of known ones; nothing is held out."""
     images = image_set(pixels, torch.from_numpy(np.asarray(labels, dtype=np.int64)))
-    known = len(model.classes)
-    if places[0] < known:
-        task = more_images(
-            model, [model.classes[at] for at in places], images, images.select(images.labels < 0)
-        )
-    else:
-        task = new_classes(model, names, images, images.select(images.labels < 0))
+    make = more_images if known else new_classes
     model.data = {"name": "array", "train": len(images), "classes": len(model.classes)}
-    row = teach(model, task, model.config.train, SILENT)
-    model.history.append(row | {"accuracy": None})
+    task = make(model, names, images, images.select(images.labels < 0))
+    model.history.append(learn_held_out(model, task, model.config.train, SILENT))
 
 
 def _squares(rows: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float64]:

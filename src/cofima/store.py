@@ -17,6 +17,7 @@ from cofima.data.sources.plugin import own
 from cofima.data.views import View
 from cofima.errors import CofimaError
 from cofima.generations import IMAGES, STATE, WEIGHTS, MethodFacts, Record
+from cofima.history import HistoryRow
 from cofima.methods import Method
 from cofima.models.backbone import BackboneFacts, build_empty
 from cofima.models.net import Net
@@ -44,7 +45,7 @@ class Model:
     planned: int
     data: dict[str, Any] = field(default_factory=dict)
     tasks: list[tuple[str, ...]] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[HistoryRow] = field(default_factory=list)
     serving: dict[str, Any] = field(default_factory=dict)
     images: ImageSet | None = None
 

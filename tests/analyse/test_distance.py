@@ -38,10 +38,10 @@ def test_distances_are_those_of_the_history(kept: Any) -> None:
     run = open_run(kept("coma"))
     matrix = measure_distances(run).matrix
     for t in (2, 3):
-        said = run.history[t - 1]["distance"]
-        assert matrix[t - 1][t] == pytest.approx(said["merged"], rel=1e-9)
-        assert matrix[0][t] == pytest.approx(said["from_start"], rel=1e-9)
-        assert matrix[t - 1][t] == pytest.approx(0.4 * said["trained"], rel=1e-4)  # CoMA's law
+        said = run.history[t - 1].distance
+        assert matrix[t - 1][t] == pytest.approx(said.merged, rel=1e-9)
+        assert matrix[0][t] == pytest.approx(said.from_start, rel=1e-9)
+        assert matrix[t - 1][t] == pytest.approx(0.4 * said.trained, rel=1e-4)  # CoMA's law
 
 
 def test_coma_stays_nearer_than_its_training_alone(kept: Any) -> None:

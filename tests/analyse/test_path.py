@@ -63,7 +63,7 @@ def test_aligned_the_path_of_coma_is_its_sweep(kept: Any) -> None:
     shares = [0.0, task.lam, 1.0]
     line = walk(task, Points(task, "aligned"), shares, SILENT)
     assert [m.accuracy for m in line.measures] == [sweep_one(task, lam).accuracy for lam in shares]
-    assert line.measures[1].accuracy == task.run.history[-1]["accuracy"]
+    assert line.measures[1].accuracy == task.run.history[-1].accuracy
 
 
 def test_the_barrier_is_the_highest_rise_above_the_straight_line(task: Relearned) -> None:

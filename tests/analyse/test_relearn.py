@@ -48,11 +48,11 @@ def test_merged_again_at_its_own_share_is_the_run_bit_for_bit(
     listener = Listener()
     task = relearn(run, 3, listener)
     assert not [line for line in listener.heard if "gave other weights" in line]
-    assert task.lam == run.history[-1]["lam"]
+    assert task.lam == run.history[-1].lam
     again = task.merge_again(task.lam)
     same_bits(again.weights(), load_file(run.folder / "0003" / generations.WEIGHTS))
     measured = sweep_one(task, task.lam)
-    assert measured.accuracy == run.history[-1]["accuracy"]
+    assert measured.accuracy == run.history[-1].accuracy
 
 
 def test_a_middle_task_is_relearned_too(kept: Any, same_bits: Any) -> None:
@@ -78,8 +78,8 @@ def test_coma_moves_its_share_of_the_way(kept: Any) -> None:
     raw, kept_way = weight_distance(old, trained), weight_distance(old, merged)
     assert raw > 0
     assert kept_way == pytest.approx(task.lam * raw, rel=1e-4)
-    said = run.history[-1]["distance"]
-    assert (said["trained"], said["merged"]) == pytest.approx((raw, kept_way), rel=1e-9)
+    said = run.history[-1].distance
+    assert (said.trained, said.merged) == pytest.approx((raw, kept_way), rel=1e-9)
 
 
 def test_the_ends_of_the_sweep_are_the_ends_of_the_task(kept: Any) -> None:
@@ -104,7 +104,7 @@ def test_the_sweep_has_a_row_for_each_share_and_one_for_the_run(kept: Any, tmp_p
     assert [row["lam"] for row in result.rows] == [0.0, 0.4, 1.0]
     own = result.rows[1]
     row = open_run(folder).history[-1]
-    mean = sum(a * n for a, n in zip(row["accuracy"], row["sizes"], strict=True)) / sum(row["sizes"])
+    mean = sum(a * n for a, n in zip(row.accuracy, row.sizes, strict=True)) / sum(row.sizes)
     assert own["of_run"]
     assert own["accuracy_all"] == mean
     assert "do not choose λ by them" in result.said[-1]

@@ -320,16 +320,16 @@ def test_vtab_keeps_the_order_of_its_datasets(make, tmp_path: Path) -> None:
 
 
 def test_vtab_is_not_shuffled_unless_asked(make, tmp_path: Path, tiny, monkeypatch) -> None:
-    from cofima.experiment import launch
+    from cofima.experiment import stream as streams
 
     make("vtab", "folders", tmp_path)
     dataset = datasets.load("vtab", 16, options=options(tmp_path))
-    monkeypatch.setattr(launch.datasets, "load", lambda *_, **__: dataset)
+    monkeypatch.setattr(streams.datasets, "load", lambda *_, **__: dataset)
     facts = tiny.model(tiny.config(), tiny.stream()).backbone
 
     def order(**stream: int) -> tuple[str, ...]:
         config = tiny.config(stream={"first": 1, "increment": 1, **stream}, seed=1)
-        return launch.load_stream(config, facts).class_names
+        return streams.load_stream(config, facts).class_names
 
     assert order() == ("9", "10", "11")
     shuffled_by_seed = split(dataset, 1, 1, 0).class_names

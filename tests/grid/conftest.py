@@ -47,7 +47,7 @@ def learned(folder: Path) -> tuple[str, list[Any]]:
     assert generation is not None
     files = json.loads((generation / "config.json").read_text())["files"]
     rows = generations.read_history(folder)
-    return files[generations.WEIGHTS] + files[generations.STATE], [row["accuracy"] for row in rows]
+    return files[generations.WEIGHTS] + files[generations.STATE], [row.accuracy for row in rows]
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ def test_a_row_follows_its_folder(tmp_path: Path, tiny: Any) -> None:
     model = launch(config, folder, tasks=1)
     seen.look()
     assert (row.task, row.tasks) == (1, 3)
-    assert row.accuracy == pytest.approx(model.history[0]["accuracy"][0])
+    assert row.accuracy == pytest.approx(model.history[0].accuracy[0])
     assert row.left is not None
-    assert row.left <= 2 * model.history[0]["seconds"]["total"]
+    assert row.left <= 2 * model.history[0].seconds["total"]
     launch(config, folder)
     seen.end(folder, None)
     assert (row.state, row.task, row.fault) == ("done", 3, "")

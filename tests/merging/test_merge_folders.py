@@ -54,6 +54,8 @@ def test_heads_are_merged_by_name_and_backbones_by_weight(
     same_bits(backbone(found), average(backbone(a), backbone(b), lam))
     ours, rows, others = head(found), head(a), head(b)
     assert found.classes == done.classes == [*a.classes, *(c for c in b.classes if c not in rows)]
+    (row,) = found.history
+    assert (row.kind, row.task, row.classes) == ("merge", len(found.tasks), found.classes)
     for name, (weight, bias) in ours.items():
         if name in rows and name in others:
             torch.testing.assert_close(weight, torch.lerp(rows[name][0], others[name][0], lam))

@@ -92,8 +92,8 @@ def test_the_history_keeps_the_law_of_distances(network: str, tiny, tmp_path: Pa
     config = tiny.config("coma", network, train={"epochs": 2}, options={"lam": 0.25})
     model = tiny.run(tmp_path, config, tiny.stream((2, 1, 2)))
     for row in model.history[1:]:
-        assert row["distance"]["trained"] > 0
-        assert row["distance"]["merged"] == pytest.approx(0.25 * row["distance"]["trained"], rel=1e-4)
+        assert row.distance.trained > 0
+        assert row.distance.merged == pytest.approx(0.25 * row.distance.trained, rel=1e-4)
 
 
 @pytest.mark.parametrize(("lam", "times"), [(0.0, 0), (0.5, 2), (1.0, 0)])

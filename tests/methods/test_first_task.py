@@ -73,11 +73,11 @@ def said(folder: Path) -> list[Any]:
     """Return what a folder says of itself, but for times, memory and where its first task is from."""
     kept = json.loads((folder / "0001" / "config.json").read_text())
     (row,) = generations.read_history(folder)
-    gone = ("seconds", "peak_memory_mb", "notes")
+    gone = {"date", "seconds", "peak_memory_mb", "notes"}
     return [
         {key: value for key, value in kept.items() if key not in ("files", "sha256")},
-        {key: value for key, value in row.items() if key not in gone},
-        [note for note in row["notes"] if note != prefix.NOTE],
+        row.model_dump(exclude=gone),
+        [note for note in row.notes if note != prefix.NOTE],
     ]
 
 
@@ -90,8 +90,8 @@ def test_a_cell_that_took_its_first_task_over_ends_like_one_that_learned_it(
     whole, taken = launch(other, tmp_path / "whole"), launch(other, tmp_path / "taken")
     same_bits(taken.weights(), whole.weights())
     same_bits(taken.method.state(), whole.method.state())
-    assert [row["accuracy"] for row in taken.history] == [row["accuracy"] for row in whole.history]
-    assert prefix.NOTE in taken.history[0]["notes"]
+    assert [row.accuracy for row in taken.history] == [row.accuracy for row in whole.history]
+    assert prefix.NOTE in taken.history[0].notes
     assert not prefix.take(tmp_path / "first", other, tmp_path / "taken")  # it has begun: it is left alone
 
 

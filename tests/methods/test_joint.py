@@ -34,5 +34,5 @@ def test_it_is_the_upper_bound(tiny, tmp_path: Path) -> None:
     joint = launch(tiny.config("joint", train=train), tmp_path / "joint")
     others = launch(tiny.config("seq_ft", train=train), tmp_path / "other")
     assert len(joint.history) == 1
-    last = others.history[-1]["accuracy"]
-    assert joint.history[0]["accuracy"][0] > 80 > sum(last) / len(last)
+    last = others.history[-1].accuracy
+    assert joint.history[0].accuracy[0] > 80 > sum(last) / len(last)

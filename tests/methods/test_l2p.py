@@ -154,13 +154,13 @@ def test_the_pool_is_one_size_and_the_backbone_is_plain_timm_at_the_end(
 ) -> None:
     config = tiny.config("l2p", train={"epochs": 1}, options={"length": 5, "top_k": 5})
     model = tiny.run(tmp_path, config, tiny.stream((2, 1, 2), per_class=6))
-    assert {row["state_bytes"] for row in model.history} == {(10 * 5 + 10) * 16 * 4}
+    assert {row.state_bytes for row in model.history} == {(10 * 5 + 10) * 16 * 4}
     net = tiny.net(seed=3)  # of the configuration
     same_bits(model.method.net.backbone.state_dict(), net.backbone.state_dict())
     images = images_of(model, tiny.stream()[0])[0]
     assert torch.equal(model.method.net.backbone(images), net.backbone.eval()(images))
     assert not [m for m in model.method.net.modules() if m._forward_hooks or m._forward_pre_hooks]
-    assert {row["distance"]["from_start"] for row in model.history} == {0.0}
+    assert {row.distance.from_start for row in model.history} == {0.0}
 
 
 def test_state_and_restore(tiny, same_bits) -> None:

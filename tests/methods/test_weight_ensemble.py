@@ -136,6 +136,6 @@ def test_the_history_tells_how_far_training_went(init: str, tiny, tmp_path: Path
     config = tiny.config("weight_ensemble", train={"epochs": 2}, options={"init": init})
     history = tiny.run(tmp_path, config, tiny.stream((2, 2, 2))).history
     for row in history[1:]:
-        assert row["distance"]["trained"] > 0
-        law = row["distance"]["trained"] / row["task"]
-        assert row["distance"]["merged"] == pytest.approx(law, rel=1e-4)
+        assert row.distance.trained > 0
+        law = row.distance.trained / row.task
+        assert row.distance.merged == pytest.approx(law, rel=1e-4)

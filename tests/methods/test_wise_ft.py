@@ -135,6 +135,6 @@ def test_a_model_that_was_loaded_merges_with_the_same_weights(tiny, tmp_path: Pa
 def test_the_history_tells_how_far_training_and_the_merge_went(tiny, tmp_path: Path) -> None:
     config = tiny.config("wise_ft", train={"epochs": 2}, options={"lam": 0.25})
     history = tiny.run(tmp_path, config, tiny.stream((2, 2, 2))).history
-    assert history[0]["lam"] == 0.25
-    first = history[0]["distance"]
-    assert first["from_start"] == pytest.approx(0.25 * first["trained"], rel=1e-4)
+    assert history[0].lam == 0.25
+    first = history[0].distance
+    assert first.from_start == pytest.approx(0.25 * first.trained, rel=1e-4)

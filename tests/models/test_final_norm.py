@@ -54,7 +54,7 @@ def test_a_model_folder_reads_the_norm_back(tiny, tmp_path: Path, same_bits) -> 
     assert again.backbone.final_norm == "reset"
     assert again.method.net.backbone.norm.eps == model.method.net.backbone.norm.eps == final_norm.EPS
     same_bits(again.weights(), model.weights())
-    assert model.history[-1]["distance"]["from_start"] is not None
+    assert model.history[-1].distance.from_start is not None
 
 
 def test_a_run_records_the_identity_of_its_backbone(tiny, tmp_path: Path, pretrained: Path) -> None:

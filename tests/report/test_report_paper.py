@@ -16,13 +16,14 @@ from cofima import config, report
 from cofima.commands.report import Format, Paper, paper_settings, report_
 from cofima.experiment.cells import cells
 from cofima.generations import MethodFacts
+from cofima.history import HistoryRow
 from cofima.report import render
 from cofima.report.paper import protocol
 from cofima.report.paper.layouts import LAYOUTS
 from cofima.report.paper.protocol import Placed, place
 from cofima.report.paper.published import published
 from cofima.report.paper.tables import record, table
-from cofima.report.records import Setup, Step
+from cofima.report.records import Setup
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 IMAGES = {"cifar100": (50_000, 10_000), "imagenet_r": (24_000, 6_000), "cub200": (9_430, 2_358)}
@@ -422,7 +423,7 @@ def test_every_cell_of_the_recipes_has_its_line(recipe, key):
             preprocess={"preset": "slca"},
             planned_tasks=1,
         )
-        step = Step(task=1, classes=["a"], accuracy=[90.0], sizes=[10])
+        step = HistoryRow(task=1, classes=["a"], accuracy=[90.0], sizes=[10])
         found = place(report.Run(Path(), setup, [step]), LAYOUTS[key], paper_settings)
         assert isinstance(found, Placed), found
         lines.add(found.line)

@@ -69,7 +69,7 @@ def test_many_ask_and_a_new_class_is_learned_and_undone(model: Path, tmp_path: P
     assert done.old is not None
     assert studio.classifier.classes == ["blue", "green", "red", "yellow"]
     assert studio.ask(yellow[7:])[0].best[0][0] == "yellow"
-    assert [row["kind"] for row in studio.history()] == ["learn", "extend"]
+    assert [row.kind for row in studio.history()] == ["learn", "extend"]
     studio.undo()
     assert studio.classifier.classes == ["blue", "green", "red"]
     with pytest.raises(CofimaError, match="nothing to undo"):

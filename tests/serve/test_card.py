@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard
 import cofima
 from cofima import store
 from cofima.errors import CofimaError
+from cofima.history import HistoryRow
 from cofima.serve.card import model_card
 from cofima.serve.hub import push
 from cofima.serve.scoring import image_set
@@ -40,9 +41,10 @@ def test_the_card_has_all_that_others_must_know(folder: Path) -> None:
         "licence of these weights: unknown",
     ):
         assert said in text
+    assert text.count("cofima run") == 1  # one command for all tasks
     last = model.history[-1]
-    right = sum(a * n for a, n in zip(last["accuracy"], last["sizes"], strict=True)) / sum(last["sizes"])
-    assert f"{right:.1f} % of {sum(last['sizes'])} images" in text
+    right = sum(a * n for a, n in zip(last.accuracy, last.sizes, strict=True)) / sum(last.sizes)
+    assert f"{right:.1f} % of {sum(last.sizes)} images" in text
 
 
 def test_the_hub_s_own_library_reads_the_front_matter(folder: Path) -> None:
@@ -80,14 +82,19 @@ def test_no_place_on_a_disk_and_no_markup_gets_into_the_card(folder: Path) -> No
 def test_a_model_that_was_learned_says_its_commands(folder: Path) -> None:
     model = store.load(folder)
     model.history = [
-        {"kind": "learn", "classes": ["a", "b"], "train_images": 9, "date": "2026-01-02"},
-        {"kind": "extend", "classes": ["c"], "train_images": 4, "accuracy": 50.0},
-        {"kind": "rename", "classes": ["c", "the d"]},
+        HistoryRow(kind="learn", task=1, classes=["a", "b"], train_images=9, date="2026-01-02"),
+        HistoryRow(kind="extend", task=2, classes=["c"], train_images=4, accuracy=[None, 50.0], sizes=[0, 2]),
+        HistoryRow(kind="rename", task=2, classes=["c", "the d"]),
     ]
     text = model_card(model, "parts")
     assert "cofima learn" in text
+    assert "| 2 | extend | 1 | 4 | 50.0 |" in text
     assert "cofima extend MODEL PHOTOS  # c" in text
     assert "cofima rename MODEL c 'the d'" in text
+    model.history = [HistoryRow(kind="merge", task=1, classes=["a"]), *model.history[1:2]]
+    text = model_card(model, "parts")
+    assert "cofima merge MODELS -o MODEL\ncofima extend MODEL PHOTOS  # c\n" in text
+    assert "cofima run" not in text
 
 
 class Hub(ThreadingHTTPServer):
@@ -174,7 +181,7 @@ def test_where_folders_lie_on_this_machine_is_not_uploaded(folder: Path, hub: Hu
     model = store.load(folder)
     model.config = model.config.model_copy(update={"dataset": f"folder:{private}/photos"})
     model.data["name"] = f"{private}/photos"
-    model.history[-1]["notes"] = [f"of {private}/check"]
+    model.history[-1].notes = [f"of {private}/check"]
     store.save(model, folder)
     push(folder, "me/parts")
     assert not [name for name, content in hub.files.items() if b"private" in content]
@@ -184,7 +191,7 @@ def test_where_folders_lie_on_this_machine_is_not_uploaded(folder: Path, hub: Hu
         path.write_bytes(content)
     there = store.load(tmp_path / "there")
     assert there.config.dataset == "folder:photos"
-    assert there.history[-1]["notes"] == ["of check"]
+    assert there.history[-1].notes == ["of check"]
 
 
 def test_a_state_that_is_no_longer_in_force_is_removed_there(folder: Path, hub: Hub) -> None:

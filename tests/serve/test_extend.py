@@ -34,7 +34,10 @@ def test_new_classes_are_learned_and_old_ones_kept(
     assert again.model.images is not None
     assert again.model.images.counts() == dict.fromkeys(range(3 + len(classes)), 2)
     assert len(again.model.serving["distances"]) == 3 + len(classes)
-    assert again.history[-1]["old"]["rests_on"] == "measured on 6 images kept in the model folder"
+    row = again.history[-1]
+    assert row.old.rests_on == "measured on 6 images kept in the model folder"
+    assert (row.accuracy, row.sizes) == ([None, outcome.accuracy.percent], [0, 2 * len(classes)])
+    assert row.seconds["total"] >= row.seconds["train"] > 0
 
 
 def test_the_classifier_stays_as_it_was_when_learning_fails(
@@ -57,7 +60,7 @@ def test_more_images_of_known_classes_are_pooled(model: Path, photos: Photos, tm
     assert (outcome.new, outcome.more) == ([], ["class 0", "class 2"])
     assert clf.model.method.gaussians.counts == [counts[0] + 8, counts[1], counts[2] + 8]
     assert len(clf.classes) == 3
-    assert clf.history[-1]["kind"] == "more images"
+    assert clf.history[-1].kind == "more images"
     clf.save()
     assert cofima.load(model).predict(tmp_path / "more" / "class 2" / "090.png")[0].error == ""
 
@@ -66,7 +69,12 @@ def test_new_and_known_classes_may_come_together(model: Path, photos: Photos, tm
     clf = cofima.load(model)
     outcome = clf.extend(photos(tmp_path / "both", (1, 3), first=10))
     assert (outcome.new, outcome.more) == (["class 3"], ["class 1"])
-    assert [row["kind"] for row in outcome.rows] == ["more images", "extend"]
+    known, new = outcome.rows
+    assert (known.kind, known.task, new.kind, new.task) == ("more images", 1, "extend", 2)
+    assert (known.sizes, new.sizes) == ([2], [2, 2])  # two images of each class are held out
+    right = outcome.accuracy.right
+    assert new.accuracy == [50 * right["class 1"], 50 * right["class 3"]]
+    assert known.accuracy == new.accuracy[:1]
     assert clf.classes[-1] == "class 3"
 
 
@@ -74,15 +82,15 @@ def test_a_broken_budget_keeps_the_old_model(
     model: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clf = cofima.load(model)
-    teach = extending.teach
+    learn = extending.learn_held_out
 
     def careless(learned, *rest):  # type: ignore[no-untyped-def]
-        row = teach(learned, *rest)
+        row = learn(learned, *rest)
         learned.method.head().blocks[0].weight.data.zero_()
         learned.method.head().blocks[0].bias.data.fill_(-100)
         return row
 
-    monkeypatch.setattr(extending, "teach", careless)
+    monkeypatch.setattr(extending, "learn_held_out", careless)
     check = photos(tmp_path / "check", (0, 1, 2), first=20)
     new = photos(tmp_path / "new", (3, 4))
     with pytest.raises(
@@ -182,7 +190,7 @@ def test_every_method_extends_or_refuses_before_any_work(
         clf = again
     if clf.model.method.extends and clf.model.method.refines:
         clf.extend(more)
-        assert clf.history[-1]["kind"] == "more images"
+        assert clf.history[-1].kind == "more images"
     else:
         monkeypatch.setattr(Method, "learn", lambda *_: pytest.fail("work was done"))
         with pytest.raises(CofimaError, match=r"cannot be extended|cannot learn more images"):

@@ -20,7 +20,7 @@ def test_it_learns_measures_and_is_loaded_as_it_was_saved(three: Path, photos: C
     assert sum(clf.accuracy.images.values()) == 6  # 15 % of ten, of each class
     assert clf.calibrated
     row = clf.history[0]
-    assert (row["kind"], row["train_images"], row["held_out"]) == ("learn", 24, 6)
+    assert (row.kind, row.train_images, row.held_out) == ("learn", 24, 6)
     test = photos(three.parent / "test", (0, 1, 2), first=20)
     assert clf.evaluate(test).accuracy.percent > 80
 
@@ -31,7 +31,7 @@ def test_training_stops_when_held_out_images_get_no_better(
     made = cofima.learn(
         photos(tmp_path / "p", (0, 1)), settings=[*settings, "train.epochs=40", "train.patience=1"]
     )
-    assert 1 < made.history[0]["epochs"] < 40
+    assert 1 < made.history[0].epochs < 40
 
 
 def test_held_out_images_are_not_trained_on(
@@ -39,13 +39,13 @@ def test_held_out_images_are_not_trained_on(
 ) -> None:
     """The weights are the same whatever the held-out images show, where they do not decide when to stop."""
     seen = []
-    teach = learning.teach
+    learn = learning.learn_held_out
 
     def spied(model, task, how, progress):  # type: ignore[no-untyped-def]
         seen.append((task.train, task.test))
-        return teach(model, task, how, progress)
+        return learn(model, task, how, progress)
 
-    monkeypatch.setattr(learning, "teach", spied)
+    monkeypatch.setattr(learning, "learn_held_out", spied)
     cofima.learn(photos(tmp_path / "p", (0, 1)), settings=[*settings, "train.epochs=1"])
     (train, test) = seen[0]
     assert len(test) == 4
@@ -59,7 +59,7 @@ def test_an_image_that_is_there_twice_is_not_held_out(
     for file in sorted(folder.rglob("*.png")):
         file.with_name(f"copy {file.name}").write_bytes(file.read_bytes())
     made = cofima.learn(folder, settings=[*settings, "train.epochs=1"])
-    assert made.history[0]["held_out"] == 0
+    assert made.history[0].held_out == 0
     assert made.accuracy.percent is None
     assert not made.calibrated
 
@@ -70,7 +70,7 @@ def test_a_test_part_is_what_is_held_out(
     photos(tmp_path / "p" / "train", (0, 1), per_class=5)
     photos(tmp_path / "p" / "test", (0, 1), per_class=3, first=10)
     made = cofima.learn(tmp_path / "p", settings=[*settings, "train.epochs=1"])
-    assert (made.history[0]["train_images"], made.history[0]["held_out"]) == (10, 6)
+    assert (made.history[0].train_images, made.history[0].held_out) == (10, 6)
 
 
 def test_a_csv_file_is_a_source(
@@ -104,7 +104,7 @@ def test_everything_wrong_with_a_folder_is_one_error_and_nothing_is_written(
     assert not (tmp_path / "m").exists()
     with pytest.warns(cofima.errors.CofimaWarning, match="left out 2 unreadable"):
         made = cofima.learn(folder, settings=[*settings, "train.epochs=1"], skip_bad=True)
-    assert made.history[0]["train_images"] == 16
+    assert made.history[0].train_images == 16
 
 
 def test_a_folder_with_a_model_is_refused_before_any_work(

@@ -43,8 +43,8 @@ def in_double_precision() -> None:
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign,assignment]
 
 
-def learn(case: str) -> tuple[Model, Stream]:
-    """Learn all tasks of a case; images are cropped and mirrored."""
+def learn(case: str) -> tuple[Model, Stream, list[dict[str, Any]]]:
+    """Learn all tasks of a case, and score each; images are cropped and mirrored."""
     name, more = case.partition(" ")[0], CASES.get(case, {})
     options = dict(more.get("options", {}))
     if name == "ranpac":
@@ -54,14 +54,15 @@ def learn(case: str) -> tuple[Model, Stream]:
     stream = replace(tiny.tiny_stream(SIZES, per_class=EACH), crop=0.5, flip=True)
     model = tiny.tiny_model(config, stream)
     passed: list[int] = []
+    scores: list[dict[str, Any]] = []
     model.method.net.backbone.register_forward_pre_hook(lambda _, args: passed.append(len(args[0])))
     stream = model.method.stream(stream)
     for task in stream:
         model.method.learn(task)
         model.tasks.append(task.names)
         score = model.method.score(stream[: task.index + 1])
-        model.history.append({"accuracy": score.accuracy, "top5": score.top5, "passed": sum(passed)})
-    return model, stream
+        scores.append({"accuracy": score.accuracy, "top5": score.top5, "passed": sum(passed)})
+    return model, stream, scores
 
 
 @torch.inference_mode()
@@ -80,9 +81,9 @@ def main(folder: Path, cases: list[str]) -> None:
     torch.use_deterministic_algorithms(True)
     with ranks.joined(torch.device("cpu")):
         for case in cases:
-            model, stream = learn(case)
+            model, stream, scores = learn(case)
             save_file(found(model, stream), folder / f"{case}.{ranks.rank()}.safetensors")
-            (folder / f"{case}.{ranks.rank()}.json").write_text(json.dumps(model.history))
+            (folder / f"{case}.{ranks.rank()}.json").write_text(json.dumps(scores))
         ranks.refuse_difference("the same", 1)
         try:
             ranks.refuse_difference("the number", ranks.rank())

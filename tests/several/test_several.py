@@ -164,10 +164,10 @@ def test_a_killed_process_ends_the_job_and_the_same_command_continues(tmp_path: 
         same_bits(first, third)
         same_bits(second, third)
     rows = generations.read_history(cut)
-    assert [row["processes"] for row in rows] == [2, 2, 2]
+    assert [row.processes for row in rows] == [2, 2, 2]
     finish(start(1, *arguments, str(one)))
-    assert [row["accuracy"] for row in generations.read_history(one)] == [row["accuracy"] for row in rows]
-    assert "processes" not in generations.read_history(one)[0]
+    assert [row.accuracy for row in generations.read_history(one)] == [row.accuracy for row in rows]
+    assert generations.read_history(one)[0].processes == 1
     assert "done" in finish(start(2, *arguments, str(cut)))
 
 

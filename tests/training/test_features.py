@@ -90,7 +90,7 @@ def test_a_warm_run_a_cold_one_and_one_without_are_the_same_bits(
     runs.append(tiny.run(tmp_path / "without", config, stream))
     for name in ("mixed", "warm", "without"):
         same_bits(kept(tmp_path / name), kept(tmp_path / "cold"))
-    scores = [[(row["accuracy"], row["top5"], row["task_aware"]) for row in run.history] for run in runs]
+    scores = [[(row.accuracy, row.top5, row.task_aware) for row in run.history] for run in runs]
     assert scores[0] == scores[1] == scores[2] == scores[3]
 
 

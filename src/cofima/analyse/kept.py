@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from cofima import generations, methods
 from cofima.config import Config
 from cofima.errors import CofimaError
+from cofima.history import HistoryRow, is_run
 from cofima.methods.base import Method
 from cofima.models import backbone
 from cofima.models.backbone import BackboneFacts, build_empty
@@ -24,7 +25,7 @@ class KeptRun:
     config: Config
     facts: BackboneFacts
     data: dict[str, Any]
-    history: list[dict[str, Any]]
+    history: list[HistoryRow]
 
     @property
     def tasks(self) -> int:
@@ -82,7 +83,7 @@ def open_run(folder: Path) -> KeptRun:
     """Open a run folder; refuse what is none, and what has learned a single task."""
     generation = generations.read(folder)
     record, history = generation.record, generation.history()
-    if any("kind" in row for row in history):
+    if not is_run(history):
         raise CofimaError(
             f"{folder} is a model in use (cofima history {folder}), not a run: analyses relearn tasks from "
             "the dataset of a run"

@@ -15,7 +15,7 @@ from cofima.analyse.kept import KeptRun
 from cofima.data import datasets
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
-from cofima.experiment.launch import load_stream, refuse_other_images
+from cofima.experiment.stream import load_stream, refuse_other_images
 from cofima.methods.averaging import Averaging
 from cofima.methods.base import Method, Step
 from cofima.progress import Progress

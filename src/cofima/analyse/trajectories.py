@@ -71,7 +71,7 @@ def _way(flat: Plane, run: KeptRun, label: str, states: Sequence[Weights]) -> Wa
     on_line = not (isinstance(method, Averaging) and method.with_start)
     restarts = isinstance(method, Averaging) and method.restarts
     for t, row in enumerate(run.history, start=1):
-        before, after, lam = places[t - 1], places[t], row["lam"]
+        before, after, lam = places[t - 1], places[t], row.lam
         if t > 1 and lam and on_line:
             far = [b + (a - b) / lam for b, a in zip(before[:2], after[:2], strict=True)]
             begin = places[0] if restarts else before
@@ -132,7 +132,7 @@ def _refuse_others(runs: Sequence[KeptRun]) -> None:
     for run in runs[1:]:
         if run.facts.sha256 != first.facts.sha256:
             wrong.append(f"{run.folder} began at other weights than {first.folder}")
-        ours, theirs = ([row["classes"] for row in each.history] for each in (first, run))
+        ours, theirs = ([row.classes for row in each.history] for each in (first, run))
         if ours != theirs:
             wrong.append(f"{run.folder} learned other tasks than {first.folder}")
     if wrong:
@@ -148,7 +148,7 @@ def _rows(ways: Sequence[Way]) -> list[dict[str, object]]:
             "x": x,
             "y": y,
             "beside": away,
-            "lam": way.run.history[t - 1]["lam"] if t else "",
+            "lam": way.run.history[t - 1].lam if t else "",
             "accuracy_of_class_means": "",
         }
         for way in ways

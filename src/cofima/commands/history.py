@@ -1,7 +1,7 @@
 """``cofima history``: what happened to a model."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -9,6 +9,7 @@ from rich.table import Table
 from cofima import generations
 from cofima.commands.console import out
 from cofima.commands.outcome import some
+from cofima.history import HistoryRow
 
 
 def history(model: Annotated[Path, typer.Argument(help="A model folder.")]) -> None:
@@ -19,22 +20,16 @@ def history(model: Annotated[Path, typer.Argument(help="A model folder.")]) -> N
     out.print(table)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    accuracy, lam, old = row.get("accuracy"), row.get("lam"), row.get("old")
-    if isinstance(accuracy, list):  # a run tests each task's own images, after each task
-        sizes = row["sizes"]
-        accuracy = sum(a * n for a, n in zip(accuracy, sizes, strict=True)) / sum(sizes)
-    kind = row.get("kind", "run")
-    names = " -> ".join(row["classes"]) if kind == "rename" else some(row["classes"], 4)
-    lost = ""
-    if old is not None:
-        lost = f"{'' if old['measured'] else '~'}{old['before']:.1f} -> {old['after']:.1f}"
+def _cells(row: HistoryRow) -> list[str]:
+    overall, old = row.overall, row.old
+    renamed = row.kind == "rename"
+    lost = "" if old is None else f"{'' if old.measured else '~'}{old.before:.1f} -> {old.after:.1f}"
     return [
-        kind,
-        f"{len(row['classes'])}: {names}" if kind != "rename" else names,
-        str(row.get("train_images", "")),
-        "" if accuracy is None else f"{accuracy:.1f}",
+        row.kind,
+        " -> ".join(row.classes) if renamed else f"{len(row.classes)}: {some(row.classes, 4)}",
+        "" if row.train_images is None else str(row.train_images),
+        "" if overall is None else f"{overall:.1f}",
         lost,
-        "" if lam is None else f"{lam:.2f}",
-        row.get("date", "")[:16].replace("T", " "),
+        "" if row.lam is None else f"{row.lam:.2f}",
+        row.date[:16].replace("T", " "),
     ]

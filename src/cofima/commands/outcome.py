@@ -15,13 +15,13 @@ WORST = 3
 def learned(made: Classifier) -> Iterator[str]:
     """Say what a classifier learned, how good it is, what that rests on, and what to do next."""
     row, accuracy = made.history[-1], made.accuracy
-    yield f"Learned {count(len(made.classes), 'class', 'es')} from {count(row['train_images'], 'image')}"
-    yield f"  in {duration(row['seconds'])}: {made.model.method.label} on {made.model.backbone.name}"
+    yield f"Learned {count(len(made.classes), 'class', 'es')} from {count(row.train_images or 0, 'image')}"
+    yield f"  in {duration(row.seconds['total'])}: {made.model.method.label} on {made.model.backbone.name}"
     if accuracy is None or accuracy.percent is None:
         yield "Accuracy: unknown; no class has five images or more, so none were held out"
     else:
         yield (
-            f"Accuracy: {accuracy.percent:.1f} % on {count(row['held_out'], 'held-out image')}, which also "
+            f"Accuracy: {accuracy.percent:.1f} % on {count(row.held_out or 0, 'held-out image')}, which also "
             "decided when to stop"
         )
         yield from worst(accuracy.by_class)
@@ -38,7 +38,7 @@ def extended(made: Classifier, outcome: Extension) -> Iterator[str]:
         yield f"Learned {count(len(outcome.new), 'new class', 'es')}: {some(outcome.new)}"
     if outcome.more:
         yield f"Learned more images of known classes (a domain change): {some(outcome.more)}"
-    seconds = sum(row["seconds"] for row in outcome.rows)
+    seconds = sum(row.seconds["total"] for row in outcome.rows)
     yield f"  from {count(outcome.train_images, 'image')} in {duration(seconds)}"
     if outcome.accuracy.percent is None:
         yield "Accuracy on these: unknown; no images were held out"

@@ -72,10 +72,9 @@ class Row:
     def _read(self, generation: Generation) -> None:
         rows = generation.history()
         self.task, self.tasks = len(rows), generation.record.planned_tasks
-        self.seconds = sum(row["seconds"]["total"] for row in rows)
-        self.taken = any(NOTE in row["notes"] for row in rows)
-        right = sum(a * n for a, n in zip(rows[-1]["accuracy"], rows[-1]["sizes"], strict=True))
-        self.accuracy = right / sum(rows[-1]["sizes"])
+        self.seconds = sum(row.seconds["total"] for row in rows)
+        self.taken = any(NOTE in row.notes for row in rows)
+        self.accuracy = rows[-1].overall
 
 
 @dataclass

@@ -1,8 +1,8 @@
-"""metrics.jsonl: what a run measures, line by line as it goes; what trackers show is read from it.
+"""metrics.jsonl: the log of a run, written as it goes; trackers show what is in it.
 
-One line an epoch (``kind`` epoch: loss, learning rates, seconds) and one a task (``kind`` task: its line of
-the history). Lines are appended. A run that was cut off drops the lines of what it repeats before it writes
-them again, so that no epoch of a task is there twice.
+One line an epoch (``kind`` epoch: loss, learning rates, seconds) and one a task (its row of the history).
+Lines are appended. A run that was cut off drops the lines of what it repeats before it writes them again,
+so that no epoch of a task is there twice.
 """
 
 import json
@@ -17,6 +17,7 @@ from torch import Tensor
 from cofima import ranks
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.files import write_text
+from cofima.history import HistoryRow
 
 METRICS = "metrics.jsonl"
 Line = dict[str, Any]
@@ -44,17 +45,16 @@ def read(folder: Path) -> list[Line]:
     return lines
 
 
-def complete(folder: Path, history: Sequence[Line]) -> list[Line]:
+def complete(folder: Path, history: Sequence[HistoryRow]) -> list[Line]:
     """Return the lines of a run, and those of tasks that only its history has; nothing is written."""
     lines = read(folder)
     told = {line["task"] for line in lines if line["kind"] == "task"}
     last: Line = lines[-1] if lines else {"step": 0, "time": 0.0}
-    return lines + [_task_line(r, last["step"], last["time"]) for r in history if r["task"] not in told]
+    return lines + [_task_line(row, last["step"], last["time"]) for row in history if row.task not in told]
 
 
-def _task_line(row: Line, step: int, when: float) -> Line:
-    right = sum(a * n for a, n in zip(row["accuracy"], row["sizes"], strict=True)) / sum(row["sizes"])
-    return {"kind": "task", "task": row["task"], "step": step, "time": when, "seen": right} | row
+def _task_line(row: HistoryRow, step: int, when: float) -> Line:
+    return {**row.model_dump(mode="json"), "step": step, "time": when, "seen": row.overall}
 
 
 class Journal:
@@ -63,7 +63,9 @@ class Journal:
     A listener is told all lines of tasks that are finished at once, and others as they are written.
     """
 
-    def __init__(self, folder: Path, history: Sequence[Line], listeners: Sequence[Listener] = ()) -> None:
+    def __init__(
+        self, folder: Path, history: Sequence[HistoryRow], listeners: Sequence[Listener] = ()
+    ) -> None:
         self.file, self.listeners = folder / METRICS, list(listeners)
         before = read(folder)
         self.lines = [line for line in before if line["task"] <= len(history)]
@@ -75,7 +77,7 @@ class Journal:
         for line in self.lines:
             self._tell(line)
         for row in history:  # written before there was a journal, or killed before its last line
-            if row["task"] not in told:
+            if row.task not in told:
                 self.task(row)
 
     def begin(self) -> None:
@@ -103,9 +105,9 @@ class Journal:
         self._append(line)
         self.since = time.perf_counter()  # what listeners take is not the next epoch's
 
-    def task(self, row: Line) -> None:
+    def task(self, row: HistoryRow) -> None:
         """Write down a task that is finished and on disk, as the history has it."""
-        self._settle(row["task"], None)
+        self._settle(row.task, None)
         self._append(_task_line(row, self._step(), round(time.time(), 3)))
 
     def _settle(self, task: int, epoch: int | None) -> None:

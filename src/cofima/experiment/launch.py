@@ -8,20 +8,18 @@ from typing import Any
 
 from cofima import generations, ranks, store
 from cofima.config import Config, difference
-from cofima.data import datasets, presets
-from cofima.data.presets import Wants
-from cofima.data.stream import Stream, from_groups, split
-from cofima.data.views import View
+from cofima.data import datasets
 from cofima.errors import CofimaError, problems
 from cofima.experiment.inflight import begun, interrupted, place
 from cofima.experiment.journal import Listener
 from cofima.experiment.run import run
 from cofima.experiment.several import refuse_several
+from cofima.experiment.stream import load_stream, refuse_other_images, stream_view
+from cofima.history import is_run
 from cofima.interruption import listening
 from cofima.lock import alone
 from cofima.methods import build
 from cofima.models import backbone, overlap
-from cofima.models.backbone import BackboneFacts
 from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.store import Model, attach
@@ -70,7 +68,7 @@ def _continue(
     ranks.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
     if model is not None:
         _refuse_change(model.config.model_dump(mode="json"), config, folder)
-        if any("kind" in row for row in model.history):
+        if not is_run(model.history):
             raise CofimaError(f"{folder} is in use (cofima history {folder}): a run cannot continue it")
         if len(model.tasks) >= min(model.planned, tasks or model.planned):
             progress.say(f"done: {folder} has learned {len(model.tasks)} of {model.planned} tasks")
@@ -112,60 +110,10 @@ def _learn(
     refuse_other_images(before, stream.facts, config.dataset, folder)
     if model is None:
         assert module is not None
-        view = make_view(facts, stream, config)
+        view = stream_view(config, facts, stream)
         model = attach(config, facts, view, Net(module, facts.features), len(stream), progress)
         model.data = {"name": config.dataset} | stream.facts
     return run(model, stream[:tasks], folder, progress, listeners)
-
-
-def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
-    """Load the images and deal them into tasks, as the method takes them."""
-    form = _view(facts, config).form
-    dataset = datasets.load(config.dataset, form, options=config.data, progress=progress)
-    how = config.stream
-    if how.groups is not None:
-        stream = from_groups(dataset, how.groups)
-    else:
-        fixed = dataset.facts.get("class_order") == "given"
-        seed = (-1 if fixed else config.seed) if how.order_seed is None else how.order_seed
-        stream = split(dataset, how.first, how.increment, None if seed < 0 else seed)
-    if config.held_out:
-        stream = stream.held_out(config.held_out, config.data.split_seed)
-    if config.data.limit is not None:
-        stream = stream.limited(config.data.limit, config.data.split_seed)
-    if config.data.test_limit is not None:
-        stream = stream.tested_on(config.data.test_limit, config.data.split_seed)
-    without = [f"task {task.index + 1} has no test images" for task in stream if not len(task.test)]
-    if without:
-        raise problems(f"dataset {config.dataset}", without)
-    return build(config.method, config.options).stream(stream)
-
-
-def make_view(facts: BackboneFacts, stream: Stream, config: Config) -> View:
-    """Prepare images as the preset says, and vary training images as the dataset allows."""
-    view = _view(facts, config, stream.flip, stream.crop)
-    stored = tuple(stream[0].train.pixels.shape[1:])
-    if stored == view.form.shape:
-        return view
-    _, height, width = stored
-    return replace(view, shape=(height, width))
-
-
-def _view(facts: BackboneFacts, config: Config, flip: bool = False, crop: float = 1.0) -> View:
-    wants = Wants(facts.size, facts.crop_pct, facts.mean, facts.std, facts.interpolation, flip, crop)
-    preset = presets.choose(config.data.preset, config.dataset)
-    view = presets.view(preset, config.dataset, wants)
-    return presets.overridden(view, config.data.flip, config.data.crop)
-
-
-def refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
-    """Refuse images that are not those of before."""
-    for key in ("fingerprint", "split_hash"):
-        if key in before and before[key] != now.get(key):
-            raise CofimaError(
-                f"the images of {dataset} are not those that {folder} has learned from "
-                f"({key} {now.get(key)}, before {before[key]})"
-            )
 
 
 def _refuse_change(before: dict[str, Any], now: Config, folder: Path, *advice: str) -> None:

@@ -64,7 +64,7 @@ def take(first: Path, config: Config, folder: Path) -> bool:
         "method": store.method_facts(methods.find(config.method)),
     }
     history = source.history()
-    history[-1]["notes"].append(NOTE)
+    history[-1].notes.append(NOTE)
     with generations.write(folder, source.record.model_copy(update=own), history) as aside:
         for name in (generations.WEIGHTS, generations.STATE):
             _link(source.path / name, aside / name)

@@ -1,25 +1,35 @@
-"""The task loop: learn, score, write, again."""
+"""The one learning path: a task is learned, measured, and gets its row of the history.
+
+:func:`run` learns the tasks of a stream into a folder. A classifier learns task by task with
+:func:`learn_task`, and measures and writes by itself.
+"""
 
 import resource
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from cofima import generations, ranks, store
 from cofima.data.stream import Stream, Task
 from cofima.experiment.inflight import keeping
 from cofima.experiment.journal import Journal, Listener
+from cofima.history import Distance, HistoryRow, Kind, now
+from cofima.methods import Method
 from cofima.models import backbone
 from cofima.progress import Progress
 from cofima.store import Model
 from cofima.training.evaluate import Score
-from cofima.training.inflight import NOT_KEPT
+from cofima.training.inflight import NOT_KEPT, Inflight
+from cofima.training.sgd import Train, plain_batches
 from cofima.weights.distance import weight_distance
+
+OnEpoch = Callable[[int, int, Tensor, list[float]], None]
 
 
 def run(
@@ -28,55 +38,143 @@ def run(
     """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
     method = model.method
     journal = Journal(folder, model.history, listeners if ranks.rank() == 0 else ())
-    method.context = replace(method.context, watch=journal.epoch, inflight=keeping(model, folder))
+    checkpoint = keeping(model, folder)
     for task in stream[len(model.tasks) :]:
+        seen = stream[: task.index + 1]
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
             journal.begin()
-            method.learn(task)
-            with method.timed("evaluate"):
-                score = method.score(stream[: task.index + 1])
-        model.tasks.append(task.names)
+            row = learn_task(
+                model,
+                task,
+                "task",
+                checkpoint=checkpoint,
+                on_epoch=journal.epoch,
+                evaluate=partial(method.score, seen),
+            )
         if ranks.rank() > 0:
             continue  # the first process writes
-        model.history.append(_row(model, task, score, folder))
+        row.distance = _distance(model, folder)
+        model.history.append(row)
         store.save(model, folder, progress)
-        journal.task(model.history[-1])
-        progress.say(_summary(model, len(stream)))
-    method.context = replace(method.context, inflight=NOT_KEPT)  # what comes later is not of this run
+        journal.task(row)
+        progress.say(_summary(model, row, len(stream)))
     return model
 
 
-def _row(model: Model, task: Task, score: Score, folder: Path) -> dict[str, Any]:
-    """Return what the history says of a task."""
-    facts = model.method.facts
+def learn_task(
+    model: Model,
+    task: Task,
+    kind: Kind,
+    *,
+    train: Train | None = None,
+    patience: int | None = None,
+    checkpoint: Inflight = NOT_KEPT,
+    on_epoch: OnEpoch | None = None,
+    evaluate: Callable[[], Score] | None = None,
+) -> HistoryRow:
+    """Learn one task and return its row of the history, which the caller adds when all is measured.
+
+    Args:
+        model: Learns, and counts the task among its own.
+        task: New classes, or more images of known ones.
+        kind: The row's kind.
+        train: Training options of this task; those of the configuration by default.
+        patience: Stop when the task's test images got no better for so many epochs. They must be images
+            held out for that, and not those that a result is reported on.
+        checkpoint: Keeps how far the training is.
+        on_epoch: Told each epoch's task, number, losses and learning rates.
+        evaluate: Scores the model when the task is learned.
+    """
+    method = model.method
+    train = method.context.train if train is None else train
+    stop = EarlyStop(method, task, patience) if patience and len(task.test) else None
+    epochs = _Epochs(on_epoch)
+    model.planned = max(model.planned, task.index + 1)
+    context = replace(method.context, train=train, tasks=model.planned)
+    method.context = replace(context, stop=stop, inflight=checkpoint, watch=epochs)
+    method.learn(task)
+    method.context = context
+    score = None
+    if evaluate is not None:
+        with method.timed("evaluate"):
+            score = evaluate()
+    if not task.known:
+        model.tasks.append(task.names)
+    return _row(model, task, kind, score, epochs.count)
+
+
+class EarlyStop:
+    """Stop the training when the loss on held-out images got no smaller for some epochs."""
+
+    def __init__(self, method: Method, task: Task, patience: int) -> None:
+        self.method, self.task, self.patience = method, task, patience
+        self.best, self.waited = torch.inf, 0
+
+    def __call__(self) -> bool:
+        """Score the weights after an epoch; true after ``patience`` epochs without a smaller loss."""
+        modes = [(module, module.training) for module in self.method.net.modules()]
+        self.method.net.eval()
+        loss = self._loss()
+        for module, training in modes:
+            module.training = training
+        self.waited = 0 if loss < self.best else self.waited + 1
+        self.best = min(self.best, loss)
+        return self.waited >= self.patience
+
+    @torch.no_grad()
+    def _loss(self) -> float:
+        """Return the mean loss over the task's own classes, or over all where it has only one."""
+        classes = self.task.classes
+        span = slice(classes.start, classes.stop) if len(classes) > 1 else slice(0, classes.stop)
+        total = 0.0
+        for images, labels in plain_batches(self.task.test, self.method.context, "held-out images"):
+            logits = self.method.predict(images)[:, span]
+            total += float(cross_entropy(logits.float(), labels - span.start, reduction="sum"))
+        return total / len(self.task.test)
+
+
+class _Epochs:
+    """Count the epochs of a task, and pass each on."""
+
+    def __init__(self, pass_on: OnEpoch | None) -> None:
+        self.pass_on, self.count = pass_on, 0
+
+    def __call__(self, task: int, epoch: int, losses: Tensor, rates: list[float]) -> None:
+        self.count = max(self.count, epoch + 1)
+        if self.pass_on is not None:
+            self.pass_on(task, epoch, losses, rates)
+
+
+def _row(model: Model, task: Task, kind: Kind, score: Score | None, epochs: int) -> HistoryRow:
+    facts, state = model.method.facts, model.method.state()
+    return HistoryRow(
+        kind=kind,
+        task=len(model.tasks),
+        date=now(),
+        classes=list(task.names),
+        lam=facts["lam"],
+        seconds=_seconds(facts["seconds"]),
+        peak_memory_mb=_peak_memory(),
+        state_bytes=sum(value.numel() * value.element_size() for value in state.values()),
+        train_images=len(task.train),
+        epochs=epochs or None,
+        notes=facts["notes"],
+        processes=ranks.world(),
+        **({} if score is None else asdict(score)),  # named as in the history
+    )
+
+
+def _summary(model: Model, row: HistoryRow, tasks: int) -> str:
+    """Say in one line what a task came to."""
+    learned = f"task {row.task}/{tasks} learned, {row.overall:.1f} % on {len(model.classes)} classes"
+    return f"{model.method.label}: {learned}, {row.seconds['total']:.0f} s"
+
+
+def _distance(model: Model, folder: Path) -> Distance:
+    """Measure how far the backbone is from the task before, which is on disk, and from its start."""
     moved = _from_before(model, folder)
-    return {
-        "task": task.index + 1,
-        "classes": list(task.names),
-        "accuracy": score.accuracy,
-        "sizes": score.sizes,
-        "top5": score.top5,
-        "task_aware": score.task_aware,
-        "lam": facts["lam"],
-        "distance": {
-            "trained": facts.get("trained_distance", moved),
-            "merged": moved,
-            "from_start": _from_start(model),
-        },
-        "seconds": _seconds(facts["seconds"]),
-        "peak_memory_mb": _peak_memory(),
-        "state_bytes": sum(v.numel() * v.element_size() for v in model.method.state().values()),
-        "train_images": len(task.train),
-        "notes": facts["notes"],
-    } | ({"processes": ranks.world()} if ranks.world() > 1 else {})
-
-
-def _summary(model: Model, tasks: int) -> str:
-    """Say in one line what the last task came to."""
-    row = model.history[-1]
-    right = sum(a * n for a, n in zip(row["accuracy"], row["sizes"], strict=True)) / sum(row["sizes"])
-    learned, seconds = f"task {row['task']}/{tasks} learned", row["seconds"]["total"]
-    return f"{model.method.label}: {learned}, {right:.1f} % on {len(model.classes)} classes, {seconds:.0f} s"
+    trained = model.method.facts.get("trained_distance", moved)
+    return Distance(trained=trained, merged=moved, from_start=_from_start(model))
 
 
 def _parameters(module: nn.Module) -> dict[str, Tensor]:
@@ -84,14 +182,13 @@ def _parameters(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _from_before(model: Model, folder: Path) -> float | None:
-    """Return how far the backbone is from where the task before left it, which is on disk."""
     if generations.current(folder) is None:
         return None
     return weight_distance(generations.read(folder).weights(), _parameters(model.method.net.backbone))
 
 
 def _from_start(model: Model) -> float | None:
-    """Return how far the backbone is from its pre-trained weights, which are read again, not kept."""
+    """Return the distance from the pre-trained weights, which are read again, not kept."""
     how = model.config.model.model_copy(update={"size": model.backbone.size})
     start, facts = backbone.create(model.backbone.name, how, model.config.seed)
     if facts.sha256 != model.backbone.sha256:

@@ -1,4 +1,4 @@
-"""What several processes cannot share, said before any work."""
+"""Check, before any work, that several processes can share a run."""
 
 from torch import nn
 
@@ -23,7 +23,7 @@ def refuse_several(config: Config, backbone: nn.Module | None = None) -> None:
     trained = not (kind.frozen_backbone or kind.fixed_features)
     if backbone is not None and trained and how.batchnorm == "train" and norms(backbone):
         wrong.append(
-            f"train.batchnorm = train: each process would normalise {config.backbone} by the statistics of "
+            f"train.batchnorm = train: each process would normalize {config.backbone} by the statistics of "
             "its part of a batch; give train.batchnorm=frozen, or run in one process"
         )
     if wrong:

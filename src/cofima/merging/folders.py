@@ -12,6 +12,7 @@ from cofima import generations, methods, plugins, store
 from cofima.errors import first_problems
 from cofima.files import require_room
 from cofima.generations import STATE, WEIGHTS, Record
+from cofima.history import HistoryRow, now
 from cofima.merging.becomes import Becomes, becomes, merged_tasks
 from cofima.merging.fishers import Fishers
 from cofima.merging.heads import Rows
@@ -58,7 +59,7 @@ class FolderMerge:
         require_room(out, size)
         progress.say(f"merging {len(self.models)} models into one of {size / 1e6:,.1f} MB: {self.recipe}")
         with (
-            generations.write(out, self._record(after, states.tasks), []) as aside,
+            generations.write(out, self._record(after, states.tasks), [self._row(states.tasks)]) as aside,
             create_mapped(aside / WEIGHTS, weights, {"format": "pt"}) as net,
             create_mapped(aside / STATE, state, {"format": "pt"}) as kept,
         ):
@@ -95,6 +96,13 @@ class FolderMerge:
             values = {k: _head(model, key, raw) for k, model in enumerate(self.models) if model.kept}
             start = _head(self.base, key, raw) if self.base and self.base.kept else None
             yield from self.rows.parts(name, values, out[name], start, fishers)
+
+    def _row(self, tasks: Sequence[Sequence[str]]) -> HistoryRow:
+        """Return the one row of the result's history."""
+        classes = [name for task in tasks for name in task]
+        return HistoryRow(
+            kind="merge", task=len(tasks), date=now(), classes=classes, notes=[str(self.recipe)]
+        )
 
     def _record(self, after: Becomes, tasks: Sequence[Sequence[str]]) -> Record:
         """Return what config.json says of the result: as the last model, but for what was merged."""

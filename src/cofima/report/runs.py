@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cofima.errors import CofimaError, problems
-from cofima.report.records import Setup, Step, read_history, read_setup, read_text
+from cofima.history import HistoryRow
+from cofima.report.records import Setup, read_history, read_setup, read_text
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Run:
 
     folder: Path
     setup: Setup
-    history: list[Step]
+    history: list[HistoryRow]
 
     @property
     def label(self) -> str:
@@ -93,7 +94,7 @@ class Run:
     @property
     def matrix(self) -> list[list[float]]:
         """Return the accuracies (%) after each task on each task seen."""
-        return [step.accuracy for step in self.history]
+        return [row.measured for row in self.history]
 
     @property
     def sizes(self) -> list[int]:
@@ -101,7 +102,7 @@ class Run:
         return self.history[-1].sizes if self.history else []
 
     @property
-    def lam(self) -> list[float | str | None]:
+    def lam(self) -> list[float | None]:
         """Return the share of the new weights at each task."""
         return [step.lam for step in self.history]
 

@@ -191,22 +191,17 @@ def _changes(done: Extension) -> list[list[str]]:
 
 
 def _history(studio: Studio) -> list[list[str]]:
-    rows = []
-    for number, row in enumerate(studio.history(), start=1):
-        accuracy = row.get("accuracy")
-        if isinstance(accuracy, list):
-            accuracy = sum(a * n for a, n in zip(accuracy, row["sizes"], strict=True)) / sum(row["sizes"])
-        rows.append(
-            [
-                str(number),
-                str(row.get("kind", "run")),
-                ", ".join(row["classes"]),
-                str(row.get("train_images", "")),
-                "" if accuracy is None else f"{accuracy:.1f}",
-                str(row.get("date", ""))[:16].replace("T", " "),
-            ]
-        )
-    return rows
+    return [
+        [
+            str(number),
+            row.kind,
+            ", ".join(row.classes),
+            "" if row.train_images is None else str(row.train_images),
+            "" if row.overall is None else f"{row.overall:.1f}",
+            row.date[:16].replace("T", " "),
+        ]
+        for number, row in enumerate(studio.history(), start=1)
+    ]
 
 
 def _html(text: str) -> str:

@@ -9,6 +9,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from cofima.config import Config
+from cofima.history import HistoryRow
 from cofima.serve.origin import Origin, data_name, measured, origin_of
 from cofima.store import Model
 
@@ -115,19 +116,16 @@ def _history(model: Model) -> Iterator[str]:
     yield "| | what | classes | images | accuracy % | old classes % | date |"
     yield "|---|---|---|---|---|---|---|"
     for number, row in enumerate(model.history, start=1):
-        accuracy, old = row.get("accuracy"), row.get("old")
-        if isinstance(accuracy, list):
-            sizes = row["sizes"]
-            accuracy = sum(a * n for a, n in zip(accuracy, sizes, strict=True)) / sum(sizes)
-        lost = f"{old['before']:.1f} → {old['after']:.1f}" if old else ""
+        overall, old = row.overall, row.old
+        lost = f"{old.before:.1f} → {old.after:.1f}" if old else ""
         cells = [
             str(number),
-            row.get("kind", "run"),
-            str(len(row["classes"])),
-            str(row.get("train_images", "")),
-            "" if accuracy is None else f"{accuracy:.1f}",
-            lost if not old or old["measured"] else f"{lost} (estimated)",
-            row.get("date", "")[:10],
+            row.kind,
+            str(len(row.classes)),
+            "" if row.train_images is None else str(row.train_images),
+            "" if overall is None else f"{overall:.1f}",
+            lost if not old or old.measured else f"{lost} (estimated)",
+            row.date[:10],
         ]
         yield "| " + " | ".join(cells) + " |"
 
@@ -152,22 +150,28 @@ def _data(model: Model) -> Iterator[str]:
 
 
 def _repeat(model: Model) -> Iterator[str]:
-    config = model.config
-    kinds = [row.get("kind", "run") for row in model.history]
-    said = shlex.quote(data_name(model))
     yield "```console"
-    if kinds[:1] == ["learn"]:
-        yield f"cofima learn {said} -o MODEL --backbone {config.backbone} --method {config.method}"
-        for row in model.history[1:]:
-            if row["kind"] in ("extend", "more images"):
-                yield f"cofima extend MODEL PHOTOS  # {', '.join(row['classes'][:8])}"
-            else:
-                yield f"cofima {row['kind']} MODEL {' '.join(shlex.quote(c) for c in row['classes'])}"
-    else:
-        yield "cofima run config.yaml"
+    yield from dict.fromkeys(_command(model, row) for row in model.history)  # one for all tasks of a run
     yield from ("```", "", "All settings (`config.yaml`):", "", "```yaml")
-    yield yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True).strip()
+    yield yaml.safe_dump(_plain(model.config), sort_keys=False, allow_unicode=True).strip()
     yield "```"
+
+
+def _command(model: Model, row: HistoryRow) -> str:
+    """Return the command that wrote a row of the history."""
+    config = model.config
+    match row.kind:
+        case "task":
+            return "cofima run config.yaml --out MODEL"
+        case "learn":
+            photos = shlex.quote(data_name(model))
+            return f"cofima learn {photos} -o MODEL --backbone {config.backbone} --method {config.method}"
+        case "merge":
+            return "cofima merge MODELS -o MODEL"
+        case "extend" | "more images":
+            return f"cofima extend MODEL PHOTOS  # {', '.join(row.classes[:8])}"
+        case _:
+            return f"cofima {row.kind} MODEL {shlex.join(row.classes)}"
 
 
 def _plain(config: Config) -> dict[str, Any]:

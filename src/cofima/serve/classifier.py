@@ -13,13 +13,13 @@ from cofima import generations, store
 from cofima.data.loading.loader import ImageLike, decoded
 from cofima.errors import CofimaError
 from cofima.generations import refuse_other
+from cofima.history import HistoryRow
 from cofima.lock import alone
 from cofima.progress import SILENT, Progress
 from cofima.serve import edit
 from cofima.serve.evaluation import Evaluation, evaluate
-from cofima.serve.extend import Extension, Wish, extend
+from cofima.serve.extend import ExtendRequest, Extension, extend, train_options
 from cofima.serve.learn import learn_model, resolve
-from cofima.serve.lesson import train_options
 from cofima.serve.predict import BATCH, Prediction, predictions, probabilities, several
 from cofima.serve.scoring import Accuracy
 from cofima.store import Model
@@ -41,7 +41,7 @@ class Classifier:
     ``extend(photos)``         learn new classes, or more images of known ones
     ``evaluate(folder)``       accuracy, per class, and what is confused with what
     ``rename``, ``forget``     change the name of a class, or take it out
-    ``history``                one dictionary for each thing that happened to it
+    ``history``                one row for each thing that happened to it
     ``save(folder)``           write the model folder
     ``model``                  the :class:`~cofima.store.Model` below: network, method, preprocessing
     ``folder``                 where it was loaded from or last saved to, or None
@@ -79,8 +79,8 @@ class Classifier:
         return "temperature" in self.model.serving
 
     @property
-    def history(self) -> list[dict[str, Any]]:
-        """Return what happened to the classifier, oldest first; plain values."""
+    def history(self) -> list[HistoryRow]:
+        """Return what happened to the classifier, oldest first."""
         return self.model.history
 
     def predict(
@@ -140,10 +140,10 @@ class Classifier:
             progress: Who hears how far it is.
         """
         how = train_options(self.model.config.train, epochs, settings)
-        wish = Wish(
+        request = ExtendRequest(
             Path(photos), None if check is None else Path(check), max_drop, keep_images, only_new, skip_bad
         )
-        self.model, outcome = extend(self.model, wish, how, progress)
+        self.model, outcome = extend(self.model, request, how, progress)
         return outcome
 
     def evaluate(

@@ -1,6 +1,5 @@
 """Small changes to a model: another name for a class, or a class taken out."""
 
-import datetime
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -8,6 +7,7 @@ from typing import Any
 
 from cofima import store
 from cofima.errors import CofimaError, did_you_mean
+from cofima.history import HistoryRow, Kind, now
 from cofima.methods.state import drop_row, remove_class
 from cofima.serve.scoring import image_set
 from cofima.store import Model
@@ -63,6 +63,5 @@ def _named(serving: dict[str, Any], name: Callable[[str], str | None]) -> dict[s
     return kept
 
 
-def _row(model: Model, kind: str, classes: list[str]) -> dict[str, Any]:
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"task": len(model.tasks), "kind": kind, "date": now, "classes": classes}
+def _row(model: Model, kind: Kind, classes: list[str]) -> HistoryRow:
+    return HistoryRow(kind=kind, task=len(model.tasks), date=now(), classes=classes)

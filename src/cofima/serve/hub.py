@@ -1,7 +1,6 @@
 """A model goes to the Hugging Face hub: the generation in force, and its card."""
 
 import hashlib
-import json
 import os
 import re
 from pathlib import Path, PurePath
@@ -14,6 +13,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from cofima import generations, store
 from cofima.errors import CofimaError
 from cofima.generations import CONFIG, CURRENT, HISTORY, Generation, Record
+from cofima.history import HistoryRow, dump
 from cofima.serve.card import model_card
 
 OFFLINE = ("1", "true", "yes", "on")
@@ -65,7 +65,8 @@ def push(
 
 def without_places(generation: Generation) -> dict[str, bytes]:
     """Return config.json and history.jsonl with names instead of paths: where folders lie is private."""
-    history = "".join(json.dumps(_named(row)) + "\n" for row in generation.history()).encode()
+    rows = [HistoryRow.model_validate(_named(row.model_dump())) for row in generation.history()]
+    history = dump(rows).encode()
     record = Record.model_validate(_named(generation.record.model_dump()))
     files = record.files | {HISTORY: hashlib.sha256(history).hexdigest()}
     config = record.model_copy(update={"files": files}).text()

@@ -37,11 +37,9 @@ def measured(model: Model) -> tuple[float, int, str] | None:
         if len(kept["images"]) < len(model.classes):
             what += f", of {len(kept['images'])} of the {len(model.classes)} classes"
         return 100 * sum(kept["right"].values()) / images, images, what
-    last = model.history[-1] if model.history else {}
-    if isinstance(last.get("accuracy"), list):  # of a run: the test images of each task
-        sizes = last["sizes"]
-        total = sum(a * n for a, n in zip(last["accuracy"], sizes, strict=True))
-        return total / sum(sizes), sum(sizes), "test images of all classes"
+    last = model.history[-1] if model.history else None
+    if last is not None and last.kind == "task" and last.overall is not None:
+        return last.overall, sum(last.sizes), "test images of all classes"
     return None
 
 

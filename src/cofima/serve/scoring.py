@@ -1,5 +1,6 @@
-"""What a model says of labelled images: logits, features, and accuracy class by class."""
+"""Logits and accuracy, class by class, of a model on labeled images."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +75,12 @@ class Accuracy:
     def by_class(self) -> dict[str, float]:
         """Return the accuracy of each class that has images, in percent."""
         return {name: 100 * self.right[name] / count for name, count in self.images.items()}
+
+    def by_task(self, tasks: Sequence[Sequence[str]]) -> tuple[list[float | None], list[int]]:
+        """Return the accuracy of each task in percent, None for one without images, and its images."""
+        images = [sum(self.images.get(name, 0) for name in task) for task in tasks]
+        right = [sum(self.right.get(name, 0) for name in task) for task in tasks]
+        return [100 * r / n if n else None for r, n in zip(right, images, strict=True)], images
 
     @property
     def mean_of_classes(self) -> float:

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from PIL import Image
 
 from cofima import generations
 from cofima.errors import CofimaError, problems
+from cofima.history import HistoryRow
 from cofima.lock import alone
 from cofima.progress import SILENT, Progress
 from cofima.serve.classifier import Classifier, load
@@ -112,7 +112,7 @@ class Studio:
             _, now = generations.undo(self.folder)
             return now.name
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[HistoryRow]:
         """Return what happened to the model, oldest first."""
         return generations.read_history(self.folder)
 

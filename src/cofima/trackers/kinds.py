@@ -8,6 +8,7 @@ from typing import Any
 from cofima import generations
 from cofima.errors import CofimaError, did_you_mean, problems
 from cofima.experiment import journal
+from cofima.history import is_run
 from cofima.trackers.mlflow import Mlflow
 from cofima.trackers.tensorboard import TensorBoard
 from cofima.trackers.wandb import Wandb
@@ -32,7 +33,7 @@ def choose(wanted: Sequence[str], folder: Path, config: dict[str, Any]) -> list[
 def replay(trackers: Sequence[Tracker], folder: Path) -> int:
     """Give trackers every line of a run, and return how many there were."""
     history = generations.read_history(folder) if generations.current(folder) is not None else []
-    if any("kind" in row for row in history):
+    if not is_run(history):
         raise CofimaError(f"{folder} is in use (cofima history {folder}): only runs are shown by trackers")
     lines = journal.complete(folder, history)
     if not lines:

@@ -1,0 +1,69 @@
+"""The stream of tasks that a configuration asks for, and the view through which a network sees images."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cofima.config import Config
+from cofima.data import datasets, presets
+from cofima.data.presets import Wants
+from cofima.data.stream import Stream, from_groups, split
+from cofima.data.views import View
+from cofima.errors import CofimaError, problems
+from cofima.methods import build
+from cofima.models.backbone import BackboneFacts
+from cofima.progress import SILENT, Progress
+
+
+def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
+    """Load the images and deal them into tasks, as the method takes them."""
+    form = make_view(config, facts).form
+    dataset = datasets.load(config.dataset, form, options=config.data, progress=progress)
+    how = config.stream
+    if how.groups is not None:
+        stream = from_groups(dataset, how.groups)
+    else:
+        fixed = dataset.facts.get("class_order") == "given"
+        seed = (-1 if fixed else config.seed) if how.order_seed is None else how.order_seed
+        stream = split(dataset, how.first, how.increment, None if seed < 0 else seed)
+    if config.held_out:
+        stream = stream.held_out(config.held_out, config.data.split_seed)
+    if config.data.limit is not None:
+        stream = stream.limited(config.data.limit, config.data.split_seed)
+    if config.data.test_limit is not None:
+        stream = stream.tested_on(config.data.test_limit, config.data.split_seed)
+    without = [f"task {task.index + 1} has no test images" for task in stream if not len(task.test)]
+    if without:
+        raise problems(f"dataset {config.dataset}", without)
+    return build(config.method, config.options).stream(stream)
+
+
+def stream_view(config: Config, facts: BackboneFacts, stream: Stream) -> View:
+    """Return the view of a stream's images, which vary as the dataset allows and may be stored small."""
+    view = make_view(config, facts, stream.flip, stream.crop)
+    stored = tuple(stream[0].train.pixels.shape[1:])
+    if stored == view.form.shape:
+        return view
+    _, height, width = stored
+    return replace(view, shape=(height, width))
+
+
+def make_view(config: Config, facts: BackboneFacts, flip: bool = False, crop: float = 1.0) -> View:
+    """Prepare images as the preset says for a backbone; ``data.flip`` and ``data.crop`` have the last word.
+
+    ``flip`` and ``crop`` are how far training images may vary where the configuration does not say it.
+    """
+    wants = Wants(facts.size, facts.crop_pct, facts.mean, facts.std, facts.interpolation, flip, crop)
+    preset = presets.choose(config.data.preset, config.dataset)
+    view = presets.view(preset, config.dataset, wants)
+    return presets.overridden(view, config.data.flip, config.data.crop)
+
+
+def refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
+    """Raise if the dataset differs from the one that the run has learned from."""
+    for key in ("fingerprint", "split_hash"):
+        if key in before and before[key] != now.get(key):
+            raise CofimaError(
+                f"the images of {dataset} are not those that {folder} has learned from "
+                f"({key} {now.get(key)}, before {before[key]})"
+            )
