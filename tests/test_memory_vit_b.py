@@ -17,6 +17,7 @@ import torch
 
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import Stream, from_groups
+from cofima.methods import cofima as module
 from cofima.methods.base import Method
 from cofima.methods.cofima import CoFiMA
 from cofima.models.aliases import ALIASES
@@ -83,7 +84,7 @@ def test_cofima_on_a_vit_b_holds_as_many_models_as_its_equations_need(
     counted: dict[str, list[float]] = {"step": [], "merge": [], "fisher": [], "between": []}
     watch = Resident()
 
-    step, settle, fisher = Method.after_step, CoFiMA.settle, CoFiMA.measured_fisher
+    step, average, fisher = Method.after_step, module.fisher_average, CoFiMA.trained_fisher
 
     def count(where: str) -> None:
         counted[where].append(held() - nothing)
@@ -94,8 +95,8 @@ def test_cofima_on_a_vit_b_holds_as_many_models_as_its_equations_need(
             return fisher(self, task)
 
     monkeypatch.setattr(Method, "after_step", lambda self, batch: (count("step"), step(self, batch)))
-    monkeypatch.setattr(CoFiMA, "settle", lambda self, lam: (count("merge"), settle(self, lam)))
-    monkeypatch.setattr(CoFiMA, "measured_fisher", measured)
+    monkeypatch.setattr(module, "fisher_average", lambda *a, **k: (average(*a, **k), count("merge")))
+    monkeypatch.setattr(CoFiMA, "trained_fisher", measured)
     watch.start()
     try:
         for task in stream:

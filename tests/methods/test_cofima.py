@@ -10,7 +10,6 @@ from cofima import methods
 from cofima.config import check
 from cofima.errors import CofimaError
 from cofima.methods import cofima as module
-from cofima.methods import coma as base
 from cofima.methods.cofima import CoFiMA
 from cofima.parts import importance
 from cofima.weights import fisher_average, fisher_average_all, snapshot
@@ -38,7 +37,6 @@ class Spy:
             return fisher
 
         monkeypatch.setattr(module, "task_fisher", spied)
-        monkeypatch.setattr(base, "task_fisher", spied)
 
 
 @pytest.fixture
@@ -106,12 +104,11 @@ def test_how_many_passes_a_task_costs(options: dict, counts: list[int], tiny, sp
 def test_a_constant_fisher_gives_coma(
     network: str, lam: float, tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in (module, base):
-        monkeypatch.setattr(
-            place,
-            "task_fisher",
-            lambda net, *_: {k: torch.full_like(p, 3e-7) for k, p in net.named_parameters()},
-        )
+    monkeypatch.setattr(
+        module,
+        "task_fisher",
+        lambda net, *_: {k: torch.full_like(p, 3e-7) for k, p in net.named_parameters()},
+    )
     a, stream = made(tiny, network, lam=lam)
     b, _ = made(tiny, network, method="coma", lam=lam)
     for task in stream:
@@ -154,7 +151,7 @@ def test_accumulated_fishers_give_eq_6_over_all_tasks(lam, tiny, monkeypatch: py
         return found
 
     monkeypatch.setattr(CoFiMA, "train", scripted)
-    monkeypatch.setattr(base, "task_fisher", fisher)
+    monkeypatch.setattr(module, "task_fisher", fisher)
     method, stream = made(tiny, sizes=(2, 2, 2, 2), lam=lam, fisher_history="accumulate", weight="tasks")
     for task in stream:
         method.learn(task)

@@ -9,6 +9,7 @@ import torch
 from cofima.errors import CofimaWarning
 from cofima.methods import coma as module
 from cofima.methods.coma import CoMA
+from cofima.parts import averaging
 from cofima.weights import auto_lambda, average, snapshot, weight_distance
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
@@ -101,8 +102,8 @@ def test_batch_statistics_are_refreshed_only_between_the_endpoints(
     lam: float, times: int, tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    real = module.refresh_batchnorm
-    monkeypatch.setattr(module, "refresh_batchnorm", lambda *a: (calls.append(1), real(*a))[1])
+    real = averaging.refresh_batchnorm
+    monkeypatch.setattr(averaging, "refresh_batchnorm", lambda *a: (calls.append(1), real(*a))[1])
     method, stream = made(tiny, "coma", "resnet_test", lam=lam)
     for task in stream:
         method.learn(task)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cofima.methods.slca import SLCA
+from cofima.methods._aligned import Aligned
 from cofima.weights import snapshot
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
@@ -46,11 +46,11 @@ def test_a_scripted_trajectory_has_its_closed_form(
             taken[-1].append(snapshot(self.net))
             self.after_step(batch)
 
-    begin = SLCA.begin
-    monkeypatch.setattr(SLCA, "begin", lambda self, task: (begin(self, task), self.net.double())[0])
-    monkeypatch.setattr(SLCA, "train", train)
-    monkeypatch.setattr(SLCA, "remember", lambda *_: None)
-    monkeypatch.setattr(SLCA, "align_head", lambda *_: None)
+    begin = Aligned.begin
+    monkeypatch.setattr(Aligned, "begin", lambda self, task: (begin(self, task), self.net.double())[0])
+    monkeypatch.setattr(Aligned, "train", train)
+    monkeypatch.setattr(Aligned, "remember", lambda *_: None)
+    monkeypatch.setattr(Aligned, "align_head", lambda *_: None)
     for task in stream:
         before = snapshot(method.net)
         method.learn(task)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cofima.methods.slca import SLCA
+from cofima.methods._aligned import Aligned
 from cofima.weights import snapshot
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
@@ -21,14 +21,14 @@ def made(tiny, method="weight_ensemble", network="vit_test", sizes=(2, 1, 2, 2),
 def trained(monkeypatch: pytest.MonkeyPatch) -> list:
     """Return a list that fills with the weights right before and right after each training."""
     found: list = []
-    train = SLCA.train
+    train = Aligned.train
 
     def spied(self, task):
         before = snapshot(self.net)
         train(self, task)
         found.append((before, snapshot(self.net)))
 
-    monkeypatch.setattr(SLCA, "train", spied)
+    monkeypatch.setattr(Aligned, "train", spied)
     return found
 
 
@@ -63,9 +63,9 @@ def test_the_running_mean_is_exact_in_float64(init: str, tiny, monkeypatch: pyte
             value.copy_(torch.randn(value.shape, generator=script, dtype=torch.float64))
         seen.append(snapshot(self.net.backbone))
 
-    monkeypatch.setattr(SLCA, "train", train)
-    monkeypatch.setattr(SLCA, "remember", lambda *_: None)
-    monkeypatch.setattr(SLCA, "align_head", lambda *_: None)
+    monkeypatch.setattr(Aligned, "train", train)
+    monkeypatch.setattr(Aligned, "remember", lambda *_: None)
+    monkeypatch.setattr(Aligned, "align_head", lambda *_: None)
     for task in stream:
         method.learn(task)
         for key, value in method.net.backbone.state_dict().items():

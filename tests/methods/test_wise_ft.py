@@ -7,7 +7,7 @@ import torch
 
 from cofima import store
 from cofima.errors import CofimaError
-from cofima.methods.slca import SLCA
+from cofima.methods._aligned import Aligned
 from cofima.weights import average, snapshot
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
@@ -24,14 +24,14 @@ def made(tiny, method="wise_ft", network="vit_test", sizes=(2, 1, 2), **options)
 def trained(monkeypatch: pytest.MonkeyPatch) -> list:
     """Return a list that fills with the backbones right before and right after each training."""
     found: list = []
-    train = SLCA.train
+    train = Aligned.train
 
     def spied(self, task):
         before = snapshot(self.net.backbone)
         train(self, task)
         found.append((before, snapshot(self.net.backbone)))
 
-    monkeypatch.setattr(SLCA, "train", spied)
+    monkeypatch.setattr(Aligned, "train", spied)
     return found
 
 
@@ -107,9 +107,9 @@ def test_where_nothing_was_trained_batch_statistics_stay(tiny, same_bits) -> Non
 def test_rows_of_the_head_are_as_trained(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     method, stream = made(tiny, lam=0.3)
     rows = []
-    train = SLCA.train
+    train = Aligned.train
     monkeypatch.setattr(
-        SLCA, "train", lambda self, t: (train(self, t), rows.append(snapshot(self.net.head.blocks[-1])))[0]
+        Aligned, "train", lambda self, t: (train(self, t), rows.append(snapshot(self.net.head.blocks[-1])))[0]
     )
     for task in stream:
         method.learn(task)

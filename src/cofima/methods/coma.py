@@ -13,19 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
+from cofima.methods._aligned import SLOW_LEARNER, Aligned
 from cofima.methods.averaging import Averaging
 from cofima.methods.base import Share
 from cofima.methods.cost import FISHER_PASS, Cost, Plan
-from cofima.methods.slca import SLCA, SLOW_LEARNER
 from cofima.methods.state import Entry, tagged, untagged
-from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
+from cofima.parts.averaging import averaged_in_place, distance_moved
 from cofima.parts.importance import FISHER, FisherOptions, add_fisher, task_fisher, weighted
-from cofima.training.sgd import plain_batches
-from cofima.weights import Weights, auto_lambda, average, snapshot, weight_distance
+from cofima.weights import Weights, auto_lambda, average, snapshot
 
 
 @dataclass(eq=False)
-class CoMA(Averaging, SLCA):
+class CoMA(Averaging, Aligned):
     """Average the weights before and after each task.
 
     Args:
@@ -45,18 +44,18 @@ class CoMA(Averaging, SLCA):
 
     label: ClassVar[str] = "CoMA"
     paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 3"
-    state_schema: ClassVar[tuple[Entry, ...]] = (*SLCA.state_schema, FISHER)
     equation: ClassVar[str] = "θ*_t = (1 - λ) θ*_{t-1} + λ θ_t"
+    state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, FISHER)
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on the Fisher information kept, if any: nothing is averaged yet."""
-        if self.lam == "auto":
+        if self.by_fisher:
             return ("summed fisher", self.fisher.model_dump(), self.weight, self.align.shrink)
         return (SLOW_LEARNER, self.align.shrink)
 
     def cost(self, plan: Plan) -> Cost:
         """Count the Fisher information, where it is needed."""
-        return super().cost(plan).plus(steps=FISHER_PASS * plan.train if self.lam == "auto" else 0)
+        return super().cost(plan).plus(steps=FISHER_PASS * plan.train if self.by_fisher else 0)
 
     def begin(self, task: Task) -> None:
         """Keep the merged weights of the task before; rows of new classes are not in them."""
@@ -65,20 +64,22 @@ class CoMA(Averaging, SLCA):
             self.fisher_old: Weights = {}
         super().begin(task)
 
-    def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
-        """Merge, then remember and align (or remember first, as Algorithm 1 is printed)."""
-        if self.statistics == "trained":
-            self.remember(task)
-        if task.index > 0:
-            self.moved(lam)
-            self.merge(lam, fisher)
-            self.settle(lam)
-        if not last:
-            self.keep_fisher(task, fisher)
-        del self.old
-        if self.statistics == "merged":
-            self.remember(task)
-        self.align_head(task)
+    @property
+    def by_fisher(self) -> bool:
+        """Only ``auto`` needs Fisher information."""
+        return self.lam == "auto"
+
+    @property
+    def old_fisher(self) -> Weights:
+        """Return the Fisher information kept from the tasks before."""
+        return self.fisher_old
+
+    def trained_fisher(self, task: Task) -> Weights:
+        """Return the task's Fisher information, times what the task counts, where it is needed."""
+        if not self.by_fisher:
+            return {}
+        with self.timed("fisher"):
+            return weighted(task_fisher(self.net, task, self.context, self.fisher), task, self.weight)
 
     def share(self, task: Task, fisher: Weights) -> float:
         """Return ``lam``, or what it comes to where it is ``auto``."""
@@ -88,42 +89,20 @@ class CoMA(Averaging, SLCA):
             return 1.0
         return auto_lambda(self.old, self.net.state_dict(), self.fisher_old, fisher, fallback=self.fallback)
 
-    def merge(self, lam: float, fisher: Weights) -> None:
-        """Replace the weights by their average with those before the task."""
-        new = self.net.state_dict()
-        average(self.old, new, lam, out=new)  # in place: the network itself becomes the average
-
-    def moved(self, lam: float) -> None:
-        """Write into the history how far training moved the backbone, and what share of it is kept."""
-        now = {f"backbone.{name}": value for name, value in self.net.backbone.named_parameters()}
-        self.facts |= {"lam": lam, "trained_distance": weight_distance(self.old, now)}
-        self.stale = statistics_moved(self.old, self.net.state_dict())
-
-    def settle(self, lam: float) -> None:
-        """Estimate batch normalisation anew for merged weights; endpoints have their own already."""
-        if 0 < lam < 1 and self.stale:
-            refresh_batchnorm(self.net, plain_batches(self.task.train, self.context, "batch norm"))
-
-    @property
-    def by_fisher(self) -> bool:
-        """Only ``auto`` needs Fisher information."""
-        return self.lam == "auto"
-
-    @property
-    def old_fisher(self) -> Weights:
-        """The sum over the tasks before."""
-        return self.fisher_old
-
-    def trained_fisher(self, task: Task) -> Weights:
-        """Return the task's Fisher information, times what the task counts."""
-        if not self.by_fisher:
-            return {}
-        with self.timed("fisher"):
-            return weighted(task_fisher(self.net, task, self.context, self.fisher), task, self.weight)
-
-    def keep_fisher(self, task: Task, fisher: Weights) -> None:
-        """Add the task's Fisher information to the sum."""
+    def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
+        """Average, then remember and align (or remember first, as Algorithm 1 is printed)."""
+        if self.statistics == "trained":
+            self.remember(task)
+        if task.index > 0:
+            distance = distance_moved(untagged("backbone", self.old), self.net.backbone)
+            self.facts |= {"lam": lam, "trained_distance": distance}
+            with averaged_in_place(self.net, self.old, lam, task, self.context) as new:
+                average(self.old, new, lam, out=new)
+        del self.old
         self.fisher_old = add_fisher(self.fisher_old, fisher)
+        if self.statistics == "merged":
+            self.remember(task)
+        self.align_head(task)
 
     def state(self) -> Weights:
         """Keep the Fisher information too, where there is any."""

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
+from cofima.methods._aligned import Aligned
 from cofima.methods.base import Share
-from cofima.methods.slca import SLCA
-from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
-from cofima.parts.merging import distance_moved
-from cofima.training.sgd import Batch, plain_batches
+from cofima.parts.averaging import averaged_in_place, distance_moved
+from cofima.training.sgd import Batch
 from cofima.weights import Weights, snapshot
 
 
 @dataclass(eq=False)
-class EMA(SLCA):
+class EMA(Aligned):
     """Follow the weights with a moving average, and go on from it.
 
     Args:
@@ -76,11 +75,10 @@ class EMA(SLCA):
 
     def end(self, task: Task) -> None:
         """Put the shadow in place of the weights, then remember and align."""
-        moved = self.facts["trained_distance"] = distance_moved(self.old, self.net)
-        for shadow, value in zip(self.shadow, self.followed, strict=True):
-            value.copy_(shadow)
-        stale = statistics_moved(self.old, self.net.backbone.state_dict())
-        del self.old, self.shadow, self.followed
-        if 0 < self.share < 1 and moved > 0 and stale:
-            refresh_batchnorm(self.net, plain_batches(task.train, self.context, "batch norm"))
-        super().end(task)
+        backbone = self.net.backbone
+        self.facts["trained_distance"] = distance_moved(self.old, backbone)
+        with averaged_in_place(backbone, self.old, self.share, task, self.context):
+            for shadow, value in zip(self.shadow, self.followed, strict=True):
+                value.copy_(shadow)
+            del self.old, self.shadow, self.followed
+        self.fit_head(task)

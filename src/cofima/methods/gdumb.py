@@ -20,8 +20,8 @@ from cofima.methods.base import Method
 from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
+from cofima.parts.averaging import START
 from cofima.parts.exemplars import greedy_balanced
-from cofima.parts.merging import START
 from cofima.parts.replay import (
     MEMORY,
     MemorySize,

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
+from cofima.methods._aligned import SLOW_LEARNER, Aligned
 from cofima.methods.averaging import Averaging
-from cofima.methods.slca import SLCA, SLOW_LEARNER
 from cofima.methods.state import Entry, tagged, untagged
-from cofima.parts.merging import START, distance_moved, merge_backbone
-from cofima.training.sgd import plain_batches
-from cofima.weights import Weights, snapshot
+from cofima.parts.averaging import START, averaged_in_place, distance_moved
+from cofima.weights import Weights, average, snapshot
 
 
 @dataclass(eq=False)
-class WeightEnsemble(Averaging, SLCA):
+class WeightEnsemble(Averaging, Aligned):
     """Average the weights of all tasks, each counting the same.
 
     Args:
@@ -36,7 +35,7 @@ class WeightEnsemble(Averaging, SLCA):
     label: ClassVar[str] = "Weight ensemble"
     paper: ClassVar[str] = "a baseline of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Table 3"
     refines: ClassVar[bool] = False
-    state_schema: ClassVar[tuple[Entry, ...]] = (*SLCA.state_schema, START)
+    state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, START)
     equation: ClassVar[str] = (
         "θ*_t = (1 - 1/t) θ*_{t-1} + 1/t θ_t, each θ_t trained from θ_0 or from θ*_{t-1}"
     )
@@ -65,9 +64,11 @@ class WeightEnsemble(Averaging, SLCA):
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
         """Put the new weights into the mean, then remember and align."""
+        backbone = self.net.backbone
         if task.index > 0:
-            self.facts |= {"lam": lam, "trained_distance": distance_moved(self.mean, self.net)}
-            merge_backbone(self.net, self.mean, lam, plain_batches(task.train, self.context, "batch norm"))
+            self.facts |= {"lam": lam, "trained_distance": distance_moved(self.mean, backbone)}
+            with averaged_in_place(backbone, self.mean, lam, task, self.context) as new:
+                average(self.mean, new, lam, out=new)
         del self.mean
         self.fit_head(task)
 

@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cofima.data.stream import Task
+from cofima.methods._aligned import Aligned
 from cofima.methods.averaging import Averaging
 from cofima.methods.base import Share
-from cofima.methods.slca import SLCA
 from cofima.methods.state import Entry, tagged, untagged
-from cofima.parts.merging import START, distance_moved, merge_backbone
-from cofima.training.sgd import plain_batches
-from cofima.weights import Weights, snapshot
+from cofima.parts.averaging import START, averaged_in_place, distance_moved
+from cofima.weights import Weights, average, snapshot
 
 
 @dataclass(eq=False)
-class WiSEFT(Averaging, SLCA):
+class WiSEFT(Averaging, Aligned):
     """Average the weights after each task with those before the first.
 
     Args:
@@ -39,9 +38,9 @@ class WiSEFT(Averaging, SLCA):
         "Wortsman et al., CVPR 2022, https://arxiv.org/abs/2109.01903; "
         "over tasks: Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977"
     )
-    state_schema: ClassVar[tuple[Entry, ...]] = (*SLCA.state_schema, START)
-    with_start: ClassVar[bool] = True
     equation: ClassVar[str] = "θ*_t = (1 - λ) θ_0 + λ θ_t"
+    with_start: ClassVar[bool] = True
+    state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, START)
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on ``lam`` where the first task is merged too."""
@@ -60,9 +59,11 @@ class WiSEFT(Averaging, SLCA):
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
         """Merge with the pre-trained weights, then remember and align."""
+        backbone = self.net.backbone
         if task.index > 0 or self.merge_first:
-            self.facts |= {"lam": lam, "trained_distance": distance_moved(self.old, self.net)}
-            merge_backbone(self.net, self.start, lam, plain_batches(task.train, self.context, "batch norm"))
+            self.facts |= {"lam": lam, "trained_distance": distance_moved(self.old, backbone)}
+            with averaged_in_place(backbone, self.start, lam, task, self.context) as new:
+                average(self.start, new, lam, out=new)
         del self.old
         self.fit_head(task)
 
