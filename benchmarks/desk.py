@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 
 from rich.console import Console
 
+from cofima.cli.console import TerminalProgress
 from cofima.config import check
 from cofima.experiment.cells import cells, name
 from cofima.experiment.grid import run_grid
@@ -23,7 +24,6 @@ from cofima.report import find
 from cofima.report.groups import Group, comparable, grouped
 from cofima.report.metrics import forgetting, incremental, last
 from cofima.report.runs import Run
-from cofima.terminal import TerminalProgress
 
 HERE = Path(__file__).parent
 KEPT = HERE / "desk"

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from cofima import describe, methods
+from cofima import methods
+from cofima.cli.catalog import options
 from cofima.config import Config
 from cofima.models.aliases import ALIASES
 
@@ -30,7 +31,7 @@ def fill(text: str) -> str:
 
 def _method(name: str) -> str:
     rows = []
-    for option in describe.options(name):
+    for option in options(name):
         values, default = option.values.split(" | "), option.default
         if "number" in values and "none" in values:  # no value at all, which YAML writes as null
             values, default = [v.replace("none", "null") for v in values], default.replace("none", "null")

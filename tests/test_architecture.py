@@ -34,10 +34,7 @@ LAYERS = [
     ("analyse",),
     ("trackers",),
     ("sklearn",),
-    ("terminal",),
-    ("describe",),
     ("demo",),
-    ("commands",),
     ("cli", "__main__"),
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

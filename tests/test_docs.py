@@ -19,9 +19,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import cofima
-from cofima import config, describe, methods
-from cofima.cli import app
-from cofima.commands.plugin import taken
+from cofima import config, methods
+from cofima.cli import app, split_plugins
+from cofima.cli.catalog import options
 from cofima.data.sources.in_memory import blobs
 from cofima.errors import CofimaWarning
 from cofima.experiment.launch import launch
@@ -94,9 +94,7 @@ def test_the_configuration_page_has_every_key() -> None:
 def test_every_method_has_a_page_that_names_its_options(method: str) -> None:
     page = ROOT / "docs" / "methods" / f"{method}.md"
     text = page.read_text("utf-8")
-    missing = [
-        o.name for o in describe.options(method) if f"| `options.{o.name}` | `{o.default}`" not in text
-    ]
+    missing = [o.name for o in options(method) if f"| `options.{o.name}` | `{o.default}`" not in text]
     assert [name for name in missing if f"| `options.{name}` | `null`" not in text] == []
     assert "$$" in text
     assert f"methods/{method}.md" in (ROOT / "docs" / "README.md").read_text("utf-8")
@@ -140,7 +138,7 @@ def test_no_page_mentions_a_command_that_does_not_exist(page: Path) -> None:
 
 @pytest.mark.parametrize(("page", "line"), command_lines())
 def test_command_lines_parse(page: str, line: str) -> None:
-    _, name, *words = taken(shlex.split(line))[1]
+    _, name, *words = split_plugins(shlex.split(line))[1]
     command = COMMANDS[name]
     while hasattr(command, "commands"):  # a command of commands, such as data or analyse
         name, *words = words
@@ -261,7 +259,7 @@ def example_method(tmp_path: Path) -> Iterator[str]:
 
 def test_the_example_of_a_method_keeps_its_promises(example_method: str, tmp_path: Path, tiny: Any) -> None:
     assert example_method in methods.names()
-    assert [option.name for option in describe.options(example_method)] == ["strength"]
+    assert [option.name for option in options(example_method)] == ["strength"]
 
     def learned(method: str, **options: float) -> Any:
         where = tmp_path / f"{method} {options}"

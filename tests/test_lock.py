@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cofima import generations, learn, lock, store
-from cofima.commands.extend import extend
+from cofima.cli.model import extend
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.experiment.launch import launch
 from cofima.lock import alone

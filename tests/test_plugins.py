@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cofima import methods, plugins, store
-from cofima.commands.plugin import taken, use
+from cofima.cli import load_plugin, split_plugins
 from cofima.config import check
 from cofima.data import datasets
 from cofima.data.options import DataOptions
@@ -84,7 +84,7 @@ def test_the_example_works_from_outside_in_processes_of_its_own(tmp_path: Path) 
 
 
 def test_a_dataset_of_a_plugin_is_one_like_any_other(tmp_path: Path) -> None:
-    use(str(example(tmp_path)))
+    load_plugin(str(example(tmp_path)))
     assert "stripes" in datasets.names()
     assert datasets.describe("stripes") == "4 classes of drawn stripes"
     assert check({"method": "stripes", "dataset": "stripes"}).options == {"strength": 0.01}
@@ -148,7 +148,7 @@ def test_what_is_wrong_with_a_plugin_is_said(
     if text is not None:
         write(tmp_path, text, name)
     with pytest.raises(CofimaError, match=message):
-        use(str(tmp_path / name))
+        load_plugin(str(tmp_path / name))
 
 
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -167,6 +167,9 @@ def test_a_plugin_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_plugins_may_stand_anywhere_in_a_command() -> None:
     words = ["run", "--plugin", "a.py", "demo.yaml", "--plugin=b.py", "seed=1", "--", "--plugin", "c.py"]
-    assert taken(words) == (["a.py", "b.py"], ["run", "demo.yaml", "seed=1", "--", "--plugin", "c.py"])
+    assert split_plugins(words) == (
+        ["a.py", "b.py"],
+        ["run", "demo.yaml", "seed=1", "--", "--plugin", "c.py"],
+    )
     with pytest.raises(CofimaError, match="needs a Python file"):
-        taken(["run", "--plugin"])
+        split_plugins(["run", "--plugin"])

@@ -9,8 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from cofima import methods, ranks, torchrun
-from cofima.cli import app
-from cofima.commands import console
+from cofima.cli import app, console
 from cofima.data.views import View
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch

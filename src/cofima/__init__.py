@@ -58,12 +58,12 @@ _MODULES = {
     "average": "cofima.weights",
     "average_all": "cofima.weights",
     "diagonal_fisher": "cofima.weights",
-    "fisher": "cofima.merging",
+    "fisher": "cofima.merging.fisher",
     "fisher_average": "cofima.weights",
     "fisher_average_all": "cofima.weights",
     "learn": "cofima.serve.classifier",
     "load": "cofima.serve.classifier",
-    "merge": "cofima.merging",
+    "merge": "cofima.merging.merge",
     "weight_distance": "cofima.weights",
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cofima.commands.grid_table import table, watching
+from cofima.cli.grid import board_table, watching
 from cofima.experiment import board as boards
 from cofima.experiment.board import Board, Row, board
 from cofima.experiment.grid import Lines, line, minutes, summary
@@ -76,7 +76,7 @@ def small_board() -> Board:
 
 def test_the_table_shows_what_matters_first_and_counts_the_rest() -> None:
     console = Console(file=io.StringIO(), width=140)
-    console.print(table(small_board(), height=4))
+    console.print(board_table(small_board(), height=4))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     lines = [words for words in text.splitlines() if words.strip()]
     assert lines[0].split() == ["cell", "state", "task", "accuracy", "elapsed", "left"]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cofima import methods
 from cofima.cli import app
-from cofima.commands.grid_plan import chosen
+from cofima.cli.grid import overrides_of
 from cofima.config import Config, check
 from cofima.experiment import forecast as forecasts
 from cofima.experiment import speed as speeds
@@ -148,7 +148,7 @@ def test_what_differs_from_the_defaults_gives_the_same_cell(small: Callable[...,
     from cofima.config import resolve
 
     for cell in small({"method": ["coma", "ranpac", "gdumb"], "seed": 4}):
-        assert resolve({}, chosen(cell), "x") == cell
+        assert resolve({}, overrides_of(cell), "x") == cell
 
 
 def test_a_trial_is_small_and_stands_apart(tmp_path: Path, small: Callable[..., Any]) -> None:

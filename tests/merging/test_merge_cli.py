@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from cofima.cli import main
-from cofima.commands.merge import spread
+from cofima.cli.weights import spread
 from cofima.store import load
 from cofima.weights import average_all
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from cofima import config, report
-from cofima.commands.report import Format, Paper, paper_settings, report_
+from cofima.cli.report import Format, Paper, paper_settings
+from cofima.cli.report import report as report_command
 from cofima.experiment.cells import cells
 from cofima.generations import MethodFacts
 from cofima.history import HistoryRow
@@ -368,12 +369,12 @@ def test_latex_has_as_many_cells_as_columns(tables):
 
 def test_the_command_prints_one_form_and_writes_all(tables, tmp_path, capsys):
     folders = [run.folder for run in tables]
-    report_(folders, tables=[Paper.one], formats=[Format.csv])
+    report_command(folders, tables=[Paper.one], formats=[Format.csv])
     assert capsys.readouterr().out.startswith("table,method,label")
-    report_(folders, folder=tmp_path / "out", tables=[Paper.one], against="slca")
+    report_command(folders, folder=tmp_path / "out", tables=[Paper.one], against="slca")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {*(f"table-1.{form}" for form in ("md", "csv", "tex", "html")), "table-1-tests.csv"}
-    report_(folders, folder=tmp_path / "one", tables=[Paper.two], formats=[Format.tex])
+    report_command(folders, folder=tmp_path / "one", tables=[Paper.two], formats=[Format.tex])
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["table-2.tex"]
 
 

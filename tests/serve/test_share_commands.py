@@ -26,7 +26,7 @@ def cofima(*words: object) -> str:
 
 def test_export_says_what_it_compared(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("cofima.commands.export.say", said.append)
+    monkeypatch.setattr("cofima.cli.share.say", said.append)
     cofima("export", folder, "--torchscript", tmp_path / "a.pt")
     assert said[0].startswith(f"Wrote {tmp_path / 'a.pt'}")
     assert "on 8 images drawn by chance: logits differ by at most" in said[1]

@@ -212,11 +212,11 @@ def test_a_run_is_tracked_as_it_goes(tmp_path: Path, tiny: Any) -> None:
     pytest.importorskip("tensorboard", reason="needs the package tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from cofima.commands.track import track, tracked
+    from cofima.cli.run import track
     from cofima.experiment.launch import launch
 
     config, folder = tiny.config(stream={"first": 3, "increment": 3}), tmp_path / "run"
-    tracked(["tensorboard"], config, folder, lambda heard: launch(config, folder, listeners=heard))
+    trackers.tracked(["tensorboard"], config, folder, lambda heard: launch(config, folder, listeners=heard))
     place = folder / "trackers" / "tensorboard"
 
     def losses() -> list[float]:
@@ -228,7 +228,7 @@ def test_a_run_is_tracked_as_it_goes(tmp_path: Path, tiny: Any) -> None:
     assert losses() == pytest.approx(known)
     for file in place.iterdir():
         file.unlink()
-    tracked(["tensorboard"], config, folder, lambda heard: launch(config, folder, listeners=heard))
+    trackers.tracked(["tensorboard"], config, folder, lambda heard: launch(config, folder, listeners=heard))
     assert losses() == pytest.approx(known)  # a finished run is shown as it is
     track(folder, [f"tensorboard:{tmp_path / 'all'}"])
     assert list((tmp_path / "all" / "run").iterdir())

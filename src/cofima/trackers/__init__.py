@@ -1,5 +1,5 @@
 """metrics.jsonl shown by others: TensorBoard, Weights & Biases, MLflow; on disk, unless a server is named."""
 
-from cofima.trackers.kinds import KINDS, Tracker, choose, replay
+from cofima.trackers.kinds import KINDS, Tracker, choose, replay, tracked
 
-__all__ = ["KINDS", "Tracker", "choose", "replay"]
+__all__ = ["KINDS", "Tracker", "choose", "replay", "tracked"]

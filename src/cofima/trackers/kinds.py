@@ -1,13 +1,15 @@
 """Trackers by their names: ``tensorboard``, ``wandb``, ``mlflow``, each with a place after a colon."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from cofima import generations
+from cofima.config import Config
 from cofima.errors import CofimaError, did_you_mean, problems
 from cofima.experiment import journal
+from cofima.experiment.journal import Listener
 from cofima.history import is_run
 from cofima.trackers.mlflow import Mlflow
 from cofima.trackers.tensorboard import TensorBoard
@@ -46,6 +48,22 @@ def replay(trackers: Sequence[Tracker], folder: Path) -> int:
         for tracker in trackers:
             tracker.close()
     return len(lines)
+
+
+def tracked(
+    wanted: Sequence[str], config: Config, folder: Path, work: Callable[[Sequence[Listener]], Any]
+) -> None:
+    """Do work that trackers listen to; a run that was finished already is shown to them as it is."""
+    chosen = choose(wanted, folder, config.model_dump(mode="json"))
+    heard: list[None] = []
+    counted: list[Listener] = [lambda _: heard.append(None)] if chosen else []
+    try:
+        work([*chosen, *counted])
+        if chosen and not heard:
+            replay(chosen, folder)
+    finally:
+        for tracker in chosen:
+            tracker.close()
 
 
 def _problem(text: str) -> str | None:

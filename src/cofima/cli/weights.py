@@ -1,19 +1,34 @@
-"""``cofima merge``: one model of several."""
+"""Commands on weights: merge models, and measure which weights matter to one."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from cofima import merging
-from cofima.commands.console import progress, say
+from cofima.cli.console import Force, ModelFolder, SkipBad, count, out_option, progress, say
 from cofima.merging.recipe import MergeMethod
 
 LISTS = ("--weights", "--fisher")
 
 
-class WithLists(TyperCommand):
+class LabelChoice(StrEnum):
+    """Labels over which the Fisher information is taken."""
+
+    data = "data"
+    sampled = "sampled"
+    exact = "exact"
+
+
+class LogitChoice(StrEnum):
+    """Classes that compete."""
+
+    seen = "seen"
+    local = "local"
+
+
+class ListOptions(TyperCommand):
     """A command with options that take all words up to the next option: ``--weights 0.2 0.3 0.5``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -26,7 +41,7 @@ def spread(args: list[str]) -> list[str]:
     words: list[str] = []
     current = ""
     for word in args:
-        if word.startswith("-") and not _number(word):
+        if word.startswith("-") and not _is_number(word):
             current = word if word in LISTS else ""
             words += [] if current else [word]
         else:
@@ -34,11 +49,19 @@ def spread(args: list[str]) -> list[str]:
     return words
 
 
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 def merge(
     models: Annotated[
         list[Path], typer.Argument(help="Model folders or .safetensors files; the order matters.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The merged folder or file.")],
+    output: Annotated[Path, out_option("The merged folder or file.")],
     method: Annotated[
         MergeMethod, typer.Option("--method", "-m", help="How weights are merged.")
     ] = MergeMethod.average,
@@ -59,12 +82,14 @@ def merge(
     density: Annotated[
         float | None, typer.Option(help="Share of each task vector that ties keeps (0.2).")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output if it is there.")] = False,
+    force: Force = False,
 ) -> None:
     """Merge models of one architecture; folders may know different classes."""
-    done = merging.merge(
+    from cofima.merging.merge import merge as merge_models
+
+    done = merge_models(
         models,
-        out,
+        output,
         method.value,
         lam=lam,
         weights=weights,
@@ -83,9 +108,38 @@ def merge(
         say(f"Wrote {done.path}: {done.bytes / 1e6:,.1f} MB")
 
 
-def _number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
+def fisher(
+    model: ModelFolder,
+    images: Annotated[
+        Path, typer.Argument(help="Images: a folder per class, named as in the model, or a CSV file.")
+    ],
+    output: Annotated[Path, out_option("The .safetensors file to write.")],
+    labels: Annotated[
+        LabelChoice, typer.Option(help="The folder's classes, one drawn from the model, or the expectation.")
+    ] = LabelChoice.data,
+    logits: Annotated[
+        LogitChoice, typer.Option(help="Softmax over all classes of the model, or over the folder's.")
+    ] = LogitChoice.seen,
+    limit: Annotated[int | None, typer.Option(help="At most so many images of each class.")] = None,
+    skip_bad: SkipBad = False,
+    seed: Annotated[int, typer.Option(help="Of sampled labels, and of the images that a limit takes.")] = 0,
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda.")] = "auto",
+    force: Force = False,
+) -> None:
+    """Measure the diagonal Fisher information of a model, for a merge weighted by it."""
+    from cofima.merging.fisher import fisher as measure
+
+    done = measure(
+        model,
+        images,
+        output,
+        labels=labels.value,
+        logits=logits.value,
+        limit=limit,
+        skip_bad=skip_bad,
+        seed=seed,
+        device=device,
+        force=force,
+        progress=progress(),
+    )
+    say(f"Wrote {done.path}: {done.images} images of {count(done.classes, 'class', 'es')}")

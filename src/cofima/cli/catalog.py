@@ -1,0 +1,288 @@
+"""Commands that describe what there is: list, show, and data for a look at a dataset before it is learned."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+from rich.table import Table
+
+from cofima.cli.console import DataRoot, out, out_option, plain_table, progress, register, say
+from cofima.errors import CofimaWarning, first_problems
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from cofima.data.options import DataOptions
+    from cofima.data.sources.base import Source
+    from cofima.data.sources.checks import Contents
+    from cofima.methods import Method
+
+WIDE = 150  # columns of a terminal with room for timm's own names
+
+
+class Kind(StrEnum):
+    """What ``cofima list`` can list."""
+
+    methods = "methods"
+    backbones = "backbones"
+    datasets = "datasets"
+
+
+def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")], data_root: DataRoot = None) -> None:
+    """List the methods, the backbones or the datasets there are."""
+    tables = {Kind.methods: _methods, Kind.backbones: _backbones, Kind.datasets: _datasets}
+    out.print(tables[kind](), highlight=False)
+
+
+def _methods() -> Table:
+    from cofima import methods
+
+    table = plain_table("name", "what it is")
+    for name in methods.names():
+        method = methods.find(name)
+        table.add_row(name, f"{method.label}: {summary(method)}")
+    return table
+
+
+def _backbones() -> Table:
+    """Return the backbones with where their weights are, those that work without a network first."""
+    from cofima.models import inventory
+
+    wide = out.width >= WIDE
+    note = None if wide else f"timm's own names: in a terminal of {WIDE} columns (COLUMNS={WIDE})"
+    table = Table(box=None, pad_edge=False, caption=note, caption_justify="left")
+    for title in ("name", *["timm name"] * wide, "size", "MB", "pixels", "pre-trained on", "weights"):
+        table.add_column(title, overflow="fold", no_wrap=title in ("name", "size", "MB"))
+    for entry in sorted(inventory.entries(), key=lambda entry: not entry.offline):
+        count = entry.parameters
+        size = (f"{count / 1e6:.1f} M", f"{count * 4 / 1e6:.0f}") if count else ("", "")
+        names = (entry.name, *[entry.timm] * wide)
+        table.add_row(*names, *size, str(entry.size), entry.pretraining, entry.where)
+    table.add_row("any timm name", *["NAME.TAG"] * wide, "", "", "", "", "hub, or model.checkpoint=FILE")
+    table.add_row("hf-hub:OWNER/NAME", *[""] * wide, "", "", "", "", "hub")
+    return table
+
+
+def _datasets() -> Table:
+    """Return every dataset: its classes and sizes, and where it was found."""
+    from cofima.data import datasets, sources
+
+    table = plain_table("name", "what it is", "found")
+    for name in datasets.names():
+        where = ""
+        if name in sources.names():
+            copies = sources.copies(name, None)
+            where = "\n".join(f"{copy.layout} in {copy.path}" for copy in copies) or "no"
+        table.add_row(name, datasets.describe(name), where)
+    return table
+
+
+def show(method: Annotated[str, typer.Argument(help="A name from: cofima list methods.")]) -> None:
+    """Show a method: its equation, its paper, its options with their defaults."""
+    from cofima import methods
+
+    kind = methods.find(method)
+    out.print(f"{kind.label} ({method})", style="bold", highlight=False)
+    out.print(f"{summary(kind)}\n\n  {kind.equation}\n\n{kind.paper}\n", highlight=False, markup=False)
+    table = plain_table("option", "default", "values", "meaning")
+    for option in options(method):
+        table.add_row(f"options.{option.name}", option.default, option.values, option.meaning)
+    out.print(table if table.row_count else "It has no options of its own.", highlight=False)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a method, by its dotted name."""
+
+    name: str
+    default: str
+    values: str
+    meaning: str
+
+
+def options(method: str) -> list[Option]:
+    """Return the options of a method as its code declares them, those of its parts by dotted names."""
+    from pydantic import BaseModel
+
+    from cofima import methods
+
+    made = methods.build(method)
+    hints, meanings = get_type_hints(type(made), include_extras=True), _meanings(type(made))
+    found: list[Option] = []
+    for field in fields(made):
+        name, value = field.name, getattr(made, field.name)
+        if isinstance(value, BaseModel):
+            found += _nested(value, f"{name}.")
+        else:
+            found.append(Option(name, _text(value), _values(hints[name]), meanings.get(name, "")))
+    return found
+
+
+def summary(kind: type[Method]) -> str:
+    """Return the first sentence about a method."""
+    return (kind.__doc__ or "").strip().splitlines()[0]
+
+
+def _nested(owner: BaseModel, prefix: str) -> list[Option]:
+    hints = get_type_hints(type(owner), include_extras=True)
+    return [
+        Option(prefix + name, _text(getattr(owner, name)), _values(hints[name]), field.description or "")
+        for name, field in type(owner).model_fields.items()
+    ]
+
+
+def _values(hint: Any) -> str:
+    """Return a type in plain words: ``number | auto``, ``last | accumulate``."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _values(get_args(hint)[0])
+    if origin in (Union, UnionType):
+        return " | ".join(_values(part) for part in get_args(hint))
+    if origin is tuple:
+        return f"list of {_values(get_args(hint)[0])}s"
+    if origin is Literal:
+        return " | ".join(map(str, get_args(hint)))
+    return {int: "whole number", float: "number", bool: "true | false", NoneType: "none"}.get(hint, str(hint))
+
+
+def _meanings(kind: type[Method]) -> dict[str, str]:
+    """Read the ``Args:`` of a method's docstring and of those that it builds on."""
+    found: dict[str, str] = {}
+    for owner in reversed(kind.__mro__):
+        _, _, listed = (owner.__doc__ or "").partition("Args:\n")
+        for name, text in re.findall(r"^ {8}(\w+): (.*(?:\n {9,}.*)*)", listed, re.MULTILINE):
+            found[name] = " ".join(text.split()).replace("``", "")
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return str(list(value))
+    return "none" if value is None else str(value)
+
+
+Name = Annotated[str, typer.Argument(help="A name from: cofima list datasets.")]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options, such as data.layout=raw.")
+]
+
+
+def check(
+    name: Name,
+    overrides: Settings = None,
+    quick: Annotated[bool, typer.Option("--quick", help="List the images, but do not read them.")] = False,
+    data_root: DataRoot = None,
+) -> None:
+    """Say what is expected of a dataset, what was found, and what is wrong with it."""
+    settings = _resolve(name, overrides)
+    _print_expected(name)
+    source, wrong = _find(name, settings)
+    _print_found(source)
+    if not quick:
+        wrong += _copies(_read(source))
+        _print("images", f"all {len(source.train) + len(source.test):,} can be read")
+    _warn(wrong)
+    _print("problems", str(len(wrong) or "none"))
+
+
+def prepare(
+    name: Name,
+    overrides: Settings = None,
+    folder: Annotated[
+        Path | None, out_option("Where the manifest goes; by default beside the cache.")
+    ] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Check a dataset and write the manifest of its split: every image, its part and its hash.
+
+    Another run takes the same split with data.split_file=MANIFEST.
+    """
+    from cofima.data.sources.split_file import write_manifest
+
+    source, wrong = _find(name, _resolve(name, overrides))
+    contents = _read(source)
+    path = write_manifest(source, contents, folder)
+    _print_found(source)
+    _warn([*wrong, *_copies(contents)])
+    _print("manifest", str(path))
+
+
+data = typer.Typer(
+    no_args_is_help=True,
+    help="Check a dataset, or write down exactly what is trained and tested on.",
+    epilog="Example: cofima data check cub200",
+)
+register(
+    data,
+    "cofima data",
+    (check, "check cub200 --data-root /datasets"),
+    (prepare, "prepare imagenet_r data.split_seed=1 --out splits"),
+)
+
+
+def _resolve(name: str, overrides: list[str] | None) -> DataOptions:
+    from cofima import config
+
+    return config.resolve({"dataset": name}, overrides or [], "the command line").data
+
+
+def _find(name: str, settings: DataOptions) -> tuple[Source, list[str]]:
+    """List the images, and keep the warnings for the end."""
+    from cofima.data import datasets
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CofimaWarning)
+        source = datasets.find(name, settings, progress())
+    return source, [str(one.message) for one in caught if issubclass(one.category, CofimaWarning)]
+
+
+def _read(source: Source) -> Contents:
+    from cofima.data.sources.checks import verify
+
+    contents = verify(source, progress())
+    if contents.faults:
+        raise first_problems(f"{source.name} in {source.facts.get('folder', 'memory')}", contents.faults)
+    return contents
+
+
+def _copies(contents: Contents) -> Iterator[str]:
+    names = contents.shared
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield f"test images that are copies of training images: {', '.join(names[:3])}{more}"
+
+
+def _print_expected(name: str) -> None:
+    from cofima.data import datasets, sources
+
+    _print("dataset", f"{name}: {datasets.describe(name)}")
+    if name in sources.names():
+        about = sources.about(name)
+        for variant, (train, test) in about.variants.items():
+            counts = f"{train:,} training + {test:,} test images, {about.classes} classes"
+            _print("expected", f"{variant}: {counts}")
+
+
+def _print_found(source: Source) -> None:
+    where = f" in {source.facts['folder']}" if "folder" in source.facts else ""
+    layout = f" ({source.facts['layout']})" if "layout" in source.facts else ""
+    counts = f"{len(source.train):,} training + {len(source.test):,} test images"
+    _print("found", f"{counts}, {len(source.class_names)} classes{where}{layout}")
+    _print("split", f"{source.facts['split_id']} (sha256 {source.facts['split_hash']})")
+
+
+def _warn(wrong: list[str]) -> None:
+    for text in wrong:
+        warnings.warn(text, CofimaWarning, stacklevel=3)
+
+
+def _print(key: str, text: str) -> None:
+    say(f"{key:9} {text}")

@@ -1,0 +1,226 @@
+"""Output, progress bars, messages and options that commands share; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table as RichTable
+from rich.text import Text
+from typer.core import TyperCommand
+
+from cofima import torchrun
+from cofima.errors import CofimaError, CofimaWarning
+from cofima.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from cofima.report import Run
+    from cofima.report.table import Table
+
+T = TypeVar("T")
+GRACE = 20  # seconds that the main process gets to complain first; torchrun then ends the others
+
+out = Console(quiet=not torchrun.is_main_process())
+errors = Console(stderr=True, quiet=not torchrun.is_main_process())
+_quiet = False
+
+
+def _search_there(root: Path | None) -> None:
+    """Make a place known to all that looks for datasets, processes of a grid too."""
+    if root is not None:
+        os.environ["COFIMA_DATA"] = str(root.resolve())
+
+
+def out_option(help: str) -> Any:
+    """Return the option that says where a command writes."""
+    return typer.Option("--out", "-o", help=help)
+
+
+ModelFolder = Annotated[Path, typer.Argument(help="A model folder.")]
+Photos = Annotated[Path, typer.Argument(help="A folder per class, or a CSV file (path,label).")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What differs.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the images, at most.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output if it is there.")]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-root",
+        callback=_search_there,
+        help="Where datasets are; else COFIMA_DATA and the present folder are searched.",
+    ),
+]
+
+
+def register(
+    app: typer.Typer,
+    parent: str,
+    *commands: tuple[Callable[..., None], str],
+    cls: type[TyperCommand] | None = None,
+) -> None:
+    """Add commands, each with an example whose first word is its name: ``learn photos -o parts``."""
+    for function, example in commands:
+        app.command(example.split()[0], cls=cls, epilog=f"Example: {parent} {example}")(function)
+
+
+def be_quiet(quiet: bool) -> None:
+    """Show results and errors only, or progress too."""
+    global _quiet
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    """Tell whether results and errors only are to be shown."""
+    return _quiet
+
+
+def progress() -> Progress:
+    """Return the listener of long-running work."""
+    return SILENT if _quiet or out.quiet else TerminalProgress(out)
+
+
+def say(text: str, console: Console = out, style: str | None = None) -> None:
+    """Print a line as it is."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def complain(error: CofimaError) -> None:
+    """Print what is wrong, once: other processes speak if the first did not, and so did not end them."""
+    name, console = "cofima", errors
+    if not torchrun.is_main_process():
+        time.sleep(GRACE)
+        name, console = f"cofima (process {torchrun.rank()})", Console(stderr=True)
+    say(f"{name}: {error}", console)
+
+
+def show_warnings(console: Console) -> None:
+    """Print our own warnings as one line each, and leave others as they are."""
+    plain = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, CofimaWarning):
+            say(f"warning: {message}", console, "yellow")
+        else:
+            plain(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+
+
+@contextmanager
+def interruptible(
+    kept: str = "finished tasks are kept, the same command continues after them",
+) -> Iterator[None]:
+    """Tell a user who presses Ctrl-C, or a system that ends a run, what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        number = getattr(error, "signal", signal.SIGINT)
+        say(f"cofima: interrupted; {getattr(error, 'kept', '') or kept}", errors)
+        raise typer.Exit(128 + number) from None
+
+
+class TerminalProgress(Progress):
+    """Draw one bar for the work at hand, below the name of the wider work it belongs to."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.wider = ""
+
+    def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
+        """Yield ``items`` with a bar that disappears when they are done."""
+        with self._drawing():
+            bar = self.bars.add_task(f"{self.wider} · {label}" if self.wider else label, total=total)
+            try:
+                for item in items:
+                    yield item
+                    self.bars.advance(bar)
+            finally:
+                self.bars.remove_task(bar)
+
+    def say(self, message: str) -> None:
+        """Print one line above the bars."""
+        self.console.print(message, highlight=False, markup=False)
+
+    @contextmanager
+    def stage(self, label: str) -> Iterator[None]:
+        """Name the wider work; without a terminal, say when it begins."""
+        self.wider = label
+        if not self.console.is_terminal:
+            self.say(label)
+        try:
+            yield
+        finally:
+            self.wider = ""
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        started = not self.bars.live.is_started
+        if started:
+            self.bars.start()
+        try:
+            yield
+        finally:
+            if started:
+                self.bars.stop()
+
+
+def print_runs(runs: Sequence[Run]) -> None:
+    """Print the tables of runs."""
+    from cofima import report
+
+    for comparison in report.compare(runs):
+        _print_table(comparison.table)
+
+
+def _print_table(table: Table) -> None:
+    shown = RichTable(title=table.title or None, title_justify="left")
+    for column in table.columns:
+        shown.add_column(column.title, justify=column.align, no_wrap=column.align == "left")
+    for row in table.rows:
+        shown.add_row(*(Text(str(cell), "bold" if cell.best else "") for cell in row.cells))
+    out.print(shown)
+    if table.note:
+        out.print(table.note, highlight=False, markup=False, style="dim")
+
+
+def plain_table(*columns: str) -> RichTable:
+    """Return an empty table without lines."""
+    return RichTable(*columns, box=None, pad_edge=False)
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun: ``1 image``, ``2 images``."""
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def some(names: list[str], most: int = 8) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

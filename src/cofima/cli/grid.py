@@ -1,0 +1,225 @@
+"""``cofima grid``: every cell of a recipe's grid, with its plan and its live table."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from cofima.cli.console import (
+    DataRoot,
+    errors,
+    interruptible,
+    is_quiet,
+    out,
+    out_option,
+    plain_table,
+    print_runs,
+    progress,
+    say,
+)
+from cofima.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from cofima.config import Config
+    from cofima.experiment.board import Board, Row
+    from cofima.experiment.forecast import Forecast
+    from cofima.experiment.grid import Outcome
+
+ORDER = ("running", "failed", "waiting", "done")
+STYLE = {"running": "", "failed": "red", "waiting": "dim", "done": "green"}
+
+
+class Engine(StrEnum):
+    """Executors of cells."""
+
+    local = "local"
+    ray = "ray"
+    slurm = "slurm"
+
+
+def grid(
+    config: Annotated[
+        str, typer.Argument(help="A YAML file with a key grid, or a recipe of the package: desk.yaml.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What differs, in every cell.")
+    ] = None,
+    folder: Annotated[Path | None, out_option("Where the cells' folders go; by default in runs/.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Cells at a time; by default one per GPU, else per core."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE[,VALUE]", help="Leave other cells out; may be given again."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="A trial: so many images of each class, and one epoch.")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="What runs the cells: this machine, a Ray cluster, Slurm.")
+    ] = Engine.local,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT; without it one is started here. "
+            "With --engine slurm: local, to try it without Slurm.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells, their data and their time; learn nothing.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="With --dry-run: whole configurations.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: everything, for programs.")
+    ] = False,
+    data_root: DataRoot = None,
+) -> None:
+    """Learn every combination of a recipe's grid; the same command continues, and repeats what failed."""
+    from cofima.experiment import engines
+    from cofima.experiment.cells import name, plan, reduced
+    from cofima.experiment.forecast import forecast
+    from cofima.experiment.grid import run_grid
+
+    planned = plan(config, reduced(limit, overrides or []), only or [])
+    suffix = "" if limit is None else f"-limit{limit}"
+    where = folder or Path("runs") / f"{Path(config).stem}{suffix}"
+    cells, needs = [cell for cell, _ in planned], {name(cell): needed for cell, needed in planned}
+    if dry_run:
+        width = jobs or os.cpu_count() or 1
+        found = forecast(cells, where, width, progress=SILENT if as_json else progress())
+        print_json(found) if as_json else print_plan(found, width, verbose)
+        return
+    with interruptible():
+        runs = engines.make(engine.value, where, jobs, address, cells)
+        with watching(out, progress(), is_quiet()) as watch:
+            outcome = run_grid(cells, where, progress=progress(), engine=runs, watch=watch, needs=needs)
+    _finish(outcome)
+
+
+def _finish(outcome: Outcome) -> None:
+    """Print the table of finished cells, then each failure with its log."""
+    from cofima import report
+    from cofima.experiment.worker import LOG
+
+    if outcome.done:
+        print_runs(report.find(outcome.done))
+    for failed, fault in outcome.failed.items():
+        say(f"cofima: {failed} failed: {fault}", errors)
+        say(f"  see {failed / LOG}", errors)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def print_plan(found: Sequence[Forecast], jobs: int, verbose: bool) -> None:
+    """Print a block for each cell, what is missing once, and the sum."""
+    import yaml
+
+    from cofima.experiment.grid import minutes
+
+    for one in found:
+        say(str(one.folder))
+        if verbose:
+            text = yaml.safe_dump(one.config.model_dump(mode="json"), sort_keys=False)
+            say("\n".join(f"    {line}" for line in text.splitlines()))
+        else:
+            say(f"    {' '.join(overrides_of(one.config))}")
+        time = "time not known" if one.seconds is None else f"about {minutes(one.seconds)}"
+        say(f"    data: {one.data}; weights: {one.weights}; {'done' if one.done else time}")
+    for text in dict.fromkeys(one.missing for one in found if one.missing):
+        say(f"\n{text}")
+    todo = [one for one in found if not one.done]
+    seconds = [one.seconds for one in todo if one.seconds is not None]
+    done = f", {len(found) - len(todo)} of them done" if len(todo) < len(found) else ""
+    say(f"\n{len(found)} cells{done}")
+    if seconds:
+        missing = len(todo) - len(seconds)
+        unknown = f", and {missing} whose time is not known" if missing else ""
+        say(f"about {minutes(sum(seconds) / jobs)} on this machine, {jobs} at a time{unknown}")
+        say("(images times the measured time of a step, at random weights; first tasks that cells share too)")
+
+
+def print_json(found: Sequence[Forecast]) -> None:
+    """Print everything that is known of each cell, for programs."""
+    rows = [
+        {
+            "folder": str(one.folder),
+            "done": one.done,
+            "config": one.config.model_dump(mode="json"),
+            "data": {"here": not one.missing, "where": one.data, "images": one.images, "tasks": one.tasks},
+            "weights": one.weights,
+            "seconds": one.seconds,
+        }
+        for one in found
+    ]
+    print(json.dumps(rows, indent=2))  # as it is: a terminal's width must not break it
+
+
+def overrides_of(config: Config) -> list[str]:
+    """Return what differs from the defaults, as it would be written on a command line."""
+    from cofima import methods
+    from cofima.config import Config as Defaults
+    from cofima.report.groups import flat
+
+    usual = Defaults(method=config.method).model_dump(mode="json")
+    usual["options"] = methods.options_of(methods.build(config.method))
+    plain, mine = flat(usual), flat(config.model_dump(mode="json"))
+    named = {key: mine[key] for key in ("dataset", "backbone", "method", "seed")}
+    return [
+        f"{key}={value}" for key, value in (named | mine).items() if key in named or plain.get(key) != value
+    ]
+
+
+@contextmanager
+def watching(console: Console, progress: Progress, quiet: bool) -> Iterator[Callable[[Board], None]]:
+    """Yield the display of a grid: a table that changes in a terminal, lines elsewhere."""
+    from cofima.experiment.grid import Lines
+
+    if quiet or not console.is_terminal:
+        yield Lines(progress)
+        return
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        yield lambda seen: live.update(board_table(seen, max(5, console.height - 6)))
+
+
+def board_table(seen: Board, height: int) -> Group:
+    """Draw the rows that matter most, as many as there is room for, and a line about all."""
+    from cofima.experiment.grid import summary
+
+    rows = sorted(seen.rows.values(), key=lambda row: (ORDER.index(row.state), -(row.ended or 0)))
+    rows = [row for row in rows if row.counts or row.state in ("running", "failed")]
+    shown = plain_table("cell", "state", "task", "accuracy", "elapsed", "left")
+    for row in rows[:height]:
+        shown.add_row(*_cells(row))
+    more = f"... and {len(rows) - height} more" if len(rows) > height else ""
+    return Group(shown, Text(more, "dim"), Text(summary(seen)))
+
+
+def _cells(row: Row) -> list[Text]:
+    """Return a row's name, state, tasks, accuracy so far, and times."""
+    from cofima.experiment.grid import minutes
+
+    state = f"{row.state}, first task shared" if row.taken and row.state == "running" else row.state
+    fault = f": {row.fault.splitlines()[0]}" if row.fault else ""
+    left = row.left if row.state == "running" else None
+    words = [
+        row.name,
+        state + fault,
+        f"{row.task}/{row.tasks}" if row.tasks else "",
+        "" if row.accuracy is None else f"{row.accuracy:.1f} %",
+        "" if row.elapsed is None else minutes(row.elapsed),
+        "" if left is None else minutes(left),
+    ]
+    return [Text(word, STYLE[row.state], overflow="ellipsis", no_wrap=True) for word in words]

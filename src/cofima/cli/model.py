@@ -1,0 +1,418 @@
+"""Commands on one classifier: learn, extend, predict, evaluate, history, undo, rename and forget."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from cofima import generations
+from cofima.cli.console import (
+    Epochs,
+    ModelFolder,
+    Photos,
+    SkipBad,
+    count,
+    errors,
+    interruptible,
+    out,
+    out_option,
+    progress,
+    say,
+    some,
+)
+from cofima.errors import CofimaError, problems
+from cofima.lock import alone
+
+if TYPE_CHECKING:
+    from cofima.history import HistoryRow
+    from cofima.serve.check import Comparison
+    from cofima.serve.classifier import Classifier
+    from cofima.serve.evaluation import Evaluation
+    from cofima.serve.extend import Extension
+    from cofima.serve.predict import Prediction
+
+BUDGET_BROKEN = 3  # exit code: old classes lost more than --max-drop
+WORST = 3
+SHOWN = 10
+
+
+def learn(
+    photos: Photos,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="What differs from the recipe learn.yaml."),
+    ] = None,
+    folder: Annotated[Path, out_option("The model folder; it must not hold a model yet.")] = Path("model"),
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="Pre-trained network; EfficientNet-Lite0 where installed, else vit_micro."),
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="What learns; cofima if not given.")] = None,
+    epochs: Epochs = None,
+    seed: Annotated[int | None, typer.Option(help="Decides what is left to chance.")] = None,
+    keep_images: Annotated[
+        int, typer.Option(min=0, help="Held-out images of each class to keep in the model folder.")
+    ] = 0,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Learn the classes of a folder of photographs; the model can be extended later without them.
+
+    A part of each class is held out: it says how good the classifier is, calibrates its probabilities,
+    and decides when to stop. Nothing is written before the model is complete.
+    """
+    from cofima.serve.classifier import learn as learn_classifier
+
+    with interruptible("nothing was written; run the same command again"):
+        made = learn_classifier(
+            photos,
+            folder,
+            backbone=backbone,
+            method=method,
+            epochs=epochs,
+            seed=seed,
+            keep_images=keep_images,
+            skip_bad=skip_bad,
+            settings=settings or [],
+            progress=progress(),
+        )
+    for line in _learned(made):
+        say(line)
+
+
+def extend(
+    model: Annotated[Path, typer.Argument(help="A model folder, of cofima learn or cofima run.")],
+    photos: Photos,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[train.KEY=VALUE]...", help="What differs in training this time."),
+    ] = None,
+    folder: Annotated[Path | None, out_option("Write another model folder; MODEL stays as it is.")] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Images of old classes on which to measure what they lose.")
+    ] = None,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(help="Points that old classes may lose on average; more keeps the old model, exit 3."),
+    ] = None,
+    keep_images: Annotated[
+        int | None, typer.Option(min=0, help="Held-out images of each class to keep; as before by default.")
+    ] = None,
+    only_new: Annotated[
+        bool, typer.Option("--only-new", help="Refuse classes that are known already.")
+    ] = False,
+    epochs: Epochs = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Teach a model new classes, or more images of known ones; the old images are not needed.
+
+    The old model stays in force until the new one is complete, and cofima undo brings it back.
+    """
+    from cofima.serve.check import ForgettingError
+    from cofima.serve.classifier import load
+
+    classifier = load(model, progress=progress())
+    if folder is not None:
+        generations.refuse_other(folder, classifier.generation)
+    with alone(folder or model), interruptible("the model is as it was; run the same command again"):
+        generations.refuse_other(folder or model, classifier.generation)
+        try:
+            outcome = classifier.extend(
+                photos,
+                check=check,
+                max_drop=max_drop,
+                keep_images=keep_images,
+                only_new=only_new,
+                skip_bad=skip_bad,
+                epochs=epochs,
+                settings=settings or [],
+                progress=progress(),
+            )
+        except ForgettingError as error:
+            out.print(_losses(error.comparison))
+            say(f"cofima: {error}", errors)
+            raise typer.Exit(BUDGET_BROKEN) from None
+        classifier.save(folder or model, progress())
+    measured = outcome.old is not None and outcome.old.measured
+    if outcome.old is not None and measured:
+        out.print(_losses(outcome.old))
+    for line in _extended(classifier, outcome):
+        say(line)
+    if max_drop is not None and not measured:
+        say(
+            "warning: --max-drop was not checked: there are no images of old classes. "
+            "Give --check FOLDER, or learn with --keep-images",
+            errors,
+            "yellow",
+        )
+
+
+def predict(
+    model: ModelFolder,
+    images: Annotated[
+        list[str], typer.Argument(help="Images, folders of images, or - for a list of paths on stdin.")
+    ],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="A table: image, label, probability, ...")] = False,
+    unknown: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Say 'unknown' where an image is farther from every class than all but this share of "
+            "held-out images.",
+        ),
+    ] = None,
+) -> None:
+    """Name the classes of images, with probabilities calibrated on held-out images.
+
+    Exit code 1 if some images could not be read, 2 if none could.
+    """
+    from cofima.serve.classifier import load
+
+    if as_json and as_csv:
+        raise CofimaError("give --json or --csv, not both")
+    paths = list(find_images(images))
+    classifier = load(model, progress=progress())
+    write = _write_json if as_json else _write_csv if as_csv else _write_line
+    readable, for_programs = 0, as_json or as_csv
+    with interruptible("stopped"):
+        found = classifier.stream(paths, top=top, unknown=unknown)
+        if len(paths) > 100 and (sys.stdout.isatty() or not for_programs):
+            found = progress().track(found, len(paths), "images")
+        for number, answer in enumerate(found):
+            write(answer, number == 0)
+            readable += not answer.error
+    if not classifier.calibrated and not for_programs:
+        say("note: no images were held out, so the probabilities are not calibrated", errors)
+    if readable < len(paths):
+        say(f"cofima: {len(paths) - readable} of {len(paths)} images could not be read", errors)
+        raise typer.Exit(1 if readable else 2)
+
+
+def find_images(given: list[str]) -> Iterator[Path]:
+    """Yield the images that are given: files, those below folders, and a list on stdin for ``-``."""
+    from cofima.data.sources.listing import SUFFIXES
+
+    words = [w for word in given for w in (sys.stdin.read().splitlines() if word == "-" else [word]) if w]
+    paths = [Path(word) for word in words]
+    wrong = [f"{path}: no such file or folder" for path in paths if not path.exists()]
+    if wrong and len(wrong) == len(paths):
+        raise problems("the list of images", wrong[:20])
+    none = True
+    for path in paths:
+        below = (
+            sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+        )
+        none = none and not below
+        yield from below
+    if none:
+        raise CofimaError(f"no images in {', '.join(given)}")
+
+
+def _write_line(answer: Prediction, first: bool) -> None:
+    if answer.error:
+        say(f"{answer.image}: error: {answer.error}")
+        return
+    best = ", ".join(f"{name} {100 * p:.1f} %" for name, p in answer.best)
+    say(f"{answer.image}: {f'unknown (nearest: {best})' if answer.unknown else best}")
+
+
+def _write_json(answer: Prediction, first: bool) -> None:
+    sys.stdout.write(json.dumps(answer.as_json(), ensure_ascii=False) + "\n")
+
+
+def _write_csv(answer: Prediction, first: bool) -> None:
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    if first:
+        table.writerow(["image", "label", "probability", "error", "best"])
+    best = "; ".join(f"{name} {p:.4f}" for name, p in answer.best)
+    chance = f"{answer.probability:.4f}" if answer.best else ""
+    table.writerow([answer.image, answer.label, chance, answer.error, best])
+
+
+def evaluate(
+    model: ModelFolder,
+    photos: Photos,
+    folder: Annotated[
+        Path | None, out_option("Where a page, a figure and tables go, if they should.")
+    ] = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Measure accuracy on labelled images, class by class, and show what is confused with what."""
+    from cofima.serve.classifier import load
+
+    classifier = load(model, progress=progress())
+    with interruptible("nothing was written"):
+        found = classifier.evaluate(photos, skip_bad=skip_bad, progress=progress())
+    _print_evaluation(found)
+    if folder is not None:
+        from cofima.serve.page import write  # figures take a second to import
+
+        for path in write(found, folder):
+            say(f"Wrote {path}")
+
+
+def _print_evaluation(found: Evaluation) -> None:
+    """Print the accuracy, the classes known least, and the pairs most confused."""
+    say(f"Accuracy: {found.accuracy.percent:.1f} % on {found.images:,} images of {found.source}")
+    say(f"Mean over classes: {found.accuracy.mean_of_classes:.1f} %")
+    say(f"Probabilities are off by {found.calibration:.1f} points on average")
+    by_class = found.accuracy.by_class
+    table = Table("class", "images", "accuracy %", title="Known least", title_justify="left")
+    for name in sorted(by_class, key=lambda name: by_class[name])[:SHOWN]:
+        table.add_row(name, str(found.accuracy.images[name]), f"{by_class[name]:.1f}")
+    out.print(table)
+    if found.confused:
+        pairs = Table("class", "taken for", "images", title="Most confused", title_justify="left")
+        for true, said, images in found.confused[:SHOWN]:
+            pairs.add_row(true, said, str(images))
+        out.print(pairs)
+
+
+def history(model: ModelFolder) -> None:
+    """Show what a model learned, when, from how many images, and what was measured."""
+    table = Table("", "what", "classes", "images", "accuracy %", "old classes %", "lam", "date")
+    for number, row in enumerate(generations.read_history(model), start=1):
+        table.add_row(str(number), *_history_cells(row))
+    out.print(table)
+
+
+def _history_cells(row: HistoryRow) -> list[str]:
+    overall, old = row.overall, row.old
+    renamed = row.kind == "rename"
+    lost = "" if old is None else f"{'' if old.measured else '~'}{old.before:.1f} -> {old.after:.1f}"
+    return [
+        row.kind,
+        " -> ".join(row.classes) if renamed else f"{len(row.classes)}: {some(row.classes, 4)}",
+        "" if row.train_images is None else str(row.train_images),
+        "" if overall is None else f"{overall:.1f}",
+        lost,
+        "" if row.lam is None else f"{row.lam:.2f}",
+        row.date[:16].replace("T", " "),
+    ]
+
+
+def undo(model: ModelFolder) -> None:
+    """Go back to the state before the last change; the state before that one is no longer kept."""
+    left, now = generations.undo(model)
+    say(
+        f"{model} is again as it was: {now.name} with {len(now.record.classes)} classes "
+        f"({left.name} is no longer in force)"
+    )
+
+
+def rename(
+    model: ModelFolder,
+    old: Annotated[str, typer.Argument(help="The name of a class.")],
+    new: Annotated[str, typer.Argument(help="Its new name.")],
+) -> None:
+    """Give a class another name; cofima undo takes it back."""
+    from cofima.serve.classifier import load
+
+    classifier = load(model)
+    classifier.rename(old, new)
+    classifier.save()
+    say(f"{model}: '{old}' is now called '{new}'")
+
+
+def remove_class(
+    model: ModelFolder,
+    name: Annotated[str, typer.Argument(metavar="CLASS", help="The name of a class.")],
+) -> None:
+    """Take a class out of a model: it is never named again; cofima undo brings it back.
+
+    Its row, its statistics and its kept images go; what the backbone learned from it stays.
+    """
+    from cofima.serve.classifier import load
+
+    classifier = load(model)
+    classifier.forget(name)
+    classifier.save()
+    say(f"{model}: '{name}' is forgotten; {len(classifier.classes)} classes are left")
+
+
+def _learned(made: Classifier) -> Iterator[str]:
+    """Yield what a classifier learned, its accuracy and what that rests on, and what to do next."""
+    row, accuracy = made.history[-1], made.accuracy
+    yield f"Learned {count(len(made.classes), 'class', 'es')} from {count(row.train_images or 0, 'image')}"
+    yield f"  in {_duration(row.seconds['total'])}: {made.model.method.label} on {made.model.backbone.name}"
+    if accuracy is None or accuracy.percent is None:
+        yield "Accuracy: unknown; no class has five images or more, so none were held out"
+    else:
+        yield (
+            f"Accuracy: {accuracy.percent:.1f} % on {count(row.held_out or 0, 'held-out image')}, which also "
+            "decided when to stop"
+        )
+        yield _least_known(accuracy.by_class)
+    yield from _kept(made)
+    where = shlex.quote(str(made.folder))
+    yield "Try next:"
+    yield f"  cofima predict {where} PHOTO.jpg"
+    yield f"  cofima extend {where} MORE_PHOTOS"
+
+
+def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
+    """Yield what an extension learned, its accuracy, and what old classes lost."""
+    if outcome.new:
+        yield f"Learned {count(len(outcome.new), 'new class', 'es')}: {some(outcome.new)}"
+    if outcome.more:
+        yield f"Learned more images of known classes (a domain change): {some(outcome.more)}"
+    seconds = sum(row.seconds["total"] for row in outcome.rows)
+    yield f"  from {count(outcome.train_images, 'image')} in {_duration(seconds)}"
+    if outcome.accuracy.percent is None:
+        yield "Accuracy on these: unknown; no images were held out"
+    else:
+        images = sum(outcome.accuracy.images.values())
+        yield f"Accuracy on these: {outcome.accuracy.percent:.1f} % on {count(images, 'held-out image')}"
+        yield _least_known(outcome.accuracy.by_class)
+    yield _lost(outcome.old)
+    yield from _kept(made)
+
+
+def _lost(old: Comparison | None) -> str:
+    if old is None:
+        return "Old classes: unknown; give --check FOLDER with images of them"
+    before, after = old.before.mean_of_classes, old.after.mean_of_classes
+    sure = "" if old.measured else ", an estimate"
+    return f"Old classes: {before:.1f} % before, {after:.1f} % after{sure} ({old.rests_on})"
+
+
+def _losses(old: Comparison) -> Table:
+    """Return the accuracy of each old class before and after, greatest loss first."""
+    table = Table("class", "images", "before %", "after %", "change")
+    before, after = old.before.by_class, old.after.by_class
+    for name in sorted(before, key=lambda name: after[name] - before[name]):
+        change = after[name] - before[name]
+        images = str(old.before.images[name])
+        table.add_row(name, images, f"{before[name]:.1f}", f"{after[name]:.1f}", f"{change:+.1f}")
+    return table
+
+
+def _least_known(by_class: dict[str, float]) -> str:
+    low = sorted(by_class, key=lambda name: by_class[name])[:WORST]
+    return "  least known: " + ", ".join(f"{name} {by_class[name]:.0f} %" for name in low)
+
+
+def _kept(made: Classifier) -> Iterator[str]:
+    """Yield where the model is, how large, and which images are in it."""
+    assert made.folder is not None
+    assert made.generation is not None
+    size = sum(file.stat().st_size for file in made.generation.iterdir())
+    yield f"Model: {made.folder} ({size / 1e6:.1f} MB)"
+    held = 0 if made.model.images is None else len(made.model.images)
+    if held:
+        yield f"  {count(held, 'held-out image')} kept in it, to measure what later extensions lose"
+    if made.model.method.keeps_images:
+        yield f"  {made.model.method.label} keeps images that it learned from in it"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

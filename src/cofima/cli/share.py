@@ -1,0 +1,171 @@
+"""Commands that hand a model to others: export, card, push, and a page in the browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cofima.cli.console import ModelFolder, errors, interruptible, out_option, progress, say
+from cofima.cli.model import find_images
+from cofima.errors import CofimaError
+from cofima.files import write_text
+from cofima.serve.limits import Limits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cofima.data.loading.pixel_format import PixelFormat
+
+MOST_IMAGES = 32  # on which an exported file is compared with the model
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+License = Annotated[
+    str | None, typer.Option("--license", help="The hub's name of a licence; the backbone's by default.")
+]
+
+
+def export(
+    model: ModelFolder,
+    onnx: Annotated[
+        Path | None, typer.Option(help="Write an ONNX file: uint8 images in, probabilities out.")
+    ] = None,
+    torchscript: Annotated[
+        Path | None, typer.Option(help="Write a TorchScript archive that needs torch alone.")
+    ] = None,
+    timm: Annotated[
+        Path | None, typer.Option(help="Write safetensors that plain timm loads, where the method allows it.")
+    ] = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Option("--check", help="Images, or folders of them, on which file and model are compared."),
+    ] = None,
+) -> None:
+    """Write a model for other programs, with its class names and how to prepare images.
+
+    What was written is compared with the model on images before it gets its name.
+    """
+    from cofima import store
+    from cofima.serve import export as exports
+    from cofima.serve import plain_timm
+
+    wanted = [
+        (onnx, exports.to_onnx),
+        (torchscript, exports.to_torchscript),
+        (timm, plain_timm.to_timm),
+    ]
+    if not any(path for path, _ in wanted):
+        raise CofimaError("say what to write: --onnx FILE, --torchscript FILE or --timm FILE")
+    loaded = exports.on_squares(store.load(model, where="cpu", progress=progress()))
+    if timm is not None:
+        plain_timm.refuse_not_plain(loaded, timm)  # before a slower export has been done for nothing
+    pixels, source = _read_images(images, loaded.view.form) if images else exports.sample_images(loaded)
+    with interruptible("files that were not finished are not there"):
+        for path, write in wanted:
+            if path is None:
+                continue
+            with progress().stage(f"writing {path}"):
+                done = write(loaded, path, pixels)
+            say(f"Wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+            say(
+                f"  compared with the model on {done.images} images {source}: logits differ by at most "
+                f"{done.difference:.1e} (the largest is {done.largest:.1f})"
+            )
+    if timm is not None:
+        settings = plain_timm.timm_settings(loaded)
+        arguments = "".join(f", {key}={value}" for key, value in settings["arguments"].items())
+        say(f"  timm.create_model('{settings['architecture']}'{arguments}, checkpoint_path='{timm}')")
+
+
+def _read_images(given: list[str], pixel_format: PixelFormat) -> tuple[Tensor, str]:
+    import torch
+
+    from cofima.data.loading.loader import decoded
+
+    paths = list(find_images(given))[:MOST_IMAGES]
+    found = list(decoded(paths, pixel_format))
+    wrong = [f"{one.name}: {one.fault}" for one in found if one.fault]
+    if wrong:
+        raise CofimaError("\n".join(wrong))
+    pixels = [one.pixels for one in found if one.pixels is not None]
+    return torch.stack(pixels * (1 if len(pixels) > 1 else 2)), f"of {', '.join(given)}"
+
+
+def card(
+    model: ModelFolder,
+    path: Annotated[Path | None, out_option("Write it to a file, e.g. README.md.")] = None,
+    license: License = None,
+) -> None:
+    """Describe a model: classes, images, accuracy, backbone and licence, limits, how to repeat it.
+
+    Markdown with the front matter that the Hugging Face hub reads.
+    """
+    from cofima import store
+    from cofima.serve.card import model_card, name_of
+
+    text = model_card(store.load(model, where="cpu", progress=progress()), name_of(model), license)
+    if path is None:
+        typer.echo(text, nl=False)
+        return
+    write_text(path, text)
+    say(f"Wrote {path}")
+
+
+def push(
+    model: ModelFolder,
+    repo: Annotated[str, typer.Argument(help="NAME or OWNER/NAME on the hub; made if it is not there.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Only you may see it, if it is made now.")
+    ] = False,
+    license: License = None,
+    with_images: Annotated[
+        bool, typer.Option("--with-images", help="Upload images that the model holds, too.")
+    ] = False,
+) -> None:
+    """Upload a model and its card to the Hugging Face hub, in one commit.
+
+    Needs a token (hf auth login, or HF_TOKEN). The model can be loaded from a download of the repository.
+    """
+    from cofima.serve import hub
+
+    with interruptible("the hub has all of it or nothing"), progress().stage(f"uploading to {repo}"):
+        where = hub.push(model, repo, private=private, licence=license, with_images=with_images)
+    say(f"Model: {where}")
+
+
+def serve(
+    model: ModelFolder,
+    host: Annotated[str, typer.Option(help="Who may come; 127.0.0.1 is this machine only.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="The first free one from 7860.")] = None,
+    max_files: Annotated[int, typer.Option(min=1, help="Images that are taken at once.")] = Limits.files,
+    max_megabytes: Annotated[int, typer.Option(min=1, help="Size of an image file.")] = Limits.megabytes,
+    max_megapixels: Annotated[int, typer.Option(min=1, help="Millions of pixels of an image.")] = (
+        Limits.megapixels
+    ),
+) -> None:
+    """Open a page on which people drop images, see their classes, and add a class from a few photographs.
+
+    Needs cofima[app]. Whoever can open the page can change the model.
+    """
+    from cofima.serve import app
+    from cofima.serve.extras import needed
+    from cofima.serve.studio import Studio
+
+    needed("gradio", "app")
+    studio = Studio(model, Limits(max_files, max_megabytes, max_megapixels))
+    if host not in LOOPBACK:
+        say(
+            f"warning: on {host} everybody who can reach this machine can use and change the model; the page "
+            "asks for no password, and what is sent is not encrypted",
+            errors,
+            "yellow",
+        )
+    with TemporaryDirectory(prefix="cofima-app-") as uploads:
+        page, where = app.serve(studio, Path(uploads), host, port, wait=False)
+        say(f"Open {where} in a browser; Ctrl-C ends it")
+        try:
+            page.block_thread()
+        except KeyboardInterrupt:
+            page.close(verbose=False)
