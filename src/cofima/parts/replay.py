@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from cofima import ranks
 from cofima.data.images import Images, ImageSet
 from cofima.errors import CofimaError
-from cofima.methods.state import Entry
+from cofima.methods.state import Entry, tagged, untagged
 from cofima.parts.exemplars import best_of_each, first_of_each, held_out
 
 MemorySize = Annotated[int, Field(ge=2)]
@@ -42,13 +42,13 @@ def nothing_of(images: ImageSet) -> ImageSet:
 
 def memory_state(memory: ImageSet) -> dict[str, Tensor]:
     """Return a set with pixels of its own as tensors."""
-    return {"memory.pixels": memory.pixels, "memory.labels": memory.labels}
+    return tagged("memory", {"pixels": memory.pixels, "labels": memory.labels})
 
 
 def restored_memory(state: dict[str, Tensor]) -> ImageSet:
     """Build the set from what :func:`memory_state` returned."""
-    pixels = state["memory.pixels"].cpu()
-    return ImageSet(pixels, torch.arange(len(pixels)), state["memory.labels"].cpu())
+    kept = untagged("memory", state, torch.device("cpu"))
+    return ImageSet(kept["pixels"], torch.arange(len(kept["pixels"])), kept["labels"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,17 +162,16 @@ class Reservoir:
     def state(self) -> dict[str, Tensor]:
         """Return what is kept as tensors."""
         names = ("pixels", "labels", "logits", "known")
-        kept: dict[str, Tensor] = {f"memory.{name}": getattr(self, name)[: len(self)] for name in names}
-        return kept | {"memory.seen": torch.tensor(self.seen)}
+        kept: dict[str, Tensor] = {name: getattr(self, name)[: len(self)] for name in names}
+        return tagged("memory", kept | {"seen": torch.tensor(self.seen)})
 
     @classmethod
     def restore(cls, size: int, state: dict[str, Tensor]) -> "Reservoir":
         """Build from what :meth:`state` returned."""
-        made = cls(size)
-        made.seen = int(state["memory.seen"])
-        kept = slice(len(made))
-        made.pixels = torch.empty(size, *state["memory.pixels"].shape[1:], dtype=torch.uint8)
-        made.logits = torch.zeros(size, state["memory.logits"].shape[1])
-        for name in ("pixels", "labels", "logits", "known"):
-            getattr(made, name)[kept] = state[f"memory.{name}"].cpu()
+        made, kept = cls(size), untagged("memory", state, torch.device("cpu"))
+        made.seen = int(kept.pop("seen"))
+        made.pixels = torch.empty(size, *kept["pixels"].shape[1:], dtype=torch.uint8)
+        made.logits = torch.zeros(size, kept["logits"].shape[1])
+        for name, values in kept.items():
+            getattr(made, name)[: len(made)] = values
         return made
