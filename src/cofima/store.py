@@ -112,21 +112,13 @@ def load(
     It is the generation in force, unless another one of the folder is given.
     """
     read = generations.read(Path(folder), generation)
-    record = read.record
-    plugins.refuse_missing(Path(folder), record.plugins)
-    weights, state, history, images = read.weights(), read.state(), read.history(), read.images()
-    model = _empty(
-        Config.model_validate(record.config | {"device": where}),
-        TypeAdapter(BackboneFacts).validate_python(record.backbone),
-        TypeAdapter(View).validate_python(record.preprocess),
-        [tuple(task) for task in record.tasks],
-        record.planned_tasks,
-        progress,
-    )
-    model.data, model.serving, model.history = record.data, record.serving, history
+    plugins.refuse_missing(Path(folder), read.record.plugins)
+    record = read.record.model_copy(update={"config": read.record.config | {"device": where}})
+    model = _build(record, read.weights(), read.state(), progress)
+    model.history, images = read.history(), read.images()
     if images is not None:
         model.images = ImageSet(images["pixels"], torch.arange(len(images["labels"])), images["labels"])
-    return _fill(model, weights, state)
+    return model
 
 
 def rebuild(
@@ -137,10 +129,10 @@ def rebuild(
     progress: Progress = SILENT,
 ) -> Model:
     """Return a model like this one, of these tasks, with other weights and another state of the method."""
-    made = _empty(model.config, model.backbone, model.view, tasks, model.planned, progress)
-    made.data, made.history = deepcopy(model.data), deepcopy(model.history)
-    made.serving, made.images = deepcopy(model.serving), model.images
-    return _fill(made, weights, state)
+    record = _record(model).model_copy(update={"tasks": tasks}, deep=True)
+    made = _build(record, weights, state, progress)
+    made.history, made.images = deepcopy(model.history), model.images
+    return made
 
 
 def copy(model: Model, progress: Progress = SILENT) -> Model:
@@ -152,29 +144,19 @@ def copy(model: Model, progress: Progress = SILENT) -> Model:
     return rebuild(model, weights, state, list(model.tasks), progress)
 
 
-def _empty(
-    config: Config,
-    facts: BackboneFacts,
-    view: View,
-    tasks: list[tuple[str, ...]],
-    planned: int,
-    progress: Progress,
-) -> Model:
-    """Build a network and a method that know these tasks, for weights that come next."""
+def _build(record: Record, weights: dict[str, Tensor], state: dict[str, Tensor], progress: Progress) -> Model:
+    """Build the network and the method that a record describes, and fill them."""
+    facts = TypeAdapter(BackboneFacts).validate_python(record.backbone)
+    view = TypeAdapter(View).validate_python(record.preprocess)
     empty = build_empty(facts.name, facts.size, facts.final_norm)
-    net = Net(empty, facts.features, [len(task) for task in tasks])
-    model = attach(config, facts, view, net, planned, progress)
-    model.tasks = tasks
-    return model
-
-
-def _fill(model: Model, weights: dict[str, Tensor], state: dict[str, Tensor]) -> Model:
-    """Put backbone, predicting head and state in place."""
-    net, name = model.method.net, model.backbone.classifier
-    head = {key: weights[f"{name}.{key}"] for key in ("weight", "bias")}
-    own = {f"{name}.{key}" for key in head}
-    # the method has added what it adds to the network, so all names are there
-    net.backbone.load_state_dict({k: v for k, v in weights.items() if k not in own})
+    net = Net(empty, facts.features, [len(task) for task in record.tasks])
+    config = Config.model_validate(record.config)
+    model = attach(config, facts, view, net, record.planned_tasks, progress)
+    model.tasks = [tuple(task) for task in record.tasks]
+    model.data, model.serving = record.data, record.serving
+    head = {key: weights[f"{facts.classifier}.{key}"] for key in ("weight", "bias")}
+    body = {k: v for k, v in weights.items() if k not in {f"{facts.classifier}.{key}" for key in head}}
+    net.backbone.load_state_dict(body)  # after attach: a method may add weights to the backbone
     net.head.load_flat(**head)
     model.method.restore(state)
     net.eval()

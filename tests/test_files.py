@@ -1,0 +1,95 @@
+"""Atomic writes: whole or not at all, with nothing left aside."""
+
+import hashlib
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from cofima import files
+from cofima.errors import CofimaError
+from cofima.files import clear_aside, file_digest, json_digest, write_aside, write_text
+
+
+class Crash(BaseException):
+    """What no handler of ours may catch."""
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("no"), Crash()])
+def test_a_failure_keeps_the_old_file_and_leaves_nothing_aside(error: BaseException, tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    write_text(path, "old")
+    told = CofimaError if isinstance(error, OSError) else type(error)
+
+    def write() -> None:
+        with write_aside(path) as aside:
+            aside.write_text("new")
+            raise error
+
+    with pytest.raises(told):
+        write()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_has_its_name_before_its_content_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    replace = os.replace
+
+    def rename(source: Path, target: Path) -> None:
+        steps.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(files, "sync", lambda path: steps.append(path.name.rpartition(".")[2]))
+    monkeypatch.setattr(os, "replace", rename)
+    with write_aside(tmp_path / "folder") as aside:
+        aside.mkdir()
+        (aside / "a").write_text("a")
+    assert steps == ["a", "folder", "rename", tmp_path.name]
+
+
+def test_a_folder_replaces_nothing_but_an_empty_one(tmp_path: Path) -> None:
+    place = tmp_path / "folder"
+    for content in ("first", "second"):
+        with (
+            pytest.raises(CofimaError) if content == "second" else nullcontext(),
+            write_aside(place) as aside,
+        ):
+            aside.mkdir()
+            (aside / "content").write_text(content)
+    assert (place / "content").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_the_suffix_stays_and_two_writers_do_not_meet(tmp_path: Path) -> None:
+    with write_aside(tmp_path / "x.onnx") as one, write_aside(tmp_path / "x.onnx") as two:
+        assert one != two
+        assert one.suffix == ".onnx"
+        one.write_text("1")
+        two.write_text("2")
+    assert (tmp_path / "x.onnx").read_text() == "1"  # who ends last
+
+
+def test_only_what_was_left_aside_is_cleared(tmp_path: Path) -> None:
+    left = [tmp_path / f".{'0a' * 16}.{name}" for name in ("CURRENT", "0001")]
+    left[0].write_text("0001")
+    left[1].mkdir()
+    (left[1] / "file").write_text("half")
+    others = [tmp_path / name for name in (".git", ".cafe.txt", "0001")]
+    for other in others:
+        other.mkdir()
+    clear_aside(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(others)
+
+
+def test_digests_are_sha256_and_do_not_depend_on_the_order_of_keys(tmp_path: Path) -> None:
+    value = {"b": [1, 2.5, None], "a": {"d": "é", "c": (1,)}}
+    assert json_digest(value) == json_digest(json.loads(json.dumps(dict(reversed(value.items())))))
+    # as names of grid folders have been made from the beginning
+    assert json_digest({"a": 1})[:8] == "f9d86028"
+    (tmp_path / "file").write_bytes(b"content")
+    assert file_digest(tmp_path / "file") == hashlib.sha256(b"content").hexdigest()
