@@ -9,18 +9,11 @@ from typer.testing import CliRunner
 from cofima.cli import app
 from cofima.errors import CofimaError
 
-COMMANDS = ["lambda", "distance", "path", "landscape", "trajectories", "fisher", "backbones", "scratch"]
-
 
 def analyse(*words: Any) -> str:
     done = CliRunner().invoke(app, ["-q", "analyse", *map(str, words)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_analysis_has_an_example(command: str) -> None:
-    assert f"Example: cofima analyse {command} " in " ".join(analyse(command, "--help").split())
 
 
 def test_an_analysis_writes_a_figure_and_numbers(kept: Any, tmp_path: Path) -> None:

@@ -93,10 +93,3 @@ def test_mistakes_have_exit_code_2(
     assert message in err
     assert "Traceback" not in err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize("command", ["merge", "fisher"])
-def test_help_ends_with_an_example(command: str, tmp_path: Path) -> None:
-    code, out, _ = cofima(command, "--help", cwd=tmp_path)
-    assert code == 0
-    assert out.strip().splitlines()[-1].strip().startswith(f"Example: cofima {command}")

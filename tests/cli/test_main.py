@@ -1,22 +1,19 @@
 """The command line as a user types it: exit codes, messages, files."""
 
-import io
 import json
 import signal
 import subprocess
 import sys
 import time
-import warnings
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cofima import __version__, methods
-from cofima.cli import main
-from cofima.models.aliases import ALIASES
+from cofima import __version__
 
+Run = Callable[..., Any]
 QUICK = (
     "dataset=blobs",
     "train.epochs=1",
@@ -24,29 +21,6 @@ QUICK = (
     "data.limit=6",
     "options.align.epochs=1",
 )
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def cofima(*words: str, cwd: Path, **environment: str) -> Done:
-    """Do what the command ``cofima`` does, in this process: starting a new one takes seconds."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.chdir(cwd)
-        patch.setattr(sys, "argv", ["cofima", *words])
-        for key, value in ({"COLUMNS": "200", "HF_HUB_OFFLINE": "1"} | environment).items():
-            patch.setenv(key, value)
-        with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as stop:
-            main()
-    code = stop.value.code
-    return Done(
-        code if isinstance(code, int) else int(code is not None), stdout.getvalue(), stderr.getvalue()
-    )
 
 
 def process(*words: str, cwd: Path) -> "subprocess.Popen[str]":
@@ -62,7 +36,7 @@ def process(*words: str, cwd: Path) -> "subprocess.Popen[str]":
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(cofima: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     done = cofima("run", "demo.yaml", *QUICK, "method=coma", "--out", "first", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -71,15 +45,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_version(tmp_path: Path) -> None:
+def test_version(cofima: Run, tmp_path: Path) -> None:
     assert cofima("--version", cwd=tmp_path).stdout == f"cofima {__version__}\n"
-
-
-@pytest.mark.parametrize("command", ["demo", "run", "report", "list", "show", "data"])
-def test_every_help_ends_with_an_example(command: str, tmp_path: Path) -> None:
-    shown = cofima(command, "--help", cwd=tmp_path)
-    assert shown.returncode == 0
-    assert shown.stdout.strip().splitlines()[-1].strip().startswith(f"Example: cofima {command}")
 
 
 def test_a_run_writes_a_model_folder(finished: Path) -> None:
@@ -88,13 +55,13 @@ def test_a_run_writes_a_model_folder(finished: Path) -> None:
     assert len((generation / "history.jsonl").read_text().splitlines()) == 3
 
 
-def test_the_same_command_says_done(finished: Path) -> None:
+def test_the_same_command_says_done(cofima: Run, finished: Path) -> None:
     again = cofima("run", "demo.yaml", *QUICK, "method=coma", "--out", "first", cwd=finished)
     assert again.returncode == 0
     assert "done" in again.stdout
 
 
-def test_a_changed_configuration_is_refused_and_nothing_changes(finished: Path) -> None:
+def test_a_changed_configuration_is_refused_and_nothing_changes(cofima: Run, finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (finished / "first").rglob("*")}
     refused = cofima("run", "demo.yaml", *QUICK, "method=coma", "seed=7", "--out", "first", cwd=finished)
     assert refused.returncode == 2
@@ -103,7 +70,7 @@ def test_a_changed_configuration_is_refused_and_nothing_changes(finished: Path) 
     assert {path: path.stat().st_mtime_ns for path in (finished / "first").rglob("*")} == before
 
 
-def test_quiet_prints_results_only(finished: Path) -> None:
+def test_quiet_prints_results_only(cofima: Run, finished: Path) -> None:
     loud = cofima("run", "demo.yaml", *QUICK, "method=seq_ft", "options={}", "--out", "loud", cwd=finished)
     quiet = cofima(
         "-q", "run", "demo.yaml", *QUICK, "method=seq_ft", "options={}", "--out", "quiet", cwd=finished
@@ -113,41 +80,17 @@ def test_quiet_prints_results_only(finished: Path) -> None:
     assert "Last-Acc" in quiet.stdout
 
 
-def test_no_colour_codes_without_a_terminal(finished: Path) -> None:
+def test_no_colour_codes_without_a_terminal(cofima: Run, finished: Path) -> None:
     assert "\x1b[" not in cofima("show", "cofima", cwd=finished).stdout
     assert "\x1b[3" not in cofima("list", "methods", cwd=finished, FORCE_COLOR="1", NO_COLOR="1").stdout
 
 
-def test_report_writes_every_format(finished: Path) -> None:
+def test_report_writes_every_format(cofima: Run, finished: Path) -> None:
     written = cofima("report", "first", "--out", "tables", cwd=finished)
     assert written.returncode == 0, written.stderr
     names = {f"report.{kind}" for kind in ("md", "csv", "tex", "html")} | {"accuracy.svg", "distance.svg"}
     assert {path.name for path in (finished / "tables").iterdir()} == names
     assert "CoMA" in (finished / "tables" / "report.md").read_text()
-
-
-def test_list_and_show_know_every_method(tmp_path: Path) -> None:
-    listed = cofima("list", "methods", cwd=tmp_path).stdout
-    for name in methods.names():
-        assert name in listed
-    shown = cofima("show", "cofima", cwd=tmp_path).stdout
-    for word in ("options.lam", "number | auto", "paper | authors", "arxiv.org", "θ*_t"):
-        assert word in shown
-
-
-def test_list_knows_every_alias_and_what_works_offline(tmp_path: Path) -> None:
-    listed = cofima("list", "backbones", cwd=tmp_path).stdout
-    for name, alias in ALIASES.items():
-        assert name in listed
-        assert alias.timm in listed
-    assert listed.splitlines()[1].split()[:2] == ["vit_micro", "vit_micro.tiny_imagenet"]
-    assert "embedded" in listed
-
-
-def test_a_narrow_terminal_lists_backbones_without_timms_names(tmp_path: Path) -> None:
-    listed = cofima("list", "backbones", cwd=tmp_path, COLUMNS="80").stdout.splitlines()
-    assert listed[1].split() == ["vit_micro", "1.6", "M", "6", "64", "Tiny-ImageNet", "embedded"]
-    assert "timm's own names" in listed[-1]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +114,7 @@ def test_a_narrow_terminal_lists_backbones_without_timms_names(tmp_path: Path) -
     ],
 )
 def test_a_mistake_is_one_message_exit_code_2_and_nothing_written(
-    words: tuple[str, ...], message: str, tmp_path: Path
+    cofima: Run, words: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     failed = cofima(*words, cwd=tmp_path)
     assert failed.returncode == 2, failed.stdout + failed.stderr
@@ -180,14 +123,14 @@ def test_a_mistake_is_one_message_exit_code_2_and_nothing_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_told_at_once(cofima: Run, tmp_path: Path) -> None:
     failed = cofima("run", "demo.yaml", "sed=1", "train.epoch=2", "options.lamda=0.4", cwd=tmp_path)
     assert "3 problems" in failed.stderr
     for key in ("'seed'", "'train.epochs'", "'options.lam'"):
         assert f"did you mean {key}?" in failed.stderr
 
 
-def test_a_damaged_model_names_the_file_and_what_is_kept(finished: Path) -> None:
+def test_a_damaged_model_names_the_file_and_what_is_kept(cofima: Run, finished: Path) -> None:
     words = ("run", "demo.yaml", *QUICK, "method=slca", "--out", "hurt")
     assert cofima(*words, cwd=finished).returncode == 0
     weights = finished / "hurt" / "0003" / "model.safetensors"
