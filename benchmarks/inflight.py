@@ -21,8 +21,9 @@ from cofima.seeds import Seeds
 from cofima.training import keeper
 from cofima.training.inflight import NOT_KEPT
 from cofima.training.keeper import Keeper
+from cofima.training.options import Train
 from cofima.training.position import Position
-from cofima.training.sgd import Context, Train
+from cofima.training.sgd import Context
 from ratios import cells, interleaved
 
 

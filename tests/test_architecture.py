@@ -18,13 +18,24 @@ PLAIN_PICKLES = ROOT / "data" / "sources" / "unpickle.py"  # refuses all that co
 
 # a layer imports itself and what stands before it
 LAYERS = [
-    ("errors", "seeds", "progress", "files", "interruption", "lock", "plugins", "torchrun", "ranks"),
+    (
+        "errors",
+        "seeds",
+        "progress",
+        "files",
+        "interruption",
+        "lock",
+        "plugins",
+        "torchrun",
+        "ranks",
+        "settings",
+    ),
     ("data",),
     ("models",),
     ("weights",),
     ("training",),
     ("parts", "methods"),
-    ("recipes", "config"),
+    ("recipes", "config", "config_schema"),
     ("history", "generations"),
     ("store",),
     ("experiment",),

@@ -3,72 +3,22 @@
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import TypeAdapter, ValidationError
 
 from cofima import methods
+from cofima.config_schema import Config as Config
+from cofima.config_schema import StreamOptions as StreamOptions
 from cofima.data import datasets, presets
 from cofima.data.datasets import DataOptions
 from cofima.errors import CofimaError, did_you_mean, problems
 from cofima.models import backbone
-from cofima.models.backbone import ModelOptions
 from cofima.recipes.layers import PARTS, Check, flattened, merged
 from cofima.recipes.layers import override as override
-from cofima.training.sgd import Train
 
 OF_GRIDS = ("grid", "resources")  # keys of a recipe that are not of one run
-
-
-class StreamOptions(BaseModel):
-    """How classes are dealt into tasks."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    first: Annotated[int, Field(ge=1)] = 2
-    """Classes in the first task."""
-    increment: Annotated[int, Field(ge=1)] = 2
-    """Classes in each later task; the last takes the remainder."""
-    groups: tuple[tuple[int | str, ...], ...] | None = None
-    """Classes of each task, by name or number, instead of ``first`` and ``increment``."""
-    order_seed: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
-    """Shuffles the classes as published orders do; -1 leaves them in order, as vtab does; else ``seed``."""
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        fields = type(self).model_fields  # a stored configuration states the defaults too
-        other = [k for k in ("first", "increment", "order_seed") if getattr(self, k) != fields[k].default]
-        if self.groups is not None and other:
-            raise ValueError("give either groups, or first, increment and order_seed")
-        return self
-
-
-class Config(BaseModel):
-    """Everything that decides what a run computes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    method: str = "cofima"
-    """What learns: see ``cofima list methods``."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """The method's own options: see ``cofima show METHOD``."""
-    dataset: str = "digits"
-    """What is learned: see ``cofima list datasets``."""
-    data: DataOptions = Field(default_factory=DataOptions)
-    backbone: str = "vit_micro"
-    """The pre-trained network: see ``cofima list backbones``."""
-    model: ModelOptions = Field(default_factory=ModelOptions)
-    stream: StreamOptions = Field(default_factory=StreamOptions)
-    train: Train = Field(default_factory=Train)
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1993
-    """Decides class order, new head rows, batches, augmentation and alignment."""
-    device: str = "auto"
-    """Where to compute; ``auto`` takes a GPU where there is one."""
-    keep_checkpoints: bool = False
-    """Keep the state after every task, not only after the last two."""
-    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Test on this share of the training images instead of the test images, to choose settings by."""
 
 
 def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -15,7 +15,8 @@ from cofima.models.net import Net
 from cofima.seeds import Seeds
 from cofima.training import device
 from cofima.training.evaluate import evaluate
-from cofima.training.sgd import Batch, Train, batches, make_optimizer, plain_batches, sgd
+from cofima.training.options import Train
+from cofima.training.sgd import Batch, batches, make_optimizer, plain_batches, sgd
 
 
 def local_loss(net: Net, first: int) -> Callable[[Batch], Tensor]:

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cofima.settings import MACHINE, RECORDED, SOURCE
+
 Preset = Literal["slca", "pilot", "timm"]
 
 
@@ -17,21 +19,21 @@ class DataOptions(BaseModel):
     """Share of each class that is tested on, for data without a test part of its own."""
     split_seed: int = 0
     """Which images that share takes."""
-    skip_bad: bool = False
+    skip_bad: Annotated[bool, RECORDED] = False
     """Leave out unreadable images and one-sided classes instead of refusing the folder."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """At most so many training images of each class."""
     test_limit: Annotated[int, Field(ge=1)] | None = None
     """At most so many test images of each class: for a trial, since accuracies of few images say little."""
-    preset: Preset | None = None
+    preset: Annotated[Preset | None, RECORDED] = None
     """Whose transforms; if not given, ``slca`` for the datasets of the paper, and ``timm`` for all others."""
     flip: bool | None = None
     """Mirror training images; as the dataset and the preset say, if not given."""
     crop: Annotated[float, Field(gt=0, le=1)] | None = None
     """Least share of the area that a random training crop keeps; as the preset says, if not given."""
-    root: Path | None = None
+    root: Annotated[Path | None, MACHINE] = None
     """Where relative folders are looked for; by default in $COFIMA_DATA, then in the working directory."""
-    layout: str | None = None
+    layout: Annotated[str | None, SOURCE] = None
     """Which copy to take where a dataset is found in several layouts; the first one, if not given."""
-    split_file: Path | None = None
+    split_file: Annotated[Path | None, SOURCE] = None
     """Says what is trained and tested on: a manifest, two lists, or the names of the test images."""

@@ -15,9 +15,9 @@ from cofima.config import Config, check, laid, read_values
 from cofima.errors import CofimaError, problems
 from cofima.experiment.resources import Resources, check_resources
 from cofima.files import json_digest
+from cofima.settings import uncounted
 
-FREE = {"device": "auto", "keep_checkpoints": False}  # what does not change what a cell computes
-YOUNGER = {"data.test_limit": None, "options.align.shrink": True}  # with what they are by default
+_UNNAMED = uncounted(Config, "named")
 
 
 def reduced(limit: int | None, overrides: Sequence[str]) -> list[str]:
@@ -78,15 +78,13 @@ def name(config: Config) -> str:
 
 def identity(config: Config) -> dict[str, Any]:
     """Return everything that decides what a cell computes."""
-    said = config.model_dump(mode="json") | FREE
-    said["data"] = said["data"] | {"root": None}
-    for path, default in YOUNGER.items():  # names of folders are older than these options
-        *parents, key = path.split(".")
-        place: Any = said
+    said = config.model_dump(mode="json")
+    for key in _UNNAMED:
+        *parents, last = key.split(".")
+        part = said
         for parent in parents:
-            place = place.get(parent, {})
-        if key in place and place[key] == default:
-            del place[key]
+            part = part[parent]
+        del part[last]
     return said
 
 

@@ -22,16 +22,11 @@ from cofima.methods import build
 from cofima.models import backbone, overlap
 from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
+from cofima.settings import uncounted
 from cofima.store import Model, attach
 from cofima.training import device
 
-FREE = (
-    "device",
-    "keep_checkpoints",
-    "data.root",
-    "data.layout",
-    "data.split_file",
-)  # may differ when a run is continued
+FREE = uncounted(Config, "resumed")  # may differ when a run is continued
 
 
 def launch(

@@ -26,7 +26,8 @@ from cofima.progress import Progress
 from cofima.store import Model
 from cofima.training.evaluate import Score
 from cofima.training.inflight import NOT_KEPT, Inflight
-from cofima.training.sgd import Train, plain_batches
+from cofima.training.options import Train
+from cofima.training.sgd import plain_batches
 from cofima.weights.distance import weight_distance
 
 OnEpoch = Callable[[int, int, Tensor, list[float]], None]

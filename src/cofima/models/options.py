@@ -5,15 +5,17 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cofima.settings import RECORDED
+
 
 class ModelOptions(BaseModel):
     """Where a backbone's weights come from, and at which image size it works."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    pretrained: bool = True
+    pretrained: Annotated[bool, RECORDED] = True
     """Load the published weights (from package data or the hub); false starts from scratch."""
-    checkpoint: Path | None = None
+    checkpoint: Annotated[Path | None, RECORDED] = None
     """A local .safetensors, .pth, .pth.tar or .npz file, instead of the published weights."""
     size: Annotated[int, Field(ge=1)] | None = None
     """Image size in pixels, where it is not the backbone's own."""

@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy, dropout, relu
 from cofima.data.images import ImageSet
 from cofima.models.head import CosineHead
 from cofima.models.net import Net
-from cofima.training.sgd import Context, Train, sgd
+from cofima.training.options import Train
+from cofima.training.sgd import Context, sgd
 
 Petl = Literal["adapter", "ssf", "vpt", "none"]
 IN_A_BLOCK = ("norm1", "attn", "norm2", "mlp")

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from cofima.config_schema import Config
 from cofima.report.runs import Run
+from cofima.settings import uncounted
 
-# Settings that say where and on what machine a run was made, not what it computed.
-PLACE = ("data.root", "data.layout", "data.split_file", "model.checkpoint", "device", "keep_checkpoints")
+_UNCOMPARED = uncounted(Config, "compared")
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,13 @@ def _order(run: Run) -> tuple[bool, str, str]:
     return not run.finished, json.dumps(run.config, sort_keys=True), str(run.folder)
 
 
+def compared(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings by which runs are compared, without those whose effect is recorded otherwise."""
+    return {key: value for key, value in flat(config).items() if key not in _UNCOMPARED}
+
+
 def _settings(run: Run) -> dict[str, str]:
-    found = {key: value for key, value in flat(run.config).items() if key != "seed" and key not in PLACE}
-    return found | ({"plugin": run.code} if run.code else {})
+    return compared(run.config) | ({"plugin": run.code} if run.code else {})
 
 
 def _protocol(run: Run) -> dict[str, str]:
@@ -102,14 +107,11 @@ def _protocol(run: Run) -> dict[str, str]:
         "backbone": run.setup.backbone.get("sha256") or run.backbone,
         "final_norm": run.setup.backbone.get("final_norm", "pretrained"),
         "tasks": run.planned,
-        "data": run.config.get("data") or {},
-        "preprocess": run.setup.preprocess,
-        "stream": run.config.get("stream") or {},
-        "held_out": run.config.get("held_out", 0.0),
     }
+    parts = flat(facts) | compared({"data": run.config["data"]}) | flat({"preprocess": run.setup.preprocess})
+    parts |= compared({key: run.config[key] for key in ("stream", "held_out")})
     split = run.setup.data.get("split_hash")
-    facts |= {"split": split} if split else {}
-    return {key: value for key, value in flat(facts).items() if key not in PLACE}
+    return parts | ({"split": split} if split else {})
 
 
 def _layout(a: Run, b: Run) -> Iterator[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from cofima.config import Config
+from cofima.config_schema import Config
 from cofima.errors import CofimaError
 from cofima.generations import MethodFacts
 from cofima.history import HistoryRow, explain

@@ -17,7 +17,7 @@ from cofima.serve.check import Comparison, ForgettingCheck, ForgettingError, old
 from cofima.serve.learn import finish, learn_held_out, more_images, new_classes
 from cofima.serve.scoring import Accuracy, image_set
 from cofima.store import Model
-from cofima.training.sgd import Train
+from cofima.training.options import Train
 
 HELD_OUT = 0.15  # share of each class, where the model's configuration holds nothing out
 

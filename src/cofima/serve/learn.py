@@ -23,7 +23,7 @@ from cofima.progress import SILENT, Progress
 from cofima.serve.calibrate import calibrate, remember_distances
 from cofima.serve.scoring import Accuracy, accuracy_of, image_set
 from cofima.store import Model
-from cofima.training.sgd import Train
+from cofima.training.options import Train
 
 RECIPE = "learn.yaml"
 FOR_PHOTOGRAPHS, EMBEDDED = "tf_efficientnet_lite0", "vit_micro"

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -19,6 +17,7 @@ from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.seeds import Seeds
 from cofima.training.inflight import NOT_KEPT, Inflight
+from cofima.training.options import Train
 
 CHECK_EVERY = 50  # steps between two looks at the loss: each look makes a GPU wait
 
@@ -26,55 +25,6 @@ ADVICE = (
     "the state after the task before is kept. Try a smaller train.lr or train.backbone_lr_scale "
     "(or options.lr, where the method has one), or look for broken images in this task."
 )
-
-
-class Train(BaseModel):
-    """How a task is learnt. The defaults are the paper's for CIFAR-100."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    epochs: Annotated[int, Field(ge=0)] = 20
-    """Passes over a task's images."""
-    batch: Annotated[int, Field(ge=1)] = 128
-    """Images per step; also per forward pass when features, Fisher information or accuracies are computed."""
-    lr: Annotated[float, Field(gt=0)] = 0.01
-    """Learning rate of the head."""
-    backbone_lr_scale: Annotated[float, Field(ge=0)] = 0.01
-    """The backbone learns at ``lr`` times this; 0.01 is the slow learner, 1 plain fine-tuning, 0 frozen."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum of SGD, new for each task."""
-    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
-    """Weight decay of everything that is trained."""
-    schedule: Literal["steps", "cosine"] = "steps"
-    """How both rates fall: by ``gamma`` at each milestone, or along a cosine to 0, epoch by epoch."""
-    milestones: tuple[int, ...] | None = None
-    """Epochs after which both rates are multiplied by ``gamma``; by default at nine tenths."""
-    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """What the learning rates are multiplied by at each milestone."""
-    batchnorm: Literal["train", "frozen"] = "train"
-    """frozen keeps the statistics of batch normalisation, which few classes would spoil for all others."""
-    freeze_single: bool = False
-    """Leave the backbone as it is where a task adds one class only, and train the head alone."""
-    balance: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How far rare classes are repeated: an image is seen (largest class / its class) to this power times."""
-    patience: Annotated[int, Field(ge=1)] | None = None
-    """Stop when held-out images got no better for so many epochs (``cofima learn`` and ``extend`` only)."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 trains faster on GPUs; Fisher information and averages are always float32."""
-
-    @model_validator(mode="after")
-    def _milestones_are_reached(self) -> Self:
-        if self.milestones and self.schedule == "cosine":
-            raise ValueError("milestones are of schedule=steps: leave them out, or the cosine")
-        late = [m for m in self.milestones or () if not 0 < m < self.epochs]
-        if late:
-            raise ValueError(f"milestones {late} are not within the {self.epochs} epochs")
-        return self
-
-    @property
-    def decays(self) -> list[int]:
-        """Return the epochs after which the learning rates fall."""
-        return [round(0.9 * self.epochs)] if self.milestones is None else list(self.milestones)
 
 
 @dataclass(frozen=True)

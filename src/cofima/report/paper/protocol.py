@@ -6,7 +6,7 @@ from typing import Any
 
 from cofima.models.aliases import ALIASES
 from cofima.report import metrics
-from cofima.report.groups import PLACE, comparable, differences, flat
+from cofima.report.groups import comparable, compared, differences, flat
 from cofima.report.metrics import Summary
 from cofima.report.paper.layouts import DATASETS, IN_THE_PAPER, LAYOUTS, Layout, Line
 from cofima.report.paper.published import published
@@ -17,9 +17,6 @@ Recipe = Callable[[str, str, str], Mapping[str, Any]]
 that the package does not have."""
 
 Column = tuple[str, str]  # a dataset, by the name that we have for it, and a metric
-
-# told by the table's place of the run, or by what the run recorded of its images
-_TOLD = ("seed", "dataset", "backbone", "method", "data.preset", "data.skip_bad", "model.pretrained")
 
 
 @dataclass(frozen=True)
@@ -127,15 +124,14 @@ def _same(run: Run, alias: str) -> bool:
 
 def _odd(run: Run, recipe: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that are not the recipe's, each as it is shown."""
-    mine = flat(run.config)
-    told = [*_TOLD, *PLACE]
+    mine = compared(run.config)
     if mine["stream.order_seed"] == str(run.seed):  # the same order by another name
-        told.append("stream.order_seed")
+        del mine["stream.order_seed"]
     return {
         key: f"{key.removeprefix('options.')}={mine[key]}"
         + ("" if key.startswith("options.") else f" (the recipe has {recipe.get(key, 'none')})")
         for key in sorted(mine)
-        if key not in told and mine[key] != recipe.get(key) and not (run.joint and key.startswith("stream."))
+        if mine[key] != recipe.get(key) and not (run.joint and key.startswith("stream."))
     }
 
 

@@ -1,0 +1,54 @@
+"""Roles of settings: what may differ when a run is continued, in a cell's name, between runs of a table."""
+
+import json
+import subprocess
+import sys
+from typing import Annotated
+
+import pytest
+from pydantic import BaseModel
+
+from cofima.config_schema import Config
+from cofima.settings import MACHINE, RECORDED, SOURCE, Role, uncounted
+
+
+class Inner(BaseModel):
+    plain: int = 0
+    file: Annotated[str, SOURCE] = ""
+
+
+class Outer(BaseModel):
+    inner: Inner = Inner()
+    where: Annotated[str | None, MACHINE] = None
+    seen: Annotated[int, RECORDED] = 0
+    always: Annotated[int, Role()] = 0
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("resumed", {"inner.file", "where"}),
+        ("named", {"where"}),
+        ("compared", {"inner.file", "where", "seen"}),
+    ],
+)
+def test_roles_are_read_from_the_fields_of_all_parts(where: str, expected: set[str]) -> None:
+    assert uncounted(Outer, where) == expected
+
+
+def test_what_does_not_name_a_cell_is_neither_compared_nor_held_against_a_run_that_continues() -> None:
+    named, resumed, compared = (uncounted(Config, where) for where in ("named", "resumed", "compared"))
+    assert named == {"device", "keep_checkpoints", "data.root"}
+    assert named < resumed < compared
+    # the effect of these is not checked again when a run continues
+    assert not {"seed", "model.checkpoint", "data.preset", "dataset", "backbone"} & resumed
+
+
+HEAVY = ("torch", "timm", "matplotlib", "scipy", "cofima.methods", "cofima.config")
+
+
+@pytest.mark.parametrize("module", ["cofima.config_schema", "cofima.report", "cofima.generations"])
+def test_reading_results_needs_no_torch(module: str) -> None:
+    code = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {*HEAVY} & {*json.loads(done.stdout)}
