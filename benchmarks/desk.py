@@ -1,14 +1,12 @@
 """Every method on photographs, at the scale of a desk: writes benchmarks/DESK.md.
 
 The images are Caltech-101's, found as caltech101/train and caltech101/test below COFIMA_DATA. Run it again
-to continue; what finished cells measured is kept in benchmarks/desk/, a few kilobytes each:
+to continue; what finished cells measured is kept in benchmarks/desk.jsonl, one line each:
 
     COFIMA_DATA=/where/it/is python benchmarks/desk.py [--jobs 2] [--only seed=1993] [--collect]
 """
 
 import argparse
-import json
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,14 +17,13 @@ from cofima.cli.console import TerminalProgress
 from cofima.config import check
 from cofima.experiment.cells import cells, name
 from cofima.experiment.grid import run_grid
-from cofima.generations import CONFIG, CURRENT, HISTORY, current, finished
-from cofima.report import find
+from cofima.generations import finished
 from cofima.report.groups import Group, comparable, grouped
 from cofima.report.metrics import forgetting, incremental, last
-from cofima.report.runs import Run
+from cofima.report.runs import Run, collect, read_study
 
 HERE = Path(__file__).parent
-KEPT = HERE / "desk"
+STUDY = HERE / "desk.jsonl"
 COMA = ("CoMA (lam=0.2)", "CoMA (train.backbone_lr_scale=0.01)")  # the best held-out settings
 MEASURES: list[tuple[str, int, Callable[[Run], float | None]]] = [
     ("Last-Acc", 1, lambda run: last(run.matrix, run.sizes)),
@@ -38,32 +35,16 @@ MEASURES: list[tuple[str, int, Callable[[Run], float | None]]] = [
 ]
 
 
-def kept() -> set[str]:
+def measured() -> set[str]:
     """Return the cells that were measured, by their present names: newer settings at their defaults."""
-    return {_name(generation) for generation in KEPT.glob("*/[0-9]*")}
-
-
-def _name(generation: Path) -> str:
-    return name(check(json.loads((generation / CONFIG).read_text("utf-8"))["config"]))
-
-
-def collect(out: Path) -> None:
-    """Keep what finished cells measured, without their weights."""
-    for folder in sorted(out.glob("*")):
-        generation = current(folder) if finished(folder) else None
-        if generation is not None:
-            place = KEPT / _name(generation)
-            (place / generation.name).mkdir(parents=True, exist_ok=True)
-            for file in (CONFIG, HISTORY):
-                shutil.copyfile(generation / file, place / generation.name / file)
-            shutil.copyfile(folder / CURRENT, place / CURRENT)
+    return {name(check(run.config)) for run in read_study(STUDY)} if STUDY.is_file() else set()
 
 
 def tables() -> Iterable[str]:
     """Yield a table for each backbone, the upper bound first, then from the best method down."""
-    for members in comparable(find([KEPT])):
+    for members in comparable(read_study(STUDY)):
         found = sorted(grouped(members), key=lambda row: (not row.joint, -_mean(row, MEASURES[0][2])))
-        yield f"\n## {members[0].backbone}, {members[0].setup.preprocess['size']} px\n"
+        yield f"\n## {members[0].backbone}, {members[0].record.preprocess['size']} px\n"
         yield "| Method | n | " + " | ".join(title for title, _, _ in MEASURES) + " | over CoMA |"
         yield "|---|---|" + "---|" * (len(MEASURES) + 1)
         for row in found:
@@ -95,10 +76,9 @@ def _shown(values: Sequence[float], form: str) -> str:
     return f"{fmean(values):{form}}{spread}"
 
 
-def write() -> None:
-    """Write the tables below what DESK.md says of itself."""
-    text = (HERE / "desk.head.md").read_text("utf-8")
-    (HERE / "DESK.md").write_text(text + "\n".join(tables()) + "\n", "utf-8")
+def page() -> str:
+    """Return DESK.md: the tables below what it says of itself."""
+    return (HERE / "desk.head.md").read_text("utf-8") + "\n".join(tables()) + "\n"
 
 
 def main() -> None:
@@ -109,12 +89,12 @@ def main() -> None:
     parser.add_argument("--collect", action="store_true", help="run nothing; write what is finished")
     arguments = parser.parse_args()
     if not arguments.collect:
-        chosen, done = cells("desk.yaml", [], arguments.only), kept()
+        chosen, done = cells("desk.yaml", [], arguments.only), measured()
         todo = [cell for cell in chosen if name(cell) not in done]
         print(f"{len(chosen)} cells, {len(chosen) - len(todo)} of them measured before")
         run_grid(todo, arguments.out, arguments.jobs, TerminalProgress(Console()))
-    collect(arguments.out)
-    write()
+    collect(sorted(folder for folder in arguments.out.glob("*") if finished(folder)), STUDY)
+    (HERE / "DESK.md").write_text(page(), "utf-8")
 
 
 if __name__ == "__main__":

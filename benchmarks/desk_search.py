@@ -146,8 +146,8 @@ def share(found: dict[str, Any]) -> str:
     return f"{sum(shares) / len(shares):.2f}" if shares and max(shares) < 0.999 else "–"
 
 
-def write() -> None:
-    """Write the table below what DESK_SEARCH.md says of itself."""
+def page() -> str:
+    """Return DESK_SEARCH.md: the table below what it says of itself."""
     results = known()
     lines = [
         "| method | changed | Last-Acc | Inc-Acc | Forgetting | share kept |",
@@ -166,8 +166,7 @@ def write() -> None:
                 found["forgetting"] if over_time else "–",
             ]
             lines.append(f"| {method} | {what} | {' | '.join(map(str, numbers))} | {share(found)} |")
-    text = (HERE / "desk_search.head.md").read_text("utf-8")
-    (HERE / "DESK_SEARCH.md").write_text(text + "\n" + "\n".join(lines) + "\n", "utf-8")
+    return (HERE / "desk_search.head.md").read_text("utf-8") + "\n" + "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -183,7 +182,7 @@ def main() -> None:
                 with RESULTS.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(future.result()) + "\n")
                 print(future.result(), flush=True)
-    write()
+    (HERE / "DESK_SEARCH.md").write_text(page(), "utf-8")
 
 
 if __name__ == "__main__":

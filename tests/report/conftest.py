@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from cofima import generations
+from cofima.files import file_digest
+from cofima.generations import Record
+
 LABELS = {"seq_ft": "Seq FT", "slca": "SLCA", "coma": "CoMA", "cofima": "CoFiMA", "joint": "Joint"}
 
 
@@ -49,8 +53,6 @@ def build_run(
         steps = [line(1, list(chain(*layout)), [97.5 + chance.random()], [sum(sizes)])]
     else:
         steps = [line(t + 1, layout[t], matrix[t], sizes[: t + 1]) for t in range(done)]
-    generation = f"{done:04d}"
-    (folder / generation).mkdir(parents=True)
     config = {
         "method": method,
         "dataset": "digits",
@@ -62,7 +64,6 @@ def build_run(
         "data": {},
     }
     content = {
-        "format": 2,
         "method": {"label": label or LABELS[method], "all_at_once": joint, "keeps_images": False},
         "config": config,
         "backbone": {"name": "vit_micro", "sha256": "0123456789abcdef" * 4},
@@ -72,9 +73,28 @@ def build_run(
         "planned_tasks": 1 if joint else tasks,
         "versions": {"cofima": "0.1.0", "torch": "2.4.0"},
     } | setup
-    (folder / generation / "config.json").write_text(json.dumps(content))
-    (folder / generation / "history.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
-    (folder / "CURRENT").write_text(f"{generation}\n")
+    save(folder, content, steps)
+    return folder
+
+
+def save(folder: Path, content: dict, steps: list[dict]) -> None:
+    """Write a generation as the store does, hashes included."""
+    generation = folder / f"{len(steps):04d}"
+    generation.mkdir(parents=True, exist_ok=True)
+    (generation / "history.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    files = {"history.jsonl": file_digest(generation / "history.jsonl")}
+    record = Record.model_validate(content).model_copy(update={"files": files})
+    (generation / "config.json").write_text(record.text())
+    (folder / "CURRENT").write_text(f"{generation.name}\n")
+
+
+def change_run(folder: Path, change) -> Path:
+    """Let ``change`` edit config.json and the rows of the history, and write both again, hashes included."""
+    generation = generations.read(folder)
+    content = generation.record.model_dump(exclude={"files"})
+    steps = [json.loads(line) for line in (generation.path / "history.jsonl").read_text().splitlines()]
+    change(content, steps)
+    save(folder, content, steps)
     return folder
 
 
@@ -92,3 +112,9 @@ def make_run(tmp_path):
         return build_run(tmp_path / name, **how)
 
     return make
+
+
+@pytest.fixture
+def edit_run():
+    """Return the function that changes a run folder."""
+    return change_run

@@ -97,10 +97,10 @@ def test_nothing_to_draw_is_none(make_run):
     assert figure.matrix(empty[0]) is None
 
 
-def test_unmeasured_distances_leave_no_figure(make_run):
-    folder = make_run("a")
-    history = folder / "0005" / "history.jsonl"
-    history.write_text(re.sub(r'"from_start": [\d.]+', '"from_start": null', history.read_text()))
+def test_unmeasured_distances_leave_no_figure(make_run, edit_run):
+    folder = edit_run(
+        make_run("a"), lambda _, steps: [step["distance"].update(from_start=None) for step in steps]
+    )
     assert figure.distance(grouped([runs.read(folder)])) is None
 
 

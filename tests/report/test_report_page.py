@@ -116,12 +116,9 @@ def test_no_colour_of_the_figures_is_left_for_one_theme_only(page):
     assert all(style.count(f"{name}:") == 2 for name in used)  # once light, once dark
 
 
-def test_everything_is_escaped(make_run):
+def test_everything_is_escaped(make_run, edit_run):
     folder = make_run("a", label=NASTY, options={"text": NASTY}, versions={NASTY: NASTY})
-    history = folder / "0005" / "history.jsonl"
-    lines = [json.loads(line) for line in history.read_text().splitlines()]
-    lines[0] |= {"classes": [NASTY, "b"], "notes": [NASTY]}
-    history.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    edit_run(folder, lambda _, steps: steps[0].update(classes=[NASTY, "b"], notes=[NASTY]))
     page = html_page([report.read(folder)])
     reader = Reader(page)
     assert "script" not in reader.tags

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import random
 import re
 import shutil
@@ -16,7 +15,7 @@ from cofima import config, report
 from cofima.cli.report import Format, Paper, paper_settings
 from cofima.cli.report import report as report_command
 from cofima.experiment.cells import cells
-from cofima.generations import MethodFacts
+from cofima.generations import MethodFacts, Record
 from cofima.history import HistoryRow
 from cofima.report import render
 from cofima.report.paper import protocol
@@ -24,7 +23,6 @@ from cofima.report.paper.layouts import LAYOUTS
 from cofima.report.paper.protocol import Placed, place
 from cofima.report.paper.published import published
 from cofima.report.paper.tables import record, table
-from cofima.report.records import Setup
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 IMAGES = {"cifar100": (50_000, 10_000), "imagenet_r": (24_000, 6_000), "cub200": (9_430, 2_358)}
@@ -285,12 +283,10 @@ def test_a_method_of_one_s_own_stands_below_the_paper_s(paper_run):
     assert rows[-1].rule
 
 
-def test_versions_of_a_plugin_are_not_one_method(paper_run, make_run):
+def test_versions_of_a_plugin_are_not_one_method(paper_run, make_run, edit_run):
     def with_code(folder, digest):
-        file = next(folder.glob("*/config.json"))
-        content = json.loads(file.read_text()) | {"plugins": [{"name": "mine", "sha256": digest * 64}]}
-        file.write_text(json.dumps(content))
-        return folder
+        plugins = [{"name": "mine", "sha256": digest * 64}]
+        return edit_run(folder, lambda content, _: content.update(plugins=plugins))
 
     folders = [with_code(paper_run("mine", seed, known=False), digest) for seed, digest in enumerate("aab")]
     mine = rows_of(fill("1", report.find(folders)), "here")
@@ -416,8 +412,9 @@ def test_every_cell_of_the_recipes_has_its_line(recipe, key):
     lines = set()
     for cell in cells(recipe, only=["seed=1993"]):
         train, test = images[cell.dataset]
-        setup = Setup(
-            format=2,
+        made = Record(
+            backbone={},
+            tasks=[],
             method=MethodFacts(label=cell.method),
             config=cell.model_dump(mode="json"),
             data={"name": cell.dataset, "train": train, "test": test},
@@ -425,7 +422,7 @@ def test_every_cell_of_the_recipes_has_its_line(recipe, key):
             planned_tasks=1,
         )
         step = HistoryRow(task=1, classes=["a"], accuracy=[90.0], sizes=[10])
-        found = place(report.Run(Path(), setup, [step]), LAYOUTS[key], paper_settings)
+        found = place(report.Run(Path(), Path(), made, [step]), LAYOUTS[key], paper_settings)
         assert isinstance(found, Placed), found
         lines.add(found.line)
         rates = cell.train.backbone_lr_scale == 1.0

@@ -1,7 +1,5 @@
 """Reports of runs that were really made: the reader and the writer agree on the form of a folder."""
 
-import json
-
 import pytest
 import yaml
 
@@ -42,13 +40,9 @@ def test_the_config_on_the_page_can_be_run_again(folder, tmp_path):
     assert config.read(file).model_dump(mode="json") == run.config
 
 
-def test_a_stream_of_groups_can_be_run_again(make_run):
+def test_a_stream_of_groups_can_be_run_again(make_run, edit_run):
     stream = {"groups": [["a", "b"], ["c"]], "first": 2, "increment": 2, "order_seed": None}
-    folder = make_run("a")
-    file = folder / "0005" / "config.json"
-    content = json.loads(file.read_text())
-    content["config"]["stream"] = stream
-    file.write_text(json.dumps(content))
+    folder = edit_run(make_run("a"), lambda content, _: content["config"].update(stream=stream))
     shown = yaml.safe_load(config_yaml(report.read(folder)))["stream"]
     assert shown == {"groups": [["a", "b"], ["c"]]}
     config.StreamOptions.model_validate(shown)

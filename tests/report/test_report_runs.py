@@ -1,11 +1,10 @@
 """Reading run folders: what comes out, and what is said about folders that are damaged."""
 
-import json
-
 import pytest
 
 from cofima.errors import CofimaError
 from cofima.report import runs
+from cofima.report.comparison import compare
 
 
 def test_a_run_is_read_as_written(make_run):
@@ -57,11 +56,11 @@ def test_find_names_every_path_without_a_run(tmp_path):
     with pytest.raises(CofimaError) as error:
         runs.find([tmp_path / "empty", tmp_path / "nowhere"])
     assert "empty: no run at or below it" in str(error.value)
-    assert "nowhere: no such folder" in str(error.value)
+    assert "nowhere: no such folder or study" in str(error.value)
 
 
 def test_no_run_here(tmp_path):
-    with pytest.raises(CofimaError, match=r"no run in .*: it has no file CURRENT"):
+    with pytest.raises(CofimaError, match=r"is not a model folder: it has no file CURRENT"):
         runs.read(tmp_path)
 
 
@@ -69,72 +68,77 @@ def test_no_run_here(tmp_path):
 def test_a_pointer_to_nothing_or_elsewhere_is_refused(make_run, name):
     folder = make_run("a")
     (folder / "CURRENT").write_text(name)
-    with pytest.raises(CofimaError, match="CURRENT names the generation"):
+    with pytest.raises(CofimaError, match="CURRENT names '"):
         runs.read(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "history.jsonl"])
+def test_a_file_that_is_not_what_was_written_is_refused(make_run, file):
+    path = make_run("a") / "0005" / file
+    path.write_text(path.read_text().replace("digits", "digots").replace("95.", "96.").replace("94.", "95."))
+    with pytest.raises(CofimaError, match=f"{file}: its content is not what was written"):
+        runs.read(path.parents[1])
+    path.unlink()
+    with pytest.raises(CofimaError, match=file):
+        runs.read(path.parents[1])
+
+
+def sizes_change(content, steps):
+    steps[1]["sizes"][0] = 69
+
+
+def no_number(content, steps):
+    steps[0]["accuracy"] = [float("nan")]
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "message"),
+    ("change", "message"),
     [
-        ("config.json", lambda text: text[:50], "config.json: Invalid JSON"),
-        (
-            "config.json",
-            lambda text: text.replace('"format": 2', '"format": 1'),
-            r"config.json: format: .* got '1'",
-        ),
-        (
-            "config.json",
-            lambda text: text.replace('"label"', '"lable"'),
-            "config.json: method.label: Field required",
-        ),
-        ("config.json", None, "config.json: the file is missing"),
-        ("history.jsonl", None, "history.jsonl: the file is missing"),
-        ("history.jsonl", lambda text: text[:-30], "history.jsonl line 5: Invalid JSON"),
-        ("history.jsonl", lambda text: text.split("\n", 1)[1], "line 1: expected task 1, got task 2"),
-        (
-            "history.jsonl",
-            lambda text: text.replace("[70, 71]", "[69, 71]"),
-            r"changed size, from \[70\] to \[69",
-        ),
-        (
-            "history.jsonl",
-            lambda text: text.replace('"accuracy": [', '"accuracy": [1.0, ', 1),
-            "expected 1 accuracies",
-        ),
-        ("history.jsonl", lambda text: text.replace('"accuracy": [', '"accuracy": [NaN, ', 1), "line 1"),
-        (
-            "history.jsonl",
-            lambda text: text.replace('"accuracy": [', '"accuracy": [101, ', 1),
-            "less than or equal to 100",
-        ),
+        (lambda content, steps: steps.pop(0), "history row 1: expected task 1, got task 2"),
+        (sizes_change, r"history row 2: the test sets of earlier tasks changed size, from \[70\] to \[69"),
+        (lambda content, steps: steps[0]["accuracy"].append(1.0), "history row 1: expected 1 accuracies"),
+        (lambda content, steps: steps[0].update(accuracy=[101]), "line 1: .*less than or equal to 100"),
+        (no_number, "line 1: accuracy"),
+        (lambda content, steps: content["config"].update(seed=-1), "config: seed: .* got '-1'"),
+        (lambda content, steps: content["config"].update(sead=1), "config: sead: Extra inputs"),
     ],
 )
-def test_damage_is_named_with_file_and_place(make_run, file, change, message):
-    folder = make_run("a")
-    path = folder / "0005" / file
-    if change is None:
-        path.unlink()
-    else:
-        path.write_text(change(path.read_text()))
+def test_what_does_not_fit_is_named_with_its_place(make_run, edit_run, change, message):
     with pytest.raises(CofimaError, match=message):
-        runs.read(folder)
+        runs.read(edit_run(make_run("a"), change))
 
 
 def test_all_damage_is_listed_at_once(make_run, tmp_path):
     for name in ("a", "b"):
-        generation = make_run(f"grid/{name}") / "0005"
-        (generation / "config.json").unlink()
-        (generation / "history.jsonl").write_bytes(b"\xff\xfe")
+        (make_run(f"grid/{name}") / "0005" / "config.json").unlink()
     with pytest.raises(CofimaError) as error:
-        runs.find([tmp_path / "grid"])
-    text = str(error.value)
-    assert text.count("config.json: the file is missing") == 2
-    assert text.count("history.jsonl: cannot be read") == 2
-    assert text.count("has 2 problems") == 2
+        runs.find([tmp_path / "grid", tmp_path / "nowhere"])
+    assert str(error.value).count("config.json: unreadable") == 2
+    assert "nowhere" in str(error.value)
 
 
-def test_a_file_of_another_kind_is_not_a_history(make_run):
-    folder = make_run("a")
-    (folder / "0005" / "history.jsonl").write_text(json.dumps([1, 2]) + "\n")
-    with pytest.raises(CofimaError, match=r"history.jsonl line 1: "):
-        runs.read(folder)
+def test_a_study_holds_the_same_runs_in_one_file(make_run, tmp_path):
+    folders = [make_run(f"grid/{seed}", seed=seed) for seed in (1, 2)]
+    study = tmp_path / "study.jsonl"
+    runs.collect(folders[:1], study)
+    first = study.read_text()
+    runs.collect(folders, study)
+    assert study.read_text().startswith(first)  # a run that is there is left as it is
+    kept, found = runs.find([study]), runs.find([tmp_path / "grid"])
+    assert [run.folder for run in kept] == [study / "1", study / "2"]
+    assert {run.source for run in kept} == {study}
+    assert [run.history for run in kept] == [run.history for run in found]
+    assert [run.config for run in kept] == [run.config for run in found]
+    assert compare(kept)[0].table == compare(found)[0].table
+    assert len(runs.find([study, study])) == 2
+
+
+def test_a_broken_line_of_a_study_is_named(make_run, tmp_path):
+    study = tmp_path / "study.jsonl"
+    runs.collect([make_run("a"), make_run("b", seed=2)], study)
+    lines = study.read_text().splitlines()
+    study.write_text("\n".join([lines[0][:-20], lines[1].replace('"task": 1', '"task": 3')]) + "\n")
+    with pytest.raises(CofimaError) as error:
+        runs.find([study])
+    assert "line 1: Invalid JSON" in str(error.value)
+    assert "expected task 1, got task 3" in str(error.value)

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import shutil
 import statistics
 import subprocess
@@ -157,10 +156,9 @@ def test_runs_on_other_splits_of_the_same_images_are_never_mixed(make_run):
     assert {("cub200:official", "a"), ("cub200:pilot", "b")} <= splits
 
 
-def test_another_class_order_for_the_same_seed_stands_apart(make_run):
+def test_another_class_order_for_the_same_seed_stands_apart(make_run, edit_run):
     one, two = make_run("a", method="coma", seed=5), make_run("b", method="slca", seed=6)
-    config = two / "0005" / "config.json"
-    config.write_text(config.read_text().replace('"seed": 6', '"seed": 5'))
+    edit_run(two, lambda content, _: content["config"].update(seed=5))
     tables = build([runs.read(one), runs.read(two)])
     assert len(tables) == 2
     assert "another order of the classes for the same seed" in tables[1].note
@@ -196,10 +194,8 @@ def test_best_is_marked_by_direction_and_joint_never(study):
     assert not any(column == 5 for _, column in best(table))  # a distance is neither good nor bad
 
 
-def test_small_distances_keep_their_digits(make_run):
-    folder = make_run("a")
-    history = folder / "0005" / "history.jsonl"
-    history.write_text(history.read_text().replace('"from_start": 2.75', '"from_start": 0.00123'))
+def test_small_distances_keep_their_digits(make_run, edit_run):
+    folder = edit_run(make_run("a"), lambda _, steps: steps[-1]["distance"].update(from_start=0.00123))
     (table,) = build([runs.read(folder)])
     assert cells(table, "CoFiMA")["Distance"] == "0.00123"
 
@@ -247,11 +243,10 @@ def test_latex_compiles(study, make_run, tmp_path):
     assert result.returncode == 0, result.stdout[-2000:]
 
 
-def test_runs_scored_on_held_out_images_are_not_test_results(make_run):
+def test_runs_scored_on_held_out_images_are_not_test_results(make_run, edit_run):
     """Such runs choose settings; they stand apart, and the note says what they were scored on."""
     test, chosen = make_run("a", method="coma"), make_run("b", method="slca")
-    file = chosen / "0005" / "config.json"
-    file.write_text(file.read_text().replace('"seed": 1993', '"seed": 1993, "held_out": 0.2'))
+    edit_run(chosen, lambda content, _: content["config"].update(held_out=0.2))
     tables = build([runs.read(test), runs.read(chosen)])
     notes = {shown(table)[0][0]: table.note for table in tables}
     assert "360 test images" in notes["CoMA"]
@@ -259,13 +254,20 @@ def test_runs_scored_on_held_out_images_are_not_test_results(make_run):
     assert "held_out: 0.0 / 0.2" in tables[1].note or "held_out: 0.2 / 0.0" in tables[1].note
 
 
-def test_where_a_run_was_made_does_not_split_a_row(make_run):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"device": "cuda"},
+        {"keep_checkpoints": True},
+        {"data": {"root": "/elsewhere", "layout": "other", "split_file": "x.csv"}},
+        {"data": {"preset": "timm", "skip_bad": True}},
+        {"dataset": "folder:/elsewhere/digits", "backbone": "vit_micro.of_another_name"},
+        {"model": {"checkpoint": "/elsewhere/weights.npz"}},
+    ],
+)
+def test_settings_whose_effect_is_recorded_do_not_split_a_row(make_run, edit_run, settings):
     folders = [make_run("a", seed=1), make_run("b", seed=2)]
-    for folder, device in zip(folders, ("cpu", "cuda"), strict=True):
-        file = folder / "0005" / "config.json"
-        content = json.loads(file.read_text())
-        content["config"] |= {"device": device, "keep_checkpoints": device == "cpu", "data": {"root": device}}
-        file.write_text(json.dumps(content))
+    edit_run(folders[1], lambda content, _: content["config"].update(settings))
     (table,) = build([runs.read(folder) for folder in folders])
     assert [row[:2] for row in shown(table)] == [["CoFiMA", "2"]]
 

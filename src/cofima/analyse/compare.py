@@ -84,7 +84,7 @@ def _result(name: str, first: str, table: Table) -> Result:
                 second: two,
                 "n": len(runs),
                 "seeds": " ".join(str(run.seed) for run in runs),
-                "pretraining": runs[0].setup.backbone.get("pretraining", ""),
+                "pretraining": runs[0].record.backbone.get("pretraining", ""),
                 "last_mean": final.mean,
                 "last_std": "" if final.std is None else final.std,
                 "inc_mean": mean.mean,
@@ -127,4 +127,4 @@ def _protocol(run: Run) -> tuple[object, ...]:
     config = run.config
     limit = (config.get("data") or {}).get("limit")
     held = (config.get("held_out", 0.0), limit)
-    return run.dataset, run.setup.data.get("split_hash"), held, run.planned
+    return run.dataset, run.record.data.get("split_hash"), held, run.planned

@@ -2,6 +2,6 @@
 
 from cofima.report.comparison import Comparison, compare
 from cofima.report.output import paper_texts, texts, write
-from cofima.report.runs import Run, find, read
+from cofima.report.runs import Run, collect, find, read
 
-__all__ = ["Comparison", "Run", "compare", "find", "paper_texts", "read", "texts", "write"]
+__all__ = ["Comparison", "Run", "collect", "compare", "find", "paper_texts", "read", "texts", "write"]

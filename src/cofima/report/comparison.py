@@ -152,7 +152,7 @@ def _decimals(measure: Measure, values: Sequence[Summary | None]) -> int:
 def _record(number: int, title: str, group: Group, values: Sequence[Summary | None]) -> dict[str, object]:
     """Return a row for programs, with unrounded numbers."""
     run = group.runs[0]
-    data, backbone = run.setup.data, run.setup.backbone
+    data, backbone = run.record.data, run.record.backbone
     facts: dict[str, object] = {
         "table": number,
         "title": title,
@@ -188,8 +188,8 @@ def _notes(groups: list[Group], number: int, sets: list[list[Run]]) -> list[str]
     run = next((r for group in groups for r in group.runs if r.finished), groups[0].runs[0])
     fewest, most = (pick(len(group.runs) for group in groups) for pick in (min, max))
     parts = [
-        f"Backbone {run.backbone} (sha256 {_hash(run.setup.backbone.get('sha256'))}),",
-        f"dataset {run.dataset} (fingerprint {_hash(run.setup.data.get('fingerprint'))}{_split(run)}),",
+        f"Backbone {run.backbone} (sha256 {_hash(run.record.backbone.get('sha256'))}),",
+        f"dataset {run.dataset} (fingerprint {_hash(run.record.data.get('fingerprint'))}{_split(run)}),",
         f"{sum(run.sizes)} {_tested(run)}{'' if run.finished else ' so far'}, accuracies in %;",
         f"n = {fewest if fewest == most else f'{fewest} to {most}'} seed{'s' if most > 1 else ''}"
         + (", mean ± standard deviation (n − 1)." if most > 1 else "."),
@@ -214,7 +214,7 @@ def _tested(run: Run) -> str:
 
 
 def _split(run: Run) -> str:
-    name, digest = (run.setup.data.get(key) for key in ("split_id", "split_hash"))
+    name, digest = (run.record.data.get(key) for key in ("split_id", "split_hash"))
     return f", split {name} {_hash(digest)}" if name and digest else ""
 
 

@@ -103,14 +103,14 @@ def _settings(run: Run) -> dict[str, str]:
 
 def _protocol(run: Run) -> dict[str, str]:
     facts = {
-        "dataset": run.setup.data.get("fingerprint") or run.dataset,
-        "backbone": run.setup.backbone.get("sha256") or run.backbone,
-        "final_norm": run.setup.backbone.get("final_norm", "pretrained"),
+        "dataset": run.record.data.get("fingerprint") or run.dataset,
+        "backbone": run.record.backbone.get("sha256") or run.backbone,
+        "final_norm": run.record.backbone.get("final_norm", "pretrained"),
         "tasks": run.planned,
     }
-    parts = flat(facts) | compared({"data": run.config["data"]}) | flat({"preprocess": run.setup.preprocess})
+    parts = flat(facts) | compared({"data": run.config["data"]}) | flat({"preprocess": run.record.preprocess})
     parts |= compared({key: run.config[key] for key in ("stream", "held_out")})
-    split = run.setup.data.get("split_hash")
+    split = run.record.data.get("split_hash")
     return parts | ({"split": split} if split else {})
 
 

@@ -41,7 +41,7 @@ def page(runs: Sequence[Run], first: Sequence[Table] = ()) -> str:
         *map(details, shown),
         "</section>",
         "<section><h2>This report again</h2>",
-        _block(f"cofima report {shlex.join(str(run.folder) for run in shown)}"),
+        _block(f"cofima report {shlex.join(dict.fromkeys(str(run.source) for run in shown))}"),
         "</section>",
     ]
     return html_page(f"cofima report{title}", body)
@@ -60,7 +60,7 @@ def drawings(comparisons: Sequence[Comparison]) -> dict[str, str]:
 def details(run: Run) -> str:
     """Return one run as a box that opens: its tasks, its notes, its config and the way to repeat it."""
     title = f"{run.label}, seed {run.seed}: {run.state}{'' if run.finished else ' so far'}"
-    versions = ", ".join(f"{name} {version}" for name, version in run.setup.versions.items())
+    versions = ", ".join(f"{name} {version}" for name, version in run.record.versions.items())
     parts = [
         f'<p class="soft">Folder <code>{escape(str(run.folder))}</code></p>',
         _tasks(run),
@@ -160,7 +160,7 @@ def _task(run: Run, t: int) -> list[Cell]:
 
 def _backbone(run: Run) -> str:
     """List what identifies the backbone; pixels and colours stand in the config of the preparation."""
-    kept = run.setup.backbone
+    kept = run.record.backbone
     shown = ("name", "alias", "tag", "sha256", "pretraining", "overlap", "layout", "final_norm")
     items = "".join(f"<dt>{key}</dt><dd>{escape(str(kept[key]))}</dd>" for key in shown if kept.get(key))
     return f"<h3>Backbone</h3><dl>{items}</dl>" if items else ""

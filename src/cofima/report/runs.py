@@ -1,59 +1,79 @@
-"""Run folders as records: what was configured, and what was measured after each task."""
+"""Runs as records: read from run folders, or from the lines of a study.
 
+A study is one file of JSON lines, ``{"name": ..., "record": ..., "history": [...]}``, one line a run: what
+config.json and history.jsonl of its folder say, without the weights.
+"""
+
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cofima import generations
+from cofima.config_schema import Config
 from cofima.errors import CofimaError, problems
-from cofima.history import HistoryRow
-from cofima.report.records import Setup, read_history, read_setup, read_text
+from cofima.files import write_text
+from cofima.generations import Record
+from cofima.history import HistoryRow, explain
+
+STUDY = ".jsonl"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run, finished or not, as its folder describes it."""
+    """One run, finished or not.
+
+    Attributes:
+        folder: Its folder; of a run in a study, its name below the study's file.
+        source: The path that it was read from: its folder, or the study.
+        record: What config.json says of it.
+        history: One row for each task that was learned.
+    """
 
     folder: Path
-    setup: Setup
+    source: Path
+    record: Record
     history: list[HistoryRow]
 
     @property
     def label(self) -> str:
         """Return the method's name for people."""
-        return self.setup.method.label
+        return self.record.method.label
 
     @property
     def config(self) -> dict[str, Any]:
         """Return the resolved config."""
-        return self.setup.config
+        return self.record.config
 
     @property
     def method(self) -> str:
         """Return the method's name for programs."""
-        return str(self.config.get("method", ""))
+        return str(self.config["method"])
 
     @property
-    def seed(self) -> Any:
+    def seed(self) -> int:
         """Return the seed of the run."""
-        return self.config.get("seed")
+        return int(self.config["seed"])
 
     @property
     def dataset(self) -> str:
         """Return the name of the dataset."""
-        return str(self.setup.data.get("name") or self.config.get("dataset", "unknown data"))
+        return str(self.record.data.get("name") or self.config["dataset"])
 
     @property
     def backbone(self) -> str:
         """Return the name of the backbone, with its tag."""
-        return str(self.setup.backbone.get("name") or self.config.get("backbone", "unknown backbone"))
+        return str(self.record.backbone.get("name") or self.config["backbone"])
 
     @property
     def origin(self) -> str:
         """Say what the backbone has seen before, and what of it is known to be in the dataset."""
-        kept = self.setup.backbone
-        if not kept.get("pretraining"):  # written before this was recorded
+        kept = self.record.backbone
+        if not kept.get("pretraining"):
             return ""
         alias = f"{kept['alias']}, " if kept.get("alias") else ""
         norm = "final norm reset, " if kept.get("final_norm") == "reset" else ""
@@ -63,21 +83,21 @@ class Run:
     @property
     def code(self) -> str:
         """Return the hashes of the plugins that the run was made with: other code is another method."""
-        return ", ".join(plugin.get("sha256", "")[:12] for plugin in self.setup.plugins)
+        return ", ".join(plugin.get("sha256", "")[:12] for plugin in self.record.plugins)
 
     @property
     def joint(self) -> bool:
-        """Tell whether all classes were learnt at once: such a run has no accuracy over time."""
-        return self.setup.method.all_at_once
+        """Tell whether all classes were learned at once: such a run has no accuracy over time."""
+        return self.record.method.all_at_once
 
     @property
     def planned(self) -> int:
         """Return the number of tasks of the stream, 1 for joint training."""
-        return 1 if self.joint else self.setup.planned_tasks
+        return 1 if self.joint else self.record.planned_tasks
 
     @property
     def finished(self) -> bool:
-        """Tell whether every planned task has been learnt."""
+        """Tell whether every planned task has been learned."""
         return len(self.history) >= self.planned
 
     @property
@@ -88,8 +108,8 @@ class Run:
     @property
     def tasks(self) -> list[list[str]]:
         """Return the classes of each task, as far as they are known."""
-        learnt = [step.classes for step in self.history]
-        return learnt if self.joint else learnt + self.setup.tasks[len(learnt) :]
+        learned = [row.classes for row in self.history]
+        return learned if self.joint else learned + self.record.tasks[len(learned) :]
 
     @property
     def matrix(self) -> list[list[float]]:
@@ -104,63 +124,139 @@ class Run:
     @property
     def lam(self) -> list[float | None]:
         """Return the share of the new weights at each task."""
-        return [step.lam for step in self.history]
+        return [row.lam for row in self.history]
 
     @property
     def distances(self) -> list[float | None]:
         """Return the distance of the backbone from its pre-trained weights after each task."""
-        return [step.distance.from_start for step in self.history]
+        return [row.distance.from_start for row in self.history]
 
     @property
     def seconds(self) -> list[float]:
         """Return the time that each task took."""
-        return [step.seconds.get("total", sum(step.seconds.values())) for step in self.history]
+        return [row.seconds.get("total", sum(row.seconds.values())) for row in self.history]
+
+
+class StudyLine(BaseModel):
+    """One run of a study."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    record: Record
+    history: list[HistoryRow]
 
 
 def read(folder: str | Path) -> Run:
-    """Read the generation in force of a run folder; every fault found is named in one error."""
+    """Read the generation in force of a run folder; raise if it is not what was written."""
     folder = Path(folder)
-    pointer = folder / "CURRENT"
-    if not pointer.is_file():
-        raise CofimaError(
-            f"no run in {folder}: it has no file CURRENT (it appears with the first finished task)"
-        )
-    name = read_text(pointer).strip()
-    generation = folder / name
-    if not name or Path(name).name != name or not generation.is_dir():
-        raise problems(f"run {folder}", [f"CURRENT names the generation '{name[:40]}', which is not there"])
-    faults: list[str] = []
-    setup = read_setup(generation / "config.json", faults)
-    history = read_history(generation / "history.jsonl", faults)
-    if setup is None or faults:
-        raise problems(f"run {folder}", faults)
-    return Run(folder, setup, history)
+    generation = generations.read(folder)
+    return _run(folder, folder, generation.record, generation.history())
+
+
+def read_study(file: Path) -> list[Run]:
+    """Read the runs of a study; all that is wrong with its lines is one error."""
+    runs, wrong = [], []
+    for number, text in enumerate(file.read_text("utf-8").splitlines(), start=1):
+        try:
+            line = StudyLine.model_validate_json(text)
+            runs.append(_run(file / line.name, file, line.record, line.history))
+        except ValidationError as error:
+            wrong += explain(f"line {number}", error)
+        except CofimaError as error:
+            wrong.append(f"line {number}: {error}")
+    if wrong:
+        raise problems(str(file), wrong)
+    return runs
+
+
+def collect(folders: Iterable[Path], file: Path) -> None:
+    """Add runs to a study under the names of their folders; those that it has already are left as they are."""
+    kept = file.read_text("utf-8").splitlines() if file.is_file() else []
+    names = {json.loads(line)["name"] for line in kept}
+    for folder in folders:
+        if folder.name not in names:
+            run = read(folder)
+            # the sha256 of files that a study does not have would be of no use in it
+            record = run.record.model_copy(update={"files": {}})
+            line = StudyLine(name=folder.name, record=record, history=run.history)
+            kept.append(json.dumps(line.model_dump(mode="json")))
+    write_text(file, "".join(f"{line}\n" for line in kept))
 
 
 def find(paths: Iterable[str | Path]) -> list[Run]:
-    """Read every run at or below ``paths``, each once; list all faults of all runs in one error."""
-    found: dict[Path, Path] = {}
+    """Read every run at or below ``paths``, or of a study, each once; list all faults in one error."""
+    found: dict[Path, Run] = {}
     faults = []
     for path in map(Path, paths):
-        below = [Path(at) for at, folders, files in os.walk(path) if _stop_at_run(folders, files)]
-        if not below:
-            faults.append(f"{path}: {'no run at or below it' if path.is_dir() else 'no such folder'}")
-        for folder in sorted(below):
-            found.setdefault(folder.resolve(), folder)
-    runs = []
-    for folder in found.values():
         try:
-            runs.append(read(folder))
+            runs = list(_at(path))
+        except CofimaError as error:
+            faults.append(str(error))
+            continue
+        if not runs:
+            faults.append(
+                f"{path}: {'no run at or below it' if path.exists() else 'no such folder or study'}"
+            )
+        for run in runs:
+            found.setdefault(run.folder.resolve(), run)
+    if faults:
+        raise CofimaError("\n".join(faults))
+    return list(found.values())
+
+
+def _at(path: Path) -> Iterator[Run]:
+    """Yield the runs at or below a path; raise with all that is wrong with any of them."""
+    if path.suffix == STUDY and path.is_file():
+        yield from read_study(path)
+        return
+    faults = []
+    for folder in sorted(Path(at) for at, folders, files in os.walk(path) if _stop_at_run(folders, files)):
+        try:
+            yield read(folder)
         except CofimaError as error:
             faults.append(str(error))
     if faults:
         raise CofimaError("\n".join(faults))
-    return runs
+
+
+def _run(folder: Path, source: Path, record: Record, rows: Sequence[HistoryRow]) -> Run:
+    """Check what a report relies on, and give settings that are younger than the run their defaults."""
+    tasks = [row for row in rows if row.kind == "task"]
+    faults = [fault for number in range(len(tasks)) for fault in _oddities(tasks[: number + 1])]
+    if rows and not tasks:
+        faults.append("no task of a run; cofima history shows what happened to this model")
+    try:
+        config = Config.model_validate(record.config).model_dump(mode="json")
+    except ValidationError as error:
+        raise problems(f"run {folder}", [*explain("config", error), *faults]) from error
+    if faults:
+        raise problems(f"run {folder}", faults)
+    return Run(folder, source, record.model_copy(update={"config": config}), tasks)
+
+
+def _oddities(tasks: Sequence[HistoryRow]) -> list[str]:
+    """Say what in the newest task does not fit its place or the task before it."""
+    row, number, found = tasks[-1], len(tasks), []
+    where = f"history row {number}"
+    if row.task != number:
+        found.append(f"{where}: expected task {number}, got task {row.task}")
+    if len(row.measured) != number:
+        found.append(
+            f"{where}: expected {number} accuracies, one for each task so far, got {len(row.measured)}"
+        )
+    if len(row.sizes) != number or not all(row.sizes):
+        found.append(f"{where}: expected {number} test-set sizes, one for each task so far, got {row.sizes}")
+    if number > 1 and row.sizes[: number - 1] != tasks[-2].sizes:
+        found.append(
+            f"{where}: the test sets of earlier tasks changed size, from {tasks[-2].sizes} to {row.sizes}"
+        )
+    return found
 
 
 def _stop_at_run(folders: list[str], files: list[str]) -> bool:
     """Tell whether a walk has come to a run, and keep it from entering its generations."""
-    is_run = "CURRENT" in files
+    is_run = generations.CURRENT in files
     if is_run:
         folders.clear()
     folders[:] = [name for name in folders if not name.startswith(".")]  # what a grid keeps for itself

@@ -99,7 +99,7 @@ def place(run: Run, layout: Layout, recipe: Recipe) -> Placed | list[str] | None
     line = _line(run, backbone, layout)
     if line is None and run.method in IN_THE_PAPER:
         return None
-    line = line or Line(run.method, run.label, not run.setup.method.keeps_images, backbone, block=9)
+    line = line or Line(run.method, run.label, not run.record.method.keeps_images, backbone, block=9)
     odd = _odd(run, flat(recipe(dataset, backbone, run.method)))
     free = {key: text for key, text in odd.items() if key.startswith(layout.free)}
     settings = tuple(s for s in free.values() if s.partition("=")[0] not in dict(line.options))
@@ -137,8 +137,8 @@ def _odd(run: Run, recipe: Mapping[str, str]) -> dict[str, str]:
 
 def _images(run: Run, dataset: str) -> list[str]:
     """Say where the images, or how they are prepared, are not those of the table."""
-    facts, known = run.setup.data, published().images[DATASETS[dataset]]
-    found, preset = (facts.get("train"), facts.get("test")), run.setup.preprocess.get("preset", "timm")
+    facts, known = run.record.data, published().images[DATASETS[dataset]]
+    found, preset = (facts.get("train"), facts.get("test")), run.record.preprocess.get("preset", "timm")
     wrong = []
     if found not in known:
         shown = " or ".join(f"{train:,} + {test:,}" for train, test in known)

@@ -221,7 +221,7 @@ def _facts(filled: FilledTable) -> str:
     for dataset in filled.layout.datasets:
         runs = [run for entry in filled.entries for run in entry.runs.get(dataset, [])]
         if runs:
-            data, weights = runs[0].setup.data, dict.fromkeys(r.setup.backbone.get("sha256") for r in runs)
+            data, weights = runs[0].record.data, dict.fromkeys(r.record.backbone.get("sha256") for r in runs)
             split = f"{data.get('split_id', 'unknown')} {str(data.get('split_hash', ''))[:12]}".strip()
             hashes = ", ".join(str(sha)[:12] for sha in weights)
             parts.append(f"{DATASETS[dataset]}: split {split}, backbone sha256 {hashes}")
