@@ -24,6 +24,7 @@ from torch import Tensor
 
 from cofima import config as configs
 from cofima import store
+from cofima.data.images import image_set
 from cofima.data.loading.decoder import decode
 from cofima.errors import CofimaError
 from cofima.progress import SILENT
@@ -37,7 +38,6 @@ from cofima.serve.learn import (
     new_classes,
 )
 from cofima.serve.predict import BATCH, probabilities
-from cofima.serve.scoring import image_set
 from cofima.store import Model
 
 

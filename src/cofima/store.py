@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cofima import generations, methods, plugins
 from cofima.config import Config
-from cofima.data.images import ImageSet
+from cofima.data.images import ImageSet, image_set
 from cofima.data.sources.plugin import own
 from cofima.data.views import View
 from cofima.errors import CofimaError
@@ -117,7 +117,7 @@ def load(
     model = _build(record, read.weights(), read.state(), progress)
     model.history, images = read.history(), read.images()
     if images is not None:
-        model.images = ImageSet(images["pixels"], torch.arange(len(images["labels"])), images["labels"])
+        model.images = image_set(images["pixels"], images["labels"])
     return model
 
 

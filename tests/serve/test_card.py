@@ -14,11 +14,11 @@ from huggingface_hub import ModelCard
 
 import cofima
 from cofima import store
+from cofima.data.images import image_set
 from cofima.errors import CofimaError
 from cofima.history import HistoryRow
 from cofima.serve.card import model_card
 from cofima.serve.hub import push
-from cofima.serve.scoring import image_set
 
 
 @pytest.fixture(scope="module")

@@ -68,3 +68,14 @@ def join(sets: Sequence[ImageSet]) -> ImageSet:
     if any(one.pixels is not pixels for one in sets):
         raise ValueError("only sets cut from the same pixels can be joined")
     return ImageSet(pixels, torch.cat([one.rows for one in sets]), torch.cat([one.labels for one in sets]))
+
+
+def image_set(pixels: Tensor, labels: Tensor) -> ImageSet:
+    """Return a set of all images that there are in ``pixels``."""
+    return ImageSet(pixels, torch.arange(len(labels)), labels)
+
+
+def owned(*sets: ImageSet) -> ImageSet:
+    """Copy the images of ``sets``, and no others, into one set with pixels of its own."""
+    pixels = torch.cat([one.pixels[one.rows] for one in sets])
+    return image_set(pixels, torch.cat([one.labels for one in sets]))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.data.images import ImageSet
+from cofima.data.images import ImageSet, owned
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
 from cofima.methods.cost import Cost, Plan
@@ -27,7 +27,6 @@ from cofima.parts.replay import (
     MemorySize,
     memory_state,
     nothing_of,
-    owned,
     refuse_small_memory,
     restored_memory,
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from cofima import ranks
-from cofima.data.images import Images, ImageSet
+from cofima.data.images import Images, ImageSet, image_set, owned
 from cofima.errors import CofimaError
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.parts.exemplars import best_of_each, first_of_each, held_out
@@ -29,12 +29,6 @@ def refuse_small_memory(size: int, classes: int, each: int = 1) -> None:
         )
 
 
-def owned(*sets: ImageSet) -> ImageSet:
-    """Copy the images of ``sets``, and no others, into one set with pixels of its own."""
-    pixels = torch.cat([one.pixels[one.rows] for one in sets])
-    return ImageSet(pixels, torch.arange(len(pixels)), torch.cat([one.labels for one in sets]))
-
-
 def nothing_of(images: ImageSet) -> ImageSet:
     """Return an empty memory for such images."""
     return owned(images.select(torch.empty(0, dtype=torch.int64)))
@@ -48,7 +42,7 @@ def memory_state(memory: ImageSet) -> dict[str, Tensor]:
 def restored_memory(state: dict[str, Tensor]) -> ImageSet:
     """Build the set from what :func:`memory_state` returned."""
     kept = untagged("memory", state, torch.device("cpu"))
-    return ImageSet(kept["pixels"], torch.arange(len(kept["pixels"])), kept["labels"])
+    return image_set(kept["pixels"], kept["labels"])
 
 
 @dataclass(frozen=True, eq=False)

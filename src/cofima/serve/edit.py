@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from cofima import store
+from cofima.data.images import owned
 from cofima.errors import CofimaError, did_you_mean
 from cofima.history import HistoryRow, Kind, now
 from cofima.methods.state import drop_row, remove_class
-from cofima.serve.scoring import image_set
 from cofima.store import Model
 
 
@@ -42,7 +42,7 @@ def forget(model: Model, name: str) -> Model:
     if made.images is not None:
         others = made.images.select(made.images.labels != label)
         labels = others.labels - (others.labels > label).long()
-        made.images = image_set(others.pixels[others.rows], labels)
+        made.images = owned(replace(others, labels=labels))
     made.history.append(_row(model, "forget", [name]))
     return made
 

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from cofima import config as configs
 from cofima import store
+from cofima.data.images import owned
 from cofima.data.sources.listing import Listing, find_images
 from cofima.errors import CofimaError, problems
 from cofima.history import HistoryRow
@@ -15,7 +14,7 @@ from cofima.progress import SILENT, Progress
 from cofima.recipes.layers import override
 from cofima.serve.check import Comparison, ForgettingCheck, ForgettingError, old_class_images
 from cofima.serve.learn import finish, learn_held_out, more_images, new_classes
-from cofima.serve.scoring import Accuracy, image_set
+from cofima.serve.scoring import Accuracy
 from cofima.store import Model
 from cofima.training.options import Train
 
@@ -85,10 +84,7 @@ def extend(
     old = check.compare(learned)
     if request.max_drop is not None and old is not None and old.measured and old.drop > request.max_drop:
         raise ForgettingError(old, request.max_drop)
-    spared = image_set(
-        torch.cat([one.pixels[one.rows] for one in held]), torch.cat([one.labels for one in held])
-    )
-    accuracy = finish(learned, spared, request.keep_images, rows)
+    accuracy = finish(learned, owned(*held), request.keep_images, rows)
     for row in rows:
         row.old = None if old is None else old.recorded()
     learned.history += rows

@@ -4,12 +4,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from cofima import config as configs
 from cofima import store
 from cofima.config import Config
-from cofima.data.images import ImageSet
+from cofima.data.images import ImageSet, owned
 from cofima.data.sources.listing import find_images
 from cofima.data.stream import Task
 from cofima.errors import CofimaError
@@ -19,9 +17,10 @@ from cofima.history import HistoryRow, Kind
 from cofima.methods import build
 from cofima.models import backbone, lite
 from cofima.models.net import Net
+from cofima.parts.exemplars import first_of_each
 from cofima.progress import SILENT, Progress
 from cofima.serve.calibrate import calibrate, remember_distances
-from cofima.serve.scoring import Accuracy, accuracy_of, image_set
+from cofima.serve.scoring import Accuracy, accuracy_of
 from cofima.store import Model
 from cofima.training.options import Train
 
@@ -106,13 +105,7 @@ def learn_held_out(model: Model, task: Task, how: Train, progress: Progress) -> 
 
 def finish(model: Model, spared: ImageSet, keep: int | None, rows: Sequence[HistoryRow]) -> Accuracy:
     """Measure on held-out images, calibrate on them, and keep as many as were asked for."""
-    old = model.images
-    both = spared
-    if old is not None and len(old):
-        both = image_set(
-            torch.cat([old.pixels[old.rows], spared.pixels[spared.rows]]),
-            torch.cat([old.labels, spared.labels]),
-        )
+    both = spared if model.images is None else owned(model.images, spared)
     calibrate(model, both)
     remember_distances(model, both)
     accuracy = accuracy_of(model, spared)
@@ -121,16 +114,6 @@ def finish(model: Model, spared: ImageSet, keep: int | None, rows: Sequence[Hist
         row.accuracy, row.sizes = accuracy.by_task(model.tasks[: row.task])
     each = model.serving.get("keep_images", 0) if keep is None else keep
     model.serving["keep_images"] = each
-    model.images = first_of_each(both, each)
+    kept = first_of_each(both.labels, each)
+    model.images = owned(both.select(kept)) if len(kept) else None
     return accuracy
-
-
-def first_of_each(images: ImageSet, each: int) -> ImageSet | None:
-    """Return at most ``each`` images of each class, in pixels of their own."""
-    chosen: list[int] = []
-    for label in images.counts():
-        chosen += (images.labels == label).nonzero().flatten()[:each].tolist()
-    if not chosen:
-        return None
-    mine = images.select(torch.tensor(chosen))
-    return image_set(mine.pixels[mine.rows], mine.labels)

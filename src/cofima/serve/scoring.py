@@ -12,11 +12,6 @@ from cofima.store import Model
 from cofima.training.sgd import plain_batches
 
 
-def image_set(pixels: Tensor, labels: Tensor) -> ImageSet:
-    """Return images that are all there are in their pixels."""
-    return ImageSet(pixels, torch.arange(len(labels)), labels)
-
-
 @torch.inference_mode()
 def logits_of(model: Model, images: ImageSet, label: str = "held-out images") -> Tensor:
     """Return the logits of images over all classes, on the CPU."""

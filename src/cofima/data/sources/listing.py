@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cofima.data.images import ImageSet
+from cofima.data.images import ImageSet, image_set
 from cofima.data.loading.loader import Picture, load
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.base import counted
@@ -106,7 +106,7 @@ class LabeledImages:
 
     def images(self, classes: list[str]) -> ImageSet:
         """Return the images, labeled by the places of their classes in ``classes``."""
-        return ImageSet(self.pixels, torch.arange(len(self)), self.labels(classes))
+        return image_set(self.pixels, self.labels(classes))
 
     def split(
         self, names: Collection[str], classes: list[str], share: float, seed: int
