@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from cofima import generations, store
-from cofima.data import datasets
 from cofima.data.sources.in_memory import blobs
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
@@ -181,7 +180,8 @@ def test_other_images_under_the_same_name_are_refused(
     with pytest.raises(stop_at(1, step=1)):
         launch(quick(tiny), tmp_path)
     before = content(tmp_path)
-    monkeypatch.setattr(datasets, "blobs", lambda side, seed: blobs(side=side, seed=seed + 1))
+    others = "cofima.data.sources.in_memory.blobs"
+    monkeypatch.setattr(others, lambda side, seed: blobs(side=side, seed=seed + 1))
     with pytest.raises(CofimaError, match="are not those that"):
         launch(quick(tiny), tmp_path)
     assert content(tmp_path) == before

@@ -20,6 +20,7 @@ from cofima.data.images import ImageSet
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
+from cofima.history import dump, parse
 from cofima.progress import Progress
 from cofima.store import Model
 from cofima.training.evaluate import evaluate
@@ -321,7 +322,8 @@ def test_a_loaded_model_is_the_model(name: str, tiny, tmp_path: Path, same_bits)
 def test_the_history_of_a_task_is_complete_and_json(name: str, tiny, tmp_path: Path) -> None:
     model = tiny.run(tmp_path, tiny.config(name, train={"epochs": 1}), tiny.stream((2, 1), per_class=6))
     for row in model.history:
-        assert json.loads(json.dumps(row, allow_nan=False)) == row
+        assert parse(dump([row]), "history.jsonl") == [row]
+        json.dumps(row.model_dump(mode="json"), allow_nan=False)
         assert {"total", "evaluate"} <= row.seconds.keys()
         assert row.distance.from_start >= 0
         assert row.state_bytes == sum(
