@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from cofima import plugins
 
 if TYPE_CHECKING:
-    from cofima.merging.fisher import fisher
+    from cofima.merging.fisher_file import fisher
     from cofima.merging.merge import merge
     from cofima.serve.check import ForgettingError
     from cofima.serve.classifier import Classifier, learn, load
@@ -58,7 +58,7 @@ _MODULES = {
     "average": "cofima.weights",
     "average_all": "cofima.weights",
     "diagonal_fisher": "cofima.weights",
-    "fisher": "cofima.merging.fisher",
+    "fisher": "cofima.merging.fisher_file",
     "fisher_average": "cofima.weights",
     "fisher_average_all": "cofima.weights",
     "learn": "cofima.serve.classifier",

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import cofima
 from cofima.errors import CofimaError
-from cofima.merging import parts
+from cofima.merging import tensors
 from cofima.progress import Progress
 from cofima.weights import average, average_all, fisher_average, fisher_average_all
 
@@ -25,8 +25,8 @@ def merged(models: list[Path], method: str = "average", **how: object) -> dict[s
 @pytest.fixture(params=[4, 2**17], ids=["spans", "whole"], autouse=True)
 def _span(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing depends on how a tensor is cut."""
-    monkeypatch.setattr(parts, "SPAN", request.param)
-    monkeypatch.setattr(parts, "LONGER", 1)
+    monkeypatch.setattr(tensors, "SPAN", request.param)
+    monkeypatch.setattr(tensors, "LONGER", 1)
 
 
 @pytest.mark.parametrize("method", ["average", "fisher", "wise-ft"])
@@ -151,7 +151,7 @@ class Ears(Progress):
 
 
 def test_sizes_are_said_first_and_the_bar_counts_megabytes(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(parts, "SPAN", 100_000)
+    monkeypatch.setattr(tensors, "SPAN", 100_000)
     paths = [tmp_path / "x.safetensors", tmp_path / "y.safetensors"]
     for path in paths:
         save_file({f"k{i}": torch.randn(150_000) for i in range(4)}, path)
@@ -301,7 +301,7 @@ def test_an_interruption_leaves_nothing_behind(files, monkeypatch: pytest.Monkey
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cofima.merging.parts._merge", stop)
+    monkeypatch.setattr("cofima.merging.tensors._merge", stop)
     before = set(files[0].parent.iterdir())
     with pytest.raises(KeyboardInterrupt):
         cofima.merge(files[:2], files[0].parent / "out.safetensors")

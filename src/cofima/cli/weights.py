@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from cofima.cli.console import Force, ModelFolder, SkipBad, count, out_option, progress, say
-from cofima.merging.recipe import MergeMethod
+from cofima.merging.request import MergeMethod
 
 LISTS = ("--weights", "--fisher")
 
@@ -127,7 +127,7 @@ def fisher(
     force: Force = False,
 ) -> None:
     """Measure the diagonal Fisher information of a model, for a merge weighted by it."""
-    from cofima.merging.fisher import fisher as measure
+    from cofima.merging.fisher_file import fisher as measure
 
     done = measure(
         model,

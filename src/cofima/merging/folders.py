@@ -1,168 +1,156 @@
 """Merge model folders: the backbones weight by weight, the heads class by class."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from cofima import generations, methods, plugins, store
 from cofima.errors import first_problems
 from cofima.files import require_room
 from cofima.generations import STATE, WEIGHTS, Record
 from cofima.history import HistoryRow, now
-from cofima.merging.becomes import Becomes, becomes, merged_tasks
-from cofima.merging.fishers import Fishers
-from cofima.merging.heads import Rows
-from cofima.merging.parts import Part, merge_parts
-from cofima.merging.recipe import Recipe
-from cofima.merging.sources import Source, kinds_that_fit, widest
-from cofima.merging.state import HEAD, States
+from cofima.merging.inputs import Checkpoint, Inputs, ModelFolder
+from cofima.merging.method_after import MethodAfter, StateMerge, choose_method
+from cofima.merging.request import MergeSettings
+from cofima.merging.tensors import ClassRows, TensorMerge, merge_tensors
 from cofima.progress import Progress
 from cofima.weights.mapped import Kind, MappedFile, create_mapped
-from cofima.weights.pieces import Weights
 
 
 @dataclass(frozen=True)
 class FolderMerge:
-    """What is merged into a model folder, checked.
+    """A merge into a model folder, checked."""
 
-    Attributes:
-        models: The models of the recipe; a base that wise-ft takes from a file has no head.
-        base: What task vectors start from.
-    """
-
-    models: Sequence[Source]
-    base: Source | None
-    fishers: Fishers | None
-    recipe: Recipe
+    inputs: Inputs
+    settings: MergeSettings
 
     @property
-    def folders(self) -> list[Source]:
-        """Everything that has classes, the base first."""
-        return [source for source in (self.base, *self.models) if source is not None and source.kept]
+    def last(self) -> ModelFolder:
+        """The folder whose configuration the result takes over."""
+        return self.inputs.folders[-1]
 
     @property
-    def rows(self) -> Rows:
-        """Return whose head has which classes."""
-        return Rows([model.classes for model in self.models], self.base.classes if self.base else ())
+    def rows(self) -> ClassRows:
+        """The classes of each head."""
+        base = self.inputs.base
+        return ClassRows([model.classes for model in self.inputs.models], base.classes if base else ())
 
-    def write(self, out: Path, progress: Progress) -> tuple[Becomes, int]:
-        """Write the merged model folder; return what it goes on as, and the size of its tensors."""
-        after = becomes(self.folders)
-        states = States(self.folders, merged_tasks(self.folders), after.parts)
-        weights, state = self._kinds(), states.kinds()
+    def write(self, out: Path, progress: Progress) -> tuple[MethodAfter, int]:
+        """Write the merged model folder; return its method, and the size of its tensors."""
+        after = choose_method(self.inputs.folders)
+        merged = StateMerge(self.inputs, after.entries)
+        weights, state = self._kinds(), merged.kinds()
         size = sum(kind.bytes for kind in [*weights.values(), *state.values()])
         generations.refuse_place(out)
         require_room(out, size)
-        progress.say(f"merging {len(self.models)} models into one of {size / 1e6:,.1f} MB: {self.recipe}")
+        count = len(self.inputs.models)
+        progress.say(f"merging {count} models into one of {size / 1e6:,.1f} MB: {self.settings}")
         with (
-            generations.write(out, self._record(after, states.tasks), [self._row(states.tasks)]) as aside,
+            generations.write(out, self._record(after), [self._row()]) as aside,
             create_mapped(aside / WEIGHTS, weights, {"format": "pt"}) as net,
             create_mapped(aside / STATE, state, {"format": "pt"}) as kept,
         ):
-            merge_parts([*self._parts(net, kept), *states.merge_parts(kept)], self.recipe, progress)
-            states.fill(kept)
+            merge_tensors([*self._merges(net), *merged.merges(kept)], self.settings, progress)
+            merged.pool(kept)
         return after, size
 
     def _kinds(self) -> dict[str, Kind]:
-        kinds = {key: widest([m.weights[key] for m in self.models]) for key in self.models[0].weights}
-        for key, value in self.folders[-1].head.items():
-            kinds[self._head(key)] = Kind(value.dtype, (len(self.rows.union), *value.shape[1:]))
+        kinds = self.inputs.kinds()
+        for key, value in self.last.head.items():
+            shape = (len(self.rows.union), *value.shape[1:])
+            kinds[self.last.head_name(key)] = Kind(value.dtype, shape)
         return kinds
 
-    def _head(self, key: str) -> str:
-        return f"{self.folders[-1].kept['backbone']['classifier']}.{key}"
-
-    def _parts(self, net: MappedFile, kept: MappedFile) -> Iterator[Part]:
-        given = self.fishers.tensors if self.fishers else ()
-        for key in self.models[0].weights:
-            values = [model.weights[key] for model in self.models]
+    def _merges(self, net: MappedFile) -> Iterator[TensorMerge]:
+        models, base = self.inputs.models, self.inputs.base
+        given = self.inputs.fishers.tensors if self.inputs.fishers else ()
+        for key in models[0].weights:
+            values = [model.weights[key] for model in models]
             mine = [fisher[key] for fisher in given if key in fisher] or None
-            start = self.base.weights[key] if self.base else None
-            yield Part(key, range(len(values)), values, net[key], start, mine, put=partial(net.put, key))
-        for key in HEAD:
-            rows = {m: fisher[self._head(key)] for m, fisher in enumerate(given) if self._head(key) in fisher}
-            yield from self._head_parts(key, self._head(key), net, rows, raw=False)
-            yield from self._head_parts(key, f"raw_head.{key}", kept, rows, raw=True)
+            start = base.weights[key] if base else None
+            put = partial(net.put, key)
+            yield TensorMerge(key, range(len(values)), values, net[key], start, mine, put=put)
+        for key in self.last.head:
+            name = self.last.head_name(key)
+            heads = {k: model.head[key] for k, model in enumerate(models) if isinstance(model, ModelFolder)}
+            yield from self.rows.merges(
+                name,
+                heads,
+                net[name],
+                self.rows.union,
+                base=base.head[key] if isinstance(base, ModelFolder) else None,
+                fishers={k: fisher[name] for k, fisher in enumerate(given) if name in fisher},
+            )
 
-    def _head_parts(
-        self, key: str, name: str, out: Weights, fishers: Mapping[int, Tensor], *, raw: bool
-    ) -> Iterator[Part]:
-        """Yield the rows of the head that predicts, or of the raw one below an aligned head."""
-        if name in out:
-            values = {k: _head(model, key, raw) for k, model in enumerate(self.models) if model.kept}
-            start = _head(self.base, key, raw) if self.base and self.base.kept else None
-            yield from self.rows.parts(name, values, out[name], start, fishers)
-
-    def _row(self, tasks: Sequence[Sequence[str]]) -> HistoryRow:
+    def _row(self) -> HistoryRow:
         """Return the one row of the result's history."""
+        tasks = self.inputs.tasks
         classes = [name for task in tasks for name in task]
         return HistoryRow(
-            kind="merge", task=len(tasks), date=now(), classes=classes, notes=[str(self.recipe)]
+            kind="merge", task=len(tasks), date=now(), classes=classes, notes=[str(self.settings)]
         )
 
-    def _record(self, after: Becomes, tasks: Sequence[Sequence[str]]) -> Record:
-        """Return what config.json says of the result: as the last model, but for what was merged."""
-        last = self.folders[-1].kept
-        made = [
-            {"path": str(s.path), "method": s.label, "classes": len(s.classes)}
-            | ({"sha256": s.kept["files"][WEIGHTS]} if s.kept else {})
-            for s in (self.base, *self.models)
-            if s is not None
-        ]
+    def _record(self, after: MethodAfter) -> Record:
+        """Return config.json of the result: as of the last model, but for what was merged."""
+        last, tasks = self.last.record, self.inputs.tasks
+        models = [_origin(one) for one in self.inputs.every]
         return Record(
-            method=store.method_facts(methods.find(after.method)),
-            config=last["config"] | {"method": after.method, "options": after.options},
-            backbone=last["backbone"],
-            preprocess=last["preprocess"],
-            data={"name": "merged", "merged": {"by": str(self.recipe), "models": made}},
-            tasks=[list(task) for task in tasks],
+            method=store.method_facts(methods.find(after.name)),
+            config=last.config | {"method": after.name, "options": after.options},
+            backbone=last.backbone,
+            preprocess=last.preprocess,
+            data={"name": "merged", "merged": {"by": str(self.settings), "models": models}},
+            tasks=tasks,
             planned_tasks=len(tasks),
-            plugins=plugins.said([after.method]),
+            plugins=plugins.said([after.name]),
         )
 
 
-def folder_merge(
-    models: Sequence[Source], base: Source | None, fishers: Fishers | None, recipe: Recipe
-) -> FolderMerge:
+def folder_merge(inputs: Inputs, settings: MergeSettings) -> FolderMerge:
     """Check that the folders can be merged, all differences in one error."""
-    folders = [source for source in (base, *models) if source is not None and source.kept]
+    folders = inputs.folders
     wrong = [line for other in folders[1:] for line in _differences(folders[0], other)]
-    names = [set(source.classes) for source in folders]
-    if any(source.kept["config"]["method"] == "prototype" for source in folders):
-        shared = sorted(name for name in set().union(*names) if sum(name in own for own in names) > 1)
-        wrong += [
-            f"class '{name}': the average of two prototypes of length 1 is shorter, unlike those of others; "
-            "learn it anew from its images"
-            for name in shared
-        ]
+    wrong += _rows_apart(folders)
     if wrong:
         raise first_problems("the models do not fit each other: the comparison", wrong)
-    classifier = folders[0].kept["backbone"]["classifier"]
-    models = [_without_head(model, classifier) for model in models]
-    base = base and _without_head(base, classifier)
-    kinds_that_fit([*models, *([base] if base else [])])
-    return FolderMerge(models, base, fishers, recipe)
+    classifier = folders[0].record.backbone["classifier"]
+    models = [_without_head(model, classifier) for model in inputs.models]
+    inputs = replace(inputs, models=models, base=inputs.base and _without_head(inputs.base, classifier))
+    inputs.require_fit()
+    return FolderMerge(inputs, settings)
 
 
-def _head(source: Source, key: str, raw: bool) -> Tensor:
-    return source.state.get(f"raw_head.{key}", source.head[key]) if raw else source.head[key]
+def _rows_apart(folders: list[ModelFolder]) -> list[str]:
+    """Return a line for each class whose rows of the head cannot be averaged."""
+    names = [name for folder in folders for name in set(folder.classes)]
+    shared = sorted({name for name in names if names.count(name) > 1})
+    reasons = dict.fromkeys(folder.method.rows_apart for folder in folders if folder.method.rows_apart)
+    return [f"class '{name}': {reason}" for reason in reasons for name in shared]
 
 
-def _without_head(source: Source, classifier: str) -> Source:
+def _without_head(checkpoint: Checkpoint, classifier: str) -> Checkpoint:
     """Leave out the head of a plain file, whose classes have no names."""
-    body = {key: value for key, value in source.weights.items() if not key.startswith(f"{classifier}.")}
-    return source if source.kept else replace(source, weights=body)
+    if isinstance(checkpoint, ModelFolder):
+        return checkpoint
+    body = {key: value for key, value in checkpoint.weights.items() if not key.startswith(f"{classifier}.")}
+    return replace(checkpoint, weights=body)
 
 
-def _differences(a: Source, b: Source) -> list[str]:
+def _origin(one: Checkpoint) -> dict[str, Any]:
+    """Return what the result records of one of its models."""
+    if not isinstance(one, ModelFolder):
+        return {"path": str(one.path), "method": "file", "classes": 0}
+    said = {"path": str(one.path), "method": one.method.label, "classes": len(one.classes)}
+    return said | {"sha256": one.record.files[WEIGHTS]}
+
+
+def _differences(a: ModelFolder, b: ModelFolder) -> list[str]:
     """Return how two folders differ in what the same weights must have in common."""
 
-    def facts(source: Source) -> dict[str, Any]:
-        body, view = source.kept["backbone"], source.kept["preprocess"]
+    def facts(folder: ModelFolder) -> dict[str, Any]:
+        body, view = folder.record.backbone, folder.record.preprocess
         said = {"backbone": body["name"].partition(".")[0], "final norm": body.get("final_norm")}
         said |= {key: body[key] for key in ("features", "classifier")}
         return said | {key: view[key] for key in ("size", "stored", "mean", "std")}

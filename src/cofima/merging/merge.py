@@ -1,26 +1,24 @@
 """Merge checkpoints: one call for files and for model folders."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from cofima import methods
 from cofima.errors import CofimaError, problems
-from cofima.merging.files import merge_files
-from cofima.merging.fishers import Fishers, open_fishers
-from cofima.merging.folders import FolderMerge, folder_merge
-from cofima.merging.place import out_problems
-from cofima.merging.recipe import WISE_FT, Recipe, Wish
-from cofima.merging.sources import Source, open_source
+from cofima.files import require_room, write_aside
+from cofima.merging.folders import folder_merge
+from cofima.merging.inputs import Checkpoint, Inputs, ModelFolder, open_checkpoint, open_fishers
+from cofima.merging.request import WISE_FT, MergeRequest, MergeSettings, output_problems
+from cofima.merging.tensors import TensorMerge, merge_tensors
 from cofima.progress import SILENT, Progress
-
-T = TypeVar("T")
+from cofima.weights.mapped import create_mapped
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge came to.
+    """Result of a merge.
 
     Attributes:
         path: The file or the model folder.
@@ -73,80 +71,106 @@ def merge(
     """
     given = None if fisher is None else [Path(path) for path in fisher]
     start_at = None if base is None else Path(base)
-    wish = Wish(method, [Path(path) for path in models], lam, weights, given, start_at, density)
+    request = MergeRequest(method, [Path(path) for path in models], lam, weights, given, start_at, density)
     out = Path(out)
-    _refuse(wish, out, force)
-    every = [*([wish.base] if wish.base else []), *wish.models]
-    opened = _all(open_source, every)
-    start = opened[0] if wish.base else None
-    sources = opened if wish.method == WISE_FT else opened[len(every) - len(wish.models) :]
-    start = None if wish.method == WISE_FT else start  # it is the first of two models
-    return _write(sources, start, wish, out, progress)
-
-
-def _write(
-    sources: Sequence[Source], start: Source | None, wish: Wish, out: Path, progress: Progress
-) -> Merged:
-    recipe = wish.recipe()
-    given = open_fishers(wish.fishers, sources) if wish.fishers else None
-    notes = _notes(sources, recipe, given)
-    if not wish.models[-1].is_dir():
-        size = merge_files(sources, start, given, recipe, out, progress)
-        return Merged(out, size, notes=notes)
-    plan = folder_merge(sources, start, given, recipe)
+    _refuse(request, out, force)
+    inputs, settings = _open(request), request.settings()
+    notes = _notes(inputs, settings)
+    if not request.models[-1].is_dir():
+        return Merged(out, _merge_files(inputs, settings, out, progress), notes=notes)
+    plan = folder_merge(inputs, settings)
     after, size = plan.write(out, progress)
     notes += [after.note] if after.note else []
-    notes += _left_behind(plan)
-    return Merged(out, size, methods.find(after.method).label, plan.rows.union, notes)
+    notes += _left_behind(inputs.folders)
+    return Merged(out, size, methods.find(after.name).label, plan.rows.union, notes)
 
 
-def _refuse(wish: Wish, out: Path, force: bool) -> None:
+def _refuse(request: MergeRequest, out: Path, force: bool) -> None:
     """Raise one error with everything that is wrong before a file is opened."""
-    found = wish.problems()
-    inputs = [*wish.models, *([wish.base] if wish.base else []), *(wish.fishers or ())]
+    found = request.problems()
+    inputs = [*request.models, *([request.base] if request.base else []), *(request.fishers or ())]
     found += [f"{path}: no such file or folder" for path in inputs if not path.exists()]
-    folders = [path for path in wish.models if path.is_dir()]
-    files = [path for path in wish.models if path.is_file()]
+    folders = [path for path in request.models if path.is_dir()]
+    files = [path for path in request.models if path.is_file()]
     if folders and files:
         found.append(f"{folders[0]} is a folder and {files[0]} a file: merge folders, or files")
-    if wish.base and wish.base.is_dir() and files:
-        found.append(f"base = {wish.base}: files start from a file, not from a folder")
-    found += out_problems(out, inputs, bool(folders), force) if folders or files else []
+    if request.base and request.base.is_dir() and files:
+        found.append(f"base = {request.base}: files start from a file, not from a folder")
+    found += output_problems(out, inputs, bool(folders), force) if folders or files else []
     if found:
         raise problems("the merge", found)
 
 
-def _all(work: Callable[[Path], T], paths: Sequence[Path]) -> list[T]:
-    """Do the work on every path; tell all failures at once."""
-    done, found = [], []
+def _open(request: MergeRequest) -> Inputs:
+    """Open everything; the base of wise-ft is the first of its two models."""
+    base = [request.base] if request.base else []
+    opened = _open_all([*base, *request.models])
+    models = opened if request.method == WISE_FT else opened[len(base) :]
+    fishers = open_fishers(request.fishers, models) if request.fishers else None
+    return Inputs(models, None if models is opened else opened[0], fishers)
+
+
+def _open_all(paths: Sequence[Path]) -> list[Checkpoint]:
+    """Open every path; tell all failures at once."""
+    opened, found = [], []
     for path in paths:
         try:
-            done.append(work(path))
+            opened.append(open_checkpoint(path))
         except CofimaError as error:
             found.append(error)
     if len(found) == 1:
         raise found[0]
     if found:
         raise problems("the merge", [str(error).replace("\n", "\n  ") for error in found])
-    return done
+    return opened
 
 
-def _notes(sources: Sequence[Source], recipe: Recipe, fishers: Fishers | None) -> list[str]:
-    notes = fishers.note() if fishers else []
-    if recipe.lam not in (0, 1) and any(key.endswith("running_var") for key in sources[-1].weights):
+def _merge_files(inputs: Inputs, settings: MergeSettings, out: Path, progress: Progress) -> int:
+    """Write the merge of files; return the size of its tensors.
+
+    Integer tensors and metadata come from the last model that has them.
+    """
+    inputs.require_fit()
+    models, base = inputs.models, inputs.base
+    given = inputs.fishers.tensors if inputs.fishers else ()
+    kinds = inputs.kinds()
+    metadata = {key: text for model in models for key, text in model.metadata.items()}
+    size = sum(kind.bytes for kind in kinds.values())
+    require_room(out, size)
+    progress.say(f"merging {len(models)} models of {size / 1e6:,.1f} MB: {settings}")
+    with write_aside(out) as aside, create_mapped(aside, kinds, metadata) as target:
+        merges = [
+            TensorMerge(
+                key,
+                range(len(models)),
+                [model.weights[key] for model in models],
+                target[key],
+                base.weights[key] if base else None,
+                [fisher[key] for fisher in given if key in fisher] or None,
+                put=partial(target.put, key),
+            )
+            for key in target
+        ]
+        merge_tensors(merges, settings, progress)
+    return size
+
+
+def _notes(inputs: Inputs, settings: MergeSettings) -> list[str]:
+    notes = inputs.fishers.note() if inputs.fishers else []
+    if settings.lam not in (0, 1) and any(key.endswith("running_var") for key in inputs.models[-1].weights):
         notes.append(
             "statistics of batch normalisation are merged too; estimate them anew on images if you can"
         )
     return notes
 
 
-def _left_behind(plan: FolderMerge) -> list[str]:
+def _left_behind(folders: Sequence[ModelFolder]) -> list[str]:
     notes = []
-    if len({source.kept["backbone"]["sha256"] for source in plan.folders}) > 1:
+    if len({folder.record.backbone["sha256"] for folder in folders}) > 1:
         notes.append(
             "the models were trained from different pre-trained weights: expect little of their average"
         )
-    if any(source.kept.get("serving") for source in plan.folders):
+    if any(folder.record.serving for folder in folders):
         notes.append(
             "calibration, held-out accuracies and kept images belong to the models and stay with them"
         )

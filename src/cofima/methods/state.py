@@ -71,8 +71,17 @@ class Entry:
         """Return how many rows an entry must have with these classes per block, or None if any number."""
         if self.axis == "class":
             return sum(sizes)
-        block = _BLOCK.match(self.rest(key)) if self.axis == "weight" else None
-        return None if block is None else dict(enumerate(sizes)).get(int(block[1]), 0)
+        block = self.head_block(key)
+        return None if block is None else dict(enumerate(sizes)).get(block[0], 0)
+
+    def head_block(self, key: str) -> tuple[int, str] | None:
+        """Return the block of the head that an entry belongs to and the parameter's name in it, or None."""
+        found = _BLOCK.match(self.rest(key)) if self.axis == "weight" else None
+        return None if found is None else (int(found[1]), self.rest(key)[found.end() :])
+
+    def in_block(self, block: int, name: str) -> str:
+        """Return the name of an entry that belongs to a parameter of one of the head's blocks."""
+        return f"{self.name}head.blocks.{block}.{name}"
 
 
 def declared(kind: "type[Method]", keys: Iterable[str]) -> dict[str, Entry]:

@@ -1,16 +1,18 @@
-"""What a merge is asked to do, checked before any work."""
+"""The request for a merge, checked before any work."""
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from cofima.errors import did_you_mean
+from cofima.generations import CURRENT, is_vacant
 
 
 class MergeMethod(StrEnum):
-    """How weights are merged."""
+    """Rule by which weights are merged."""
 
     average = "average"
     fisher = "fisher"
@@ -25,8 +27,8 @@ DENSITY = 0.2
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How models are merged, with every number settled.
+class MergeSettings:
+    """Rule of a merge, with every number settled.
 
     Attributes:
         method: One of :class:`MergeMethod`.
@@ -50,8 +52,8 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user said; None where nothing."""
+class MergeRequest:
+    """The request; None means not given."""
 
     method: str
     models: Sequence[Path]
@@ -62,14 +64,14 @@ class Wish:
     density: float | None = None
 
     def problems(self) -> list[str]:
-        """Return everything that is wrong with the wish itself; files are not looked at."""
+        """Return everything that is wrong with the request itself; files are not looked at."""
         if self.method not in list(MergeMethod):
             known = [str(method) for method in MergeMethod]
             return [f"method = {self.method}: unknown{did_you_mean(str(self.method), known)}"]
         return [*self._models(), *self._numbers(), *self._files()]
 
-    def recipe(self) -> Recipe:
-        """Return the wish with defaults filled in, once there are no problems."""
+    def settings(self) -> MergeSettings:
+        """Return the request with defaults filled in, once there are no problems."""
         method = MergeMethod(self.method)
         vectors = method in (TASK_ARITHMETIC, TIES)
         by_weights = method is not TIES and self.weights is not None
@@ -78,7 +80,7 @@ class Wish:
         fill = lam if method is TASK_ARITHMETIC else 1.0
         weights = tuple(self.weights) if self.weights is not None else (fill,) * len(self.models)
         density = DENSITY if self.density is None else self.density
-        return Recipe(method, None if by_weights else lam, weights, density)
+        return MergeSettings(method, None if by_weights else lam, weights, density)
 
     def _models(self) -> list[str]:
         count, based = len(self.models), self.base is not None
@@ -134,3 +136,24 @@ class Wish:
         if self.method in (AVERAGE, FISHER) and self.base is not None:
             wrong.append(f"base: not for method {self.method}; name it among the models, or take wise-ft")
         return wrong
+
+
+def output_problems(out: Path, inputs: Iterable[Path], folder: bool, force: bool) -> list[str]:
+    """Return what forbids to write to ``out``: a file, or a model folder."""
+    real = out.resolve()
+    for path in inputs:
+        other = path.resolve()
+        if real == other or real in other.parents or (other.is_dir() and other in real.parents):
+            return [f"out = {out}: would overwrite {path}, which is read; give another place"]
+    there = next(parent for parent in real.parents if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        return [f"out = {out}: {there} is not a folder that may be written to"]
+    if not folder and out.suffix != ".safetensors":
+        return [f"out = {out}: files are merged into a file; its name must end in .safetensors"]
+    if not out.exists() or (folder and out.is_dir() and is_vacant(out)):
+        return []
+    if folder != out.is_dir() or (folder and not (out / CURRENT).is_file()):
+        return [
+            f"out = {out}: is there, and is not a {'model folder' if folder else 'file'}; it is left alone"
+        ]
+    return [] if force else [f"out = {out}: exists; give another place, or --force to replace it"]

@@ -15,9 +15,9 @@ from cofima.data.sources.listing import find_images
 from cofima.data.splits import choose_images
 from cofima.errors import CofimaError, did_you_mean, first_problems, problems
 from cofima.files import require_room, write_aside
-from cofima.merging.fishers import MODEL
-from cofima.merging.place import out_problems
-from cofima.merging.sources import refuse_parts
+from cofima.merging.inputs import MODEL, require_linear
+from cofima.merging.request import output_problems
+from cofima.methods.state import declared
 from cofima.models.head import Head
 from cofima.progress import SILENT, Progress
 from cofima.serve.classifier import load
@@ -30,7 +30,7 @@ from cofima.weights.pieces import Weights
 
 @dataclass(frozen=True)
 class Measured:
-    """What a measurement came to: the file, and of how many images and classes."""
+    """Result of a measurement: the file, and the numbers of images and classes."""
 
     path: Path
     images: int
@@ -86,7 +86,8 @@ def fisher(
     model, images, out = Path(model), Path(images), Path(out)
     _refuse(model, images, out, logits, limit, force)
     loaded = load(model, device=device, progress=progress).model
-    refuse_parts(model, loaded.method.label, loaded.method.state())
+    kind = type(loaded.method)
+    require_linear(model, kind, declared(kind, loaded.method.state()))
     size = sum(value.nbytes for value in loaded.weights().values())
     require_room(out, size)
     known = _known(loaded, images, limit, seed, skip_bad, progress)
@@ -174,6 +175,6 @@ def _refuse(model: Path, images: Path, out: Path, logits: str, limit: int | None
         found.append(f"logits = {logits}: must be seen or local")
     if limit is not None and limit < 1:
         found.append(f"limit = {limit}: must be at least 1")
-    found += out_problems(out, [model, images], folder=False, force=force)
+    found += output_problems(out, [model, images], folder=False, force=force)
     if found:
         raise problems("the measurement", found)
