@@ -103,11 +103,10 @@ def _refuse(request: MergeRequest, out: Path, force: bool) -> None:
 
 def _open(request: MergeRequest) -> Inputs:
     """Open everything; the base of wise-ft is the first of its two models."""
-    base = [request.base] if request.base else []
-    opened = _open_all([*base, *request.models])
-    models = opened if request.method == WISE_FT else opened[len(base) :]
+    models = _open_all([*([request.base] if request.base else []), *request.models])
+    base = models.pop(0) if request.base and request.method != WISE_FT else None
     fishers = open_fishers(request.fishers, models) if request.fishers else None
-    return Inputs(models, None if models is opened else opened[0], fishers)
+    return Inputs(models, base, fishers)
 
 
 def _open_all(paths: Sequence[Path]) -> list[Checkpoint]:
