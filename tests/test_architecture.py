@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import cofima
 from cofima import methods
+from cofima.data.options import Preset
 
 ROOT = Path(cofima.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -155,6 +157,63 @@ def test_a_method_is_one_file_that_cites_its_paper(name: str) -> None:
 def test_method_labels_differ() -> None:
     labels = [methods.find(name).label for name in methods.names()]
     assert len(set(labels)) == len(labels)
+
+
+def knowledge_of_methods(source: str, room: str = "serve") -> list[str]:
+    """Return a line for each place in a module that knows a single method: its name, label, class or state.
+
+    The package has the name of a method: as a plain word it is allowed, but nothing may be compared with it.
+    """
+    kinds = {name: methods.find(name) for name in methods.names()}
+    known = {*kinds, *(kind.label for kind in kinds.values())}
+    known -= set(get_args(Preset)) if room == "data" else set()  # images as SLCA's authors prepare them
+    kept = {entry.name for kind in kinds.values() for entry in kind.state_schema}
+    groups = tuple(name for name in kept if name.endswith("."))
+    nodes = list(ast.walk(ast.parse(source)))
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    compared = {id(part) for node in nodes if isinstance(node, ast.Compare) for part in ast.walk(node)}
+    found = []
+    for node in nodes:
+        word, module = "", ""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            word = node.value
+        elif isinstance(node, ast.ImportFrom):
+            module = (node.module or "").removeprefix("cofima.methods.")
+        package = word == "cofima" and id(node) not in compared
+        if (word in known | kept and not package) or word.startswith(groups) or module in kinds:
+            found.append(f"line {node.lineno}: {word or node.module}")  # type: ignore[attr-defined]
+    return found
+
+
+MAY_KNOW_METHODS = ("methods", "parts", "recipes", "report/paper", "demo.py")
+
+
+def test_no_single_method_is_known_outside_methods() -> None:
+    others = [path for path in FILES if not str(path.relative_to(ROOT)).startswith(MAY_KNOW_METHODS)]
+    found = {str(path): knowledge_of_methods(path.read_text(), path.parent.name) for path in others}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "known = name == 'slca'",
+        "known = name == 'cofima'",
+        "known = method.label in ('RanPAC', 'other')",
+        "table = {'wise_ft': 1}",
+        "from cofima.methods.slca import SLCA",
+        "kept = state['gaussians.means']",
+        "key = f'raw_head.{name}'",
+        "kept = state['packed']",
+    ],
+)
+def test_the_check_itself_sees_knowledge_of_a_method(source: str) -> None:
+    assert knowledge_of_methods(source)
+
+
+def test_the_check_itself_lets_ordinary_words_pass() -> None:
+    fine = "'fisher'\nimport cofima\nname = version('cofima')\nstart = at.start\nkeys = table.keys()"
+    assert not knowledge_of_methods(f'"""SLCA."""\n{fine}\nx = "memory", "gaussians of slca"')
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

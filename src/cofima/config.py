@@ -9,6 +9,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from cofima import methods
+from cofima.config_schema import DEFAULT_METHOD as DEFAULT_METHOD
 from cofima.config_schema import Config as Config
 from cofima.config_schema import StreamOptions as StreamOptions
 from cofima.data import datasets, presets

@@ -10,6 +10,9 @@ from cofima.settings import MACHINE, RECORDED, REPEAT
 from cofima.training.options import Train
 
 
+DEFAULT_METHOD = "cofima"
+
+
 class StreamOptions(BaseModel):
     """How classes are dealt into tasks."""
 
@@ -38,7 +41,7 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    method: str = "cofima"
+    method: str = DEFAULT_METHOD
     """What learns: see ``cofima list methods``."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The method's own options: see ``cofima show METHOD``."""

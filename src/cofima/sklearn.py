@@ -64,7 +64,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         backbone: str | None = None,
-        method: str = "cofima",
+        method: str = configs.DEFAULT_METHOD,
         epochs: int | None = None,
         image_shape: tuple[int, ...] | None = None,
         settings: Sequence[str] = (),

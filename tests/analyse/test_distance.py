@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from cofima.analyse.distance import distance, measure_distances
-from cofima.analyse.kept import open_run
-from cofima.analyse.layers import by_layer, layer_of
+from cofima.analyse.run_folder import by_layer, layer_of, open_run
 from cofima.errors import CofimaError
 
 

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cofima.analyse.kept import open_run
+from cofima.analyse.evaluate_at import Points, fewer, measure, spread
 from cofima.analyse.landscape import axis, landscape, span, survey
-from cofima.analyse.measure import fewer, measure, spread
 from cofima.analyse.path import Line, path, walk
-from cofima.analyse.point import Points
-from cofima.analyse.posthoc import sweep_one
 from cofima.analyse.relearn import Relearned, relearn
+from cofima.analyse.run_folder import open_run
+from cofima.analyse.share import merge_and_measure
 from cofima.errors import CofimaError
 from cofima.models.backbone import build_empty
 from cofima.models.net import Net
@@ -62,7 +61,7 @@ def test_aligned_the_path_of_coma_is_its_sweep(kept: Any) -> None:
     task = relearn(open_run(kept("coma", "resnet_test")), 3, SILENT)
     shares = [0.0, task.lam, 1.0]
     line = walk(task, Points(task, "aligned"), shares, SILENT)
-    assert [m.accuracy for m in line.measures] == [sweep_one(task, lam).accuracy for lam in shares]
+    assert [m.accuracy for m in line.measures] == [merge_and_measure(task, lam).accuracy for lam in shares]
     assert line.measures[1].accuracy == task.run.history[-1].accuracy
 
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima import generations
-from cofima.analyse.kept import choose_task, open_run
-from cofima.analyse.posthoc import posthoc, sweep_one
 from cofima.analyse.relearn import relearn
+from cofima.analyse.run_folder import choose_task, open_run
+from cofima.analyse.share import merge_and_measure, posthoc
 from cofima.errors import CofimaError
 from cofima.generations import Generation
 from cofima.progress import SILENT, Progress
@@ -51,7 +51,7 @@ def test_merged_again_at_its_own_share_is_the_run_bit_for_bit(
     assert task.lam == run.history[-1].lam
     again = task.merge_again(task.lam)
     same_bits(again.weights(), load_file(run.folder / "0003" / generations.WEIGHTS))
-    measured = sweep_one(task, task.lam)
+    measured = merge_and_measure(task, task.lam)
     assert measured.accuracy == run.history[-1].accuracy
 
 
@@ -92,9 +92,9 @@ def test_the_ends_of_the_sweep_are_the_ends_of_the_task(kept: Any) -> None:
 def test_the_sweep_learns_nothing_and_spoils_nothing(kept: Any) -> None:
     task = relearn(open_run(kept("cofima")), 3, SILENT)
     before = {key: value.clone() for key, value in task.before.weights().items()}
-    first = sweep_one(task, 0.7)
-    assert sweep_one(task, 0.1) != first
-    assert sweep_one(task, 0.7) == first
+    first = merge_and_measure(task, 0.7)
+    assert merge_and_measure(task, 0.1) != first
+    assert merge_and_measure(task, 0.7) == first
     assert all(torch.equal(before[key], value) for key, value in task.before.weights().items())
 
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from cofima import generations
-from cofima.analyse.compare import backbones, learn_backbones, scratch
-from cofima.analyse.sweep import Sweep, choose, sweep
+from cofima.analyse.backbones import backbones, learn_backbones, scratch
+from cofima.analyse.share import Sweep, choose, sweep
 from cofima.config import read
 from cofima.errors import CofimaError
 from cofima.experiment.cells import name

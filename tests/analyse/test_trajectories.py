@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from cofima.analyse.kept import open_run
 from cofima.analyse.relearn import load_tasks, relearn
+from cofima.analyse.run_folder import open_run
 from cofima.analyse.trajectories import class_means, trajectories
 from cofima.errors import CofimaError
 from cofima.models.backbone import build_empty

@@ -1,5 +1,5 @@
 """The paper's analyses: what averaging does to weights, losses and accuracies.
 
-Each has a file for what is computed, draws with :mod:`cofima.analyse.lines` or :mod:`cofima.analyse.maps`,
-and writes a figure and a CSV file of unrounded numbers.
+Each has a file for what is computed, draws with :mod:`cofima.analyse.plots`, and writes a figure and a CSV
+file of unrounded numbers.
 """

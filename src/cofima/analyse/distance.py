@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cofima.analyse.kept import KeptRun, open_run
-from cofima.analyse.layers import by_layer
-from cofima.analyse.lines import Curve, curves
-from cofima.analyse.maps import Matrix, matrices
 from cofima.analyse.output import Result
+from cofima.analyse.plots import Curve, Matrix, curves, matrices
+from cofima.analyse.run_folder import RunFolder, by_layer, open_run
 from cofima.errors import CofimaError
 from cofima.progress import SILENT, Progress
 from cofima.weights.distance import weight_distance
@@ -24,7 +22,7 @@ ALL = "all"
 class Distances:
     """Distances between the states after 0, 1, ... tasks, over all weights and over each layer's."""
 
-    run: KeptRun
+    run: RunFolder
     layers: dict[str, list[list[float]]]
 
     @property
@@ -56,7 +54,7 @@ def distance(folders: Sequence[Path], progress: Progress = SILENT) -> Result:
     return Result("distance", rows, figures, said)
 
 
-def measure_distances(run: KeptRun, progress: Progress = SILENT) -> Distances:
+def measure_distances(run: RunFolder, progress: Progress = SILENT) -> Distances:
     """Measure every pair of states once; two of them are in memory at a time."""
     states = range(run.tasks + 1)
     layers = by_layer(run.parameters)
@@ -73,7 +71,7 @@ def measure_distances(run: KeptRun, progress: Progress = SILENT) -> Distances:
     return Distances(run, found)
 
 
-def open_all(folders: Sequence[Path]) -> list[KeptRun]:
+def open_all(folders: Sequence[Path]) -> list[RunFolder]:
     """Open all runs, and say everything that is wrong with any of them before anything is measured."""
     runs, wrong = [], []
     for folder in folders:
@@ -89,7 +87,7 @@ def open_all(folders: Sequence[Path]) -> list[KeptRun]:
     return runs
 
 
-def labels(runs: Sequence[KeptRun]) -> list[str]:
+def labels(runs: Sequence[RunFolder]) -> list[str]:
     """Name runs by their method, or by their folder where that does not tell them apart."""
     found = [run.label for run in runs]
     return found if len(set(found)) == len(found) else [run.folder.name for run in runs]

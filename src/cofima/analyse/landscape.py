@@ -10,14 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from cofima.analyse.kept import choose_task, open_run
-from cofima.analyse.maps import Relief, Spot, plane
-from cofima.analyse.measure import PARTS, Measure
+from cofima.analyse.evaluate_at import NAMES, PARTS, HeadChoice, Measure, Points
 from cofima.analyse.output import Result
-from cofima.analyse.path import NAMES
 from cofima.analyse.plane import Plane, through
-from cofima.analyse.point import HeadChoice, Points
+from cofima.analyse.plots import Relief, Spot, plane
 from cofima.analyse.relearn import Relearned, refuse_unsuited, relearn
+from cofima.analyse.run_folder import choose_task, open_run
 from cofima.progress import SILENT, Progress
 from cofima.weights.pieces import Weights
 

@@ -8,17 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cofima.analyse.kept import choose_task, open_run
-from cofima.analyse.lines import Curve, Mark, curves
-from cofima.analyse.measure import PARTS, Measure
+from cofima.analyse.evaluate_at import NAMES, PARTS, HeadChoice, Measure, Points
 from cofima.analyse.output import Result
-from cofima.analyse.point import HeadChoice, Points
+from cofima.analyse.plots import Curve, Mark, curves
 from cofima.analyse.relearn import Relearned, refuse_unsuited, relearn
+from cofima.analyse.run_folder import choose_task, open_run
 from cofima.methods.averaging import Averaging
 from cofima.progress import SILENT, Progress
 from cofima.weights.average import average
-
-NAMES = {"old": "earlier tasks", "new": "the new task", "all": "all tasks"}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cofima import generations, methods, store
-from cofima.analyse.kept import KeptRun
+from cofima.analyse.run_folder import RunFolder
 from cofima.data import datasets
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
@@ -40,7 +40,7 @@ class Relearned:
         random: The state of chance after training.
     """
 
-    run: KeptRun
+    run: RunFolder
     before: Model
     seen: Stream
     old: Weights = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Relearned:
         return train
 
 
-def relearn(run: KeptRun, task: int, progress: Progress) -> Relearned:
+def relearn(run: RunFolder, task: int, progress: Progress) -> Relearned:
     """Learn a task again from the state before it, and keep what the run did not."""
     generation = run.generation(task - 1)
     after = run.generation(task)
@@ -116,7 +116,7 @@ def relearn(run: KeptRun, task: int, progress: Progress) -> Relearned:
     return found
 
 
-def load_tasks(run: KeptRun, progress: Progress) -> tuple[Context, Stream]:
+def load_tasks(run: RunFolder, progress: Progress) -> tuple[Context, Stream]:
     """Return what the run learns with, and its tasks so far."""
     model = store.load(run.folder, where=run.config.device, progress=progress)
     return model.method.context, _stream(run, progress)[: run.tasks]
@@ -133,7 +133,7 @@ def averaging(method: Method, folder: Path) -> Averaging:
     return method
 
 
-def refuse_unsuited(run: KeptRun) -> None:
+def refuse_unsuited(run: RunFolder) -> None:
     """Refuse methods whose tasks do not lead from one network to the next on a straight line."""
     if not _moves(run.config.method):
         suited = [name for name in methods.names() if _moves(name)]
@@ -150,7 +150,7 @@ def _moves(name: str) -> bool:
     )
 
 
-def _stream(run: KeptRun, progress: Progress) -> Stream:
+def _stream(run: RunFolder, progress: Progress) -> Stream:
     absent = datasets.missing(run.config.dataset, run.config.data)
     if absent:
         raise CofimaError(absent)

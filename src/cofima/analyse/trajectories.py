@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cofima.analyse.distance import labels, open_all
-from cofima.analyse.kept import KeptRun
+from cofima.analyse.evaluate_at import fewer, measure
 from cofima.analyse.landscape import axis
-from cofima.analyse.maps import Relief, Spot, Trail, plane
-from cofima.analyse.measure import fewer, measure
 from cofima.analyse.output import Result
 from cofima.analyse.plane import Plane, principal
+from cofima.analyse.plots import Relief, Spot, Trail, plane
 from cofima.analyse.relearn import load_tasks
+from cofima.analyse.run_folder import RunFolder
 from cofima.data.images import join
 from cofima.data.stream import Stream
 from cofima.errors import CofimaError
@@ -38,7 +38,7 @@ XY = tuple[float, float]
 class Way:
     """One run in the plane: its states, and where training led from them before each merge."""
 
-    run: KeptRun
+    run: RunFolder
     label: str
     states: list[tuple[float, float, float]]
     steps: list[tuple[XY, XY]]
@@ -65,7 +65,7 @@ def trajectories(
     return Result("trajectories", [*_rows(ways), *_ground(relief)], {"trajectories": figure}, said)
 
 
-def _way(flat: Plane, run: KeptRun, label: str, states: Sequence[Weights]) -> Way:
+def _way(flat: Plane, run: RunFolder, label: str, states: Sequence[Weights]) -> Way:
     places = [flat.coordinates(weights) for weights in states]
     method, steps = run.method, []
     on_line = not (isinstance(method, Averaging) and method.with_start)
@@ -80,7 +80,7 @@ def _way(flat: Plane, run: KeptRun, label: str, states: Sequence[Weights]) -> Wa
 
 
 def _relief(
-    flat: Plane, ways: Sequence[Way], run: KeptRun, grid: int, images: int | None, progress: Progress
+    flat: Plane, ways: Sequence[Way], run: RunFolder, grid: int, images: int | None, progress: Progress
 ) -> Relief:
     """Measure class means at each place of a grid around all that is drawn."""
     drawn = [place[:2] for way in ways for place in way.states]
@@ -103,7 +103,7 @@ def _relief(
     return Relief(xs, ys, values, "Accuracy of class means (%)")
 
 
-def _other(run: KeptRun, net: torch.nn.Module) -> Weights:
+def _other(run: RunFolder, net: torch.nn.Module) -> Weights:
     """Return what a backbone has beside its parameters, as it was at the start."""
     return {key: run.start[key] for key in net.state_dict() if key not in run.parameters}
 
@@ -126,7 +126,7 @@ def class_means(net: torch.nn.Module, seen: Stream, context: Context, images: in
     return measure(predict, seen, context).accuracy_on("all")
 
 
-def _refuse_others(runs: Sequence[KeptRun]) -> None:
+def _refuse_others(runs: Sequence[RunFolder]) -> None:
     """Refuse runs that did not begin at the same weights, or that learned other tasks."""
     first, wrong = runs[0], []
     for run in runs[1:]:

@@ -179,7 +179,7 @@ def _trajectories(
 
 def _fisher(run: Run, out: Out = OUT, task: Task = None) -> None:
     """Measure Fisher information per layer: how old and new overlap, and which weights each side gets."""
-    from cofima.analyse.fishers import fisher
+    from cofima.analyse.fisher import fisher
 
     ready(out)
     _finish(fisher(run, task, progress()), out)
@@ -205,8 +205,7 @@ def _lambda(
     A recipe is learned at every share on part of its training images, and the best share is chosen on the
     rest. Of a run, one task is merged at every share, without training.
     """
-    from cofima.analyse.posthoc import posthoc
-    from cofima.analyse.sweep import Sweep, sweep
+    from cofima.analyse.share import Sweep, posthoc, sweep
 
     ready(out)
     shares = _numbers("--lams", lams)
@@ -232,7 +231,7 @@ def _backbones(
     jobs: Jobs = None,
 ) -> None:
     """Compare methods on different backbones."""
-    from cofima.analyse import compare
+    from cofima.analyse import backbones as compare
 
     ready(out)
     if Path(what[0]).is_dir():
@@ -259,7 +258,7 @@ def _scratch(
     jobs: Jobs = None,
 ) -> None:
     """Compare pre-trained weights with weights from scratch."""
-    from cofima.analyse import compare
+    from cofima.analyse import backbones as compare
 
     ready(out)
     with interruptible(KEPT):

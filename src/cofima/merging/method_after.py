@@ -99,10 +99,12 @@ class StateMerge:
         """Fill in what is pooled, one class after the other."""
         every = [name for task in self.inputs.tasks for name in task]
         for entry in self.entries:
-            keys = [key for key in out if entry.covers(key)] if entry.pool else []
+            if entry.pool is None:
+                continue
+            keys = [key for key in out if entry.covers(key)]
             for row, name in enumerate(every):
                 known = [_row(entry, keys, f, name) for f in self.inputs.folders if name in f.classes]
-                made = entry.pool(known) if entry.pool and len(known) > 1 else known[0]
+                made = entry.pool(known) if len(known) > 1 else known[0]
                 for key in keys:
                     out[key].movedim(entry.dim, 0)[row] = made[entry.rest(key)]
 

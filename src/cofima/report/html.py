@@ -131,7 +131,7 @@ def _figure(svg: str | None, name: str, caption: str) -> str:
 def _meanings() -> str:
     rest = {
         "n": "Number of runs, which differ in their seed only.",
-        "Joint": "All classes learnt at once from all images: the upper bound, never marked as best.",
+        "All at once": "A method that learns all classes in one task: an upper bound, never marked as best.",
         "Bold": "The best finished method of the column.",
     }
     pairs = {measure.title: measure.meaning for measure in MEASURES} | rest

@@ -12,12 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cofima.analyse.kept import choose_task, open_run
-from cofima.analyse.layers import by_layer
-from cofima.analyse.lines import Bars, Curve, bars, curves
+from cofima import methods
 from cofima.analyse.output import Result
-from cofima.analyse.relearn import Relearned, averaging, relearn
+from cofima.analyse.plots import Bars, Curve, bars, curves
+from cofima.analyse.relearn import Relearned, relearn
+from cofima.analyse.run_folder import by_layer, choose_task, open_run
 from cofima.errors import CofimaError
+from cofima.methods.averaging import Averaging
+from cofima.methods.base import Method
 from cofima.progress import SILENT, Progress
 from cofima.weights.average import new_share
 from cofima.weights.pieces import Weights
@@ -46,10 +48,11 @@ class LayerFisher:
 def fisher(folder: Path, task: int | None = None, progress: Progress = SILENT) -> Result:
     """Measure the Fisher information that a task's merge had, per layer."""
     run = open_run(folder)
-    if not averaging(run.method, folder).by_fisher:
+    if not _by_fisher(run.method):
+        known = [name for name in methods.names() if _by_fisher(methods.build(name))]
         raise CofimaError(
-            f"{folder} is a run of {run.method.label}, which with its options averages without Fisher "
-            "information: there is none to describe"
+            f"{folder} is a run of {run.method.label}, which with its options does not average by Fisher "
+            f"information; this analysis is for methods that do: {', '.join(known)}"
         )
     learned = relearn(run, choose_task(run, task), progress)
     layers = describe(learned)
@@ -61,6 +64,10 @@ def fisher(folder: Path, task: int | None = None, progress: Progress = SILENT) -
     ]
     title = f"{run.label}, task {learned.task.index + 1}"
     return Result("fisher", _rows(learned, layers), _figures(layers, title), said)
+
+
+def _by_fisher(method: Method) -> bool:
+    return isinstance(method, Averaging) and method.by_fisher
 
 
 def describe(task: Relearned) -> list[LayerFisher]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from cofima import methods
 from cofima.analyse.cells import configure, incremental, last, learn
-from cofima.analyse.lines import Bars, bars
 from cofima.analyse.output import Result
+from cofima.analyse.plots import Bars, bars
 from cofima.errors import CofimaError, problems
 from cofima.progress import SILENT, Progress
 from cofima.report.groups import grouped

@@ -1,5 +1,7 @@
-"""What a run keeps that analyses need: its weights after each task, and those before the first."""
+"""A run folder as analyses read it: the weights after each task, and those before the first."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +18,11 @@ from cofima.models import backbone
 from cofima.models.backbone import BackboneFacts, build_empty
 from cofima.weights.pieces import Weights
 
+NUMBERED = re.compile(r"(?:[A-Za-z_]\w*\.\d+\.)+")
+
 
 @dataclass(frozen=True)
-class KeptRun:
+class RunFolder:
     """A run folder with two tasks or more."""
 
     folder: Path
@@ -79,7 +83,7 @@ class KeptRun:
         return generations.read(self.folder, self.generation(task)).weights()
 
 
-def open_run(folder: Path) -> KeptRun:
+def open_run(folder: Path) -> RunFolder:
     """Open a run folder; refuse what is none, and what has learned a single task."""
     generation = generations.read(folder)
     record, history = generation.record, generation.history()
@@ -91,12 +95,26 @@ def open_run(folder: Path) -> KeptRun:
     if len(history) < 2:
         raise CofimaError(f"{folder} has learned one task only: there is no task before it to compare with")
     facts = TypeAdapter(BackboneFacts).validate_python(record.backbone)
-    return KeptRun(folder, Config.model_validate(record.config), facts, record.data, history)
+    return RunFolder(folder, Config.model_validate(record.config), facts, record.data, history)
 
 
-def choose_task(run: KeptRun, task: int | None) -> int:
+def choose_task(run: RunFolder, task: int | None) -> int:
     """Return the task to look at, by default the last one learned."""
     chosen = run.tasks if task is None else task
     if not 2 <= chosen <= run.tasks:
         raise CofimaError(f"--task {chosen}: {run.folder} can show tasks 2 to {run.tasks}")
     return chosen
+
+
+def layer_of(key: str) -> str:
+    """Return the block that a weight belongs to: ``blocks.3``, ``layer1.0``, ``patch_embed``."""
+    found = NUMBERED.match(key)
+    return found[0].removesuffix(".") if found else key.partition(".")[0]
+
+
+def by_layer(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of weights by their layer, in the order of the network."""
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        found.setdefault(layer_of(key), []).append(key)
+    return found

@@ -1,6 +1,10 @@
-"""The share of the new weights, learned with at many values and chosen on held-out training images.
+"""The share of the new weights (lambda): learned with at many values, or swept after a task's training.
 
-Test images have no say in the choice; what they show is learned apart and drawn apart.
+A recipe is learned at every share on part of its training images, and the best is chosen on the rest; test
+images have no say in the choice, and what they show is learned apart and drawn apart. Of a run, one task is
+merged at every share without training it again; after the merge everything is as the method does it: batch
+normalisation, statistics of the new classes and the alignment of the head. At the run's own share the
+weights are those of the run, bit for bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +15,11 @@ from typing import Literal
 
 from cofima import methods
 from cofima.analyse.cells import configure, incremental, last, learn
-from cofima.analyse.lines import Curve, curves
+from cofima.analyse.evaluate_at import NAMES, PARTS, Measure, measure
 from cofima.analyse.output import Result
+from cofima.analyse.plots import Curve, Mark, curves
+from cofima.analyse.relearn import Relearned, averaging, relearn
+from cofima.analyse.run_folder import choose_task, open_run
 from cofima.config import Config
 from cofima.errors import problems
 from cofima.progress import SILENT, Progress
@@ -28,7 +35,7 @@ Key = tuple[str, float, int]
 class Sweep:
     """What to sweep over, and how to choose."""
 
-    names: Sequence[str] = ("coma", "cofima", "wise_ft")
+    names: Sequence[str]
     shares: Sequence[float] = tuple(k / 10 for k in range(11))
     seeds: Sequence[int] = ()
     held_out: float = 0.2
@@ -148,3 +155,47 @@ def _rows(found: Outcome) -> list[dict[str, object]]:
             }
         )
     return rows
+
+
+def posthoc(
+    folder: Path, shares: Sequence[float], task: int | None = None, progress: Progress = SILENT
+) -> Result:
+    """Merge a task at every share, the run's own too, and measure each."""
+    run = open_run(folder)
+    averaging(run.method, folder)
+    learned = relearn(run, choose_task(run, task), progress)
+    own = learned.lam
+    every = sorted({*shares, *([] if own is None else [own])})
+    found = [merge_and_measure(learned, lam) for lam in progress.track(every, len(every), "lam")]
+    drawn = [Curve(NAMES[part], every, [m.accuracy_on(part) for m in found]) for part in PARTS]
+    marks = [] if own is None else [Mark(own, "λ of the run")]
+    title = f"{run.label}, task {learned.task.index + 1}: λ after the training"
+    figure = curves(drawn, "λ, share of the trained weights", "Accuracy (%)", title, marks)
+    images = "held-out training" if run.config.held_out else "test"
+    said = [f"λ of the run: {own:g}"] if own is not None else []
+    said.append(f"measured on {images} images" + ("" if run.config.held_out else ": do not choose λ by them"))
+    return Result("lambda_posthoc", _posthoc_rows(learned, every, found), {"lambda_posthoc": figure}, said)
+
+
+def merge_and_measure(task: Relearned, lam: float) -> Measure:
+    """Merge at one share and measure what the method then predicts."""
+    model = task.merge_again(lam)
+    model.method.net.eval()
+    return measure(model.method.predict, task.seen, model.method.context)
+
+
+def _posthoc_rows(
+    task: Relearned, shares: Sequence[float], found: Sequence[Measure]
+) -> list[dict[str, object]]:
+    return [
+        {
+            "run": str(task.run.folder),
+            "method": task.run.config.method,
+            "task": task.task.index + 1,
+            "lam": lam,
+            "of_run": lam == task.lam,
+        }
+        | {f"accuracy_{part}": point.accuracy_on(part) for part in PARTS}
+        | {f"loss_{part}": point.loss_on(part) for part in PARTS}
+        for lam, point in zip(shares, found, strict=True)
+    ]
