@@ -25,6 +25,11 @@ def first_problems(where: str, found: Sequence[str], shown: int = 20) -> CofimaE
     return CofimaError("\n".join(lines[: 1 + shown] + more))
 
 
+def file_error(path: object, error: OSError) -> CofimaError:
+    """Build the error of a file or folder that cannot be read or written."""
+    return CofimaError(f"{path}: {(error.strerror or str(error)).lower()}")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a hint such as ``; did you mean 'lam'?``, or the known names where none is close."""
     names = sorted(known)

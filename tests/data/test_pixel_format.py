@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torchvision import transforms as tv
 
-from cofima.data.loading.pixel_format import PixelFormat, resized_centre
+from cofima.data.loading.pixel_format import PixelFormat, resized_center
 
 BICUBIC = tv.InterpolationMode.BICUBIC
 FORM = PixelFormat(side=32, size=28, whole=38)
@@ -43,7 +43,7 @@ def test_the_trained_picture_is_the_whole_squeezed_and_knows_its_shape(shape: tu
 
 
 def test_a_thread_is_resized_only_where_it_is_seen() -> None:
-    seen = resized_centre(Image.new("RGB", (1_000_000, 1), (1, 2, 3)), 32, 28)
+    seen = resized_center(Image.new("RGB", (1_000_000, 1), (1, 2, 3)), 32, 28)
     assert seen.size == (28, 28)
     assert seen.getpixel((5, 5)) == (1, 2, 3)
 

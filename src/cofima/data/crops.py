@@ -17,7 +17,7 @@ def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator, part: P
 
     As torchvision's RandomResizedCrop: the share of the area is uniform in [least, 1], the logarithm
     of width / height uniform between 3/4 and 4/3; a shape that does not fit is drawn again, and after
-    ten tries the largest centre of a permitted ratio is taken. These may be a ``part`` of a batch: what is
+    ten tries the largest center of a permitted ratio is taken. These may be a ``part`` of a batch: what is
     drawn for an image is the same.
     """
     full = shapes.double()
@@ -32,9 +32,9 @@ def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator, part: P
     drawn = sides[torch.arange(len(full)), first]
     start = (place.T * (full + 1 - drawn)).floor()
     none = ~fits.any(1, keepdim=True)
-    centre = _largest(full)
-    drawn = torch.where(none, centre, drawn)
-    start = torch.where(none, ((full - centre) / 2).floor(), start)
+    center = _largest(full)
+    drawn = torch.where(none, center, drawn)
+    start = torch.where(none, ((full - center) / 2).floor(), start)
     return torch.cat([start, drawn], 1).long()
 
 

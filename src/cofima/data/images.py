@@ -13,7 +13,7 @@ _HASHED_AT_ONCE = 1024
 
 
 class Images(Protocol):
-    """Labelled images that can be taken a batch at a time, however they are kept."""
+    """Labeled images that can be taken a batch at a time, however they are kept."""
 
     def __len__(self) -> int: ...
 
@@ -24,7 +24,7 @@ class Images(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Labelled images of one fixed size, decoded once, kept as uint8.
+    """Labeled images of one fixed size, decoded once, kept as uint8.
 
     Sets cut from one dataset share ``pixels`` [M, 3, H, W]; ``rows`` says which of them are this set's.
     """

@@ -13,7 +13,7 @@ UNCHANGED: tuple[Colour, Colour] = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 # how training images differ from dataset to dataset in SLCA's code, which is also that of CoFiMA
 _RESIZED_CROPS: dict[str, Any] = {"crop": 0.08}
 _SLCA: dict[str, dict[str, Any]] = {
-    "cifar100": _RESIZED_CROPS | {"brightness": 63 / 255, "colours": CIFAR},
+    "cifar100": _RESIZED_CROPS | {"brightness": 63 / 255, "colors": CIFAR},
     "imagenet_r": _RESIZED_CROPS,
     "cub200": {"window": True},
     "cars196": {"window": True},
@@ -43,7 +43,7 @@ def choose(asked: Preset | None, dataset: str) -> Preset:
 def view(preset: Preset, dataset: str, wants: Wants) -> View:
     """Return a preset's view of a dataset, for images in the form that :attr:`View.form` names.
 
-    Only ``timm`` takes colours and sizes from the backbone, and the least crop from the dataset. No
+    Only ``timm`` takes colors and sizes from the backbone, and the least crop from the dataset. No
     preset mirrors images of a dataset whose mirrored images mean something else.
     """
     if preset == "timm":
@@ -56,7 +56,7 @@ def view(preset: Preset, dataset: str, wants: Wants) -> View:
         mean, std = UNCHANGED
         return replace(plain, mean=mean, std=std, crop=0.05, interpolation="bilinear")
     own = dict(_SLCA.get(dataset, {"window": True}))
-    mean, std = own.pop("colours", IMAGENET)
+    mean, std = own.pop("colors", IMAGENET)
     return replace(plain, mean=mean, std=std, **own)
 
 

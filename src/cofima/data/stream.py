@@ -1,6 +1,6 @@
 """A dataset becomes a stream of tasks, each with classes not seen before."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import accumulate, pairwise
@@ -98,35 +98,33 @@ class Stream(Sequence[Task]):
         """
         if not 0 < share < 1:
             raise CofimaError(f"held_out share = {share}: must lie between 0 and 1")
-        facts = self.facts | {"held_out": share, "held_out_seed": seed}
 
         def cut(task: Task) -> Task:
             chosen = choose_images(task.train, lambda count: share_of(count, share), seed)
             return replace(task, train=task.train.select(~chosen), test=task.train.select(chosen))
 
-        return replace(self, tasks=tuple(map(cut, self)), facts=facts)
+        return self._changed(cut, held_out=share, held_out_seed=seed)
 
     def limited(self, per_class: int, seed: int) -> "Stream":
         """Return the stream with at most ``per_class`` training images of each class."""
         if per_class < 1:
             raise CofimaError(f"limit = {per_class}: a class needs at least 1 training image")
-        facts = self.facts | {"limit": per_class, "limit_seed": seed}
-
-        def cut(task: Task) -> Task:
-            chosen = choose_images(task.train, lambda _: per_class, seed)
-            return replace(task, train=task.train.select(chosen))
-
-        return replace(self, tasks=tuple(map(cut, self)), facts=facts)
+        return self._changed(
+            lambda task: replace(task, train=_at_most(task.train, per_class, seed)),
+            limit=per_class,
+            limit_seed=seed,
+        )
 
     def tested_on(self, per_class: int, seed: int) -> "Stream":
         """Return the stream with at most ``per_class`` test images of each class."""
-        facts = self.facts | {"test_limit": per_class, "test_limit_seed": seed}
+        return self._changed(
+            lambda task: replace(task, test=_at_most(task.test, per_class, seed)),
+            test_limit=per_class,
+            test_limit_seed=seed,
+        )
 
-        def cut(task: Task) -> Task:
-            chosen = choose_images(task.test, lambda _: per_class, seed)
-            return replace(task, test=task.test.select(chosen))
-
-        return replace(self, tasks=tuple(map(cut, self)), facts=facts)
+    def _changed(self, change: Callable[[Task], Task], **facts: float) -> "Stream":
+        return replace(self, tasks=tuple(map(change, self)), facts=self.facts | facts)
 
 
 def class_order(n: int, seed: int | None) -> list[int]:
@@ -213,3 +211,7 @@ def _stream(dataset: Dataset, groups: list[list[int]]) -> Stream:
 
 def _among(images: ImageSet, classes: range) -> Tensor:
     return (images.labels >= classes.start) & (images.labels < classes.stop)
+
+
+def _at_most(images: ImageSet, per_class: int, seed: int) -> ImageSet:
+    return images.select(choose_images(images, lambda _: per_class, seed))

@@ -24,7 +24,7 @@ class View:
     """Turn uint8 images, as they are stored, into normalised float32 [B, 3, size, size].
 
     Attributes:
-        stored: The shorter side of an image when it is resized for a test, before the centre is cut out.
+        stored: The shorter side of an image when it is resized for a test, before the center is cut out.
         flip: Mirror half of the training images.
         crop: Least share of the area that a random training crop keeps; 1.0 is no random crop.
         interpolation: How random crops are resized; for tests it is always bicubic.
@@ -69,11 +69,11 @@ class View:
         return PixelFormat(self.stored, self.size, self.whole)
 
     def test(self, pixels: Tensor) -> Tensor:
-        """Resize, crop the centre and normalise, on the device of ``pixels``.
+        """Resize, crop the center and normalise, on the device of ``pixels``.
 
         Squares of ``stored`` pixels are accepted whatever the form of the training images.
         """
-        return self._normalised(self._centre(pixels))
+        return self._normalised(self._center(pixels))
 
     def train(self, pixels: Tensor, generator: torch.Generator, part: Part | None = None) -> Tensor:
         """Crop, mirror and brighten each image by chance, then normalise.
@@ -97,7 +97,7 @@ class View:
             squares = self.form.trained(pixels)[0] if pixels.ndim == 2 else pixels
             return random_windows(resize(squares, self.whole, self.whole), self.size, generator, part)
         if self.crop == 1:
-            return self._centre(pixels)
+            return self._center(pixels)
         if pixels.ndim == 2:
             pixels, shapes = self.form.trained(pixels)
             boxes = scaled_boxes(crop_boxes(shapes, self.crop, generator, part), shapes, self.whole)
@@ -106,7 +106,7 @@ class View:
             boxes = crop_boxes(shapes, self.crop, generator, part)
         return crop_and_resize(pixels, boxes, self.size, self.interpolation)
 
-    def _centre(self, pixels: Tensor) -> Tensor:
+    def _center(self, pixels: Tensor) -> Tensor:
         self._check(pixels, tested=True)
         if pixels.ndim == 2:
             return self.form.tested(pixels)

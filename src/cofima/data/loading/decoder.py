@@ -100,10 +100,10 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _eight_bit(grey: NDArray[Any]) -> NDArray[np.uint8]:
+def _eight_bit(gray: NDArray[Any]) -> NDArray[np.uint8]:
     """Scale 16-bit integers and floats in 0..1 by their range, anything larger by its own maximum."""
-    values = np.nan_to_num(grey.astype(np.float64)).clip(0)
-    white = 65535.0 if np.issubdtype(grey.dtype, np.integer) else 1.0
+    values = np.nan_to_num(gray.astype(np.float64)).clip(0)
+    white = 65535.0 if np.issubdtype(gray.dtype, np.integer) else 1.0
     eight_bit: NDArray[np.uint8] = np.rint(values * (255.0 / max(white, values.max()))).astype(np.uint8)
     return eight_bit
 

@@ -17,8 +17,8 @@ _LONGEST = 16  # times as long as wide, and an image is resized only where it is
 class PixelFormat:
     """The part of each image that is stored.
 
-    With ``whole = 0`` it is the square centre of ``side`` pixels, uint8 [3, side, side], for tests and
-    training crops alike. Otherwise it is a row of bytes with two pictures: the centre of ``size``
+    With ``whole = 0`` it is the square center of ``side`` pixels, uint8 [3, side, side], for tests and
+    training crops alike. Otherwise it is a row of bytes with two pictures: the center of ``size``
     pixels exactly as tests see it, and the whole image squeezed into a square of ``whole`` pixels, of
     which training crops are cut. Channels come last within a row, as Pillow has them.
 
@@ -54,7 +54,7 @@ class PixelFormat:
         if not self.whole:
             return fit(image, self.side)
         header = np.array([image.height, image.width], "<u4").view(np.uint8)
-        parts: list[NDArray[np.uint8]] = [header, np.asarray(resized_centre(image, self.side, self.size))]
+        parts: list[NDArray[np.uint8]] = [header, np.asarray(resized_center(image, self.side, self.size))]
         if not self.only_tested:
             square = image.resize((self.whole, self.whole), Image.Resampling.BICUBIC)
             parts.append(np.asarray(square))
@@ -71,7 +71,7 @@ class PixelFormat:
 
 
 def fit(image: Image.Image, side: int) -> Tensor:
-    """Resize the shorter side to ``side`` (bicubic, antialiased), crop the centre: uint8 [3, side, side].
+    """Resize the shorter side to ``side`` (bicubic, antialiased), crop the center: uint8 [3, side, side].
 
     Only the crop is resampled, so that a very long image costs no more than a square one.
     """
@@ -85,21 +85,21 @@ def fit(image: Image.Image, side: int) -> Tensor:
     return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
 
 
-def resized_centre(image: Image.Image, side: int, size: int) -> Image.Image:
-    """Resize the shorter side to ``side`` (bicubic), then cut the centre out: as torchvision does, exactly.
+def resized_center(image: Image.Image, side: int, size: int) -> Image.Image:
+    """Resize the shorter side to ``side`` (bicubic), then cut the center out: as torchvision does, exactly.
 
     Of a very long image, only the part that is seen is resized; its values may then differ by rounding.
     """
     if max(image.size) > _LONGEST * min(image.size):
         square = fit(image, side).permute(1, 2, 0).contiguous().numpy()
-        return _centre(Image.fromarray(square), size)
+        return _center(Image.fromarray(square), size)
     sizes = [
         side if length == min(image.size) else int(side * length / min(image.size)) for length in image.size
     ]
-    return _centre(image.resize((sizes[0], sizes[1]), Image.Resampling.BICUBIC), size)
+    return _center(image.resize((sizes[0], sizes[1]), Image.Resampling.BICUBIC), size)
 
 
-def _centre(image: Image.Image, size: int) -> Image.Image:
+def _center(image: Image.Image, size: int) -> Image.Image:
     left, top = (round((length - size) / 2) for length in image.size)
     return image.crop((left, top, left + size, top + size))
 

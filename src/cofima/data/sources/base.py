@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
-from cofima.errors import CofimaError, first_problems, problems
+from cofima.errors import CofimaError, file_error, first_problems, problems
 
 SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of datasets put them
 _SHOWN = 20  # left-out images that are named
@@ -185,7 +185,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        raise CofimaError(f"{folder}: {(error.strerror or str(error)).lower()}") from error
+        raise file_error(folder, error) from error
 
 
 def _key(name: str) -> str:

@@ -15,7 +15,7 @@ from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, files, named
 from cofima.data.sources.unpickle import plain_dict
-from cofima.errors import CofimaError, problems
+from cofima.errors import CofimaError, file_error, problems
 
 ABOUT = About(
     title="CIFAR-100",
@@ -74,7 +74,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
     try:
         return {name: (folder / name).read_bytes() for name in MD5}
     except OSError as error:
-        raise CofimaError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from error
+        raise file_error(error.filename, error) from error
 
 
 def _unpacked(archive: Path) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, named
 from cofima.data.sources.folder import TRAIN_AND_TEST, is_split, split_folders
-from cofima.errors import CofimaError, first_problems
+from cofima.errors import file_error, first_problems
 
 ABOUT = About(
     title="CUB-200-2011",
@@ -71,7 +71,7 @@ def _table(file: Path, found: list[str]) -> dict[str, str]:
     try:
         rows = [line.split(maxsplit=1) for line in file.read_text("utf-8").splitlines() if line.strip()]
     except OSError as error:
-        raise CofimaError(f"{file}: {(error.strerror or str(error)).lower()}") from error
+        raise file_error(file, error) from error
     except UnicodeDecodeError:
         rows = [[""]]
     if any(len(row) != 2 for row in rows):

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 28 x 28 grey pictures of ten kinds of clothes, in the idx files of MNIST."""
+"""Fashion-MNIST: 28 x 28 gray pictures of ten kinds of clothes, in the idx files of MNIST."""
 
 import gzip
 import struct

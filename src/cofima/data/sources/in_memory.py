@@ -38,10 +38,10 @@ def digits(side: int, options: DataOptions) -> Dataset:
 
     scans = load_digits()
     labels = torch.from_numpy(scans.target).long()
-    grey = torch.from_numpy(scans.images * (255 / 16)).round().to(torch.uint8)[:, None]
-    grey = interpolate(grey, size=(side, side), mode="bicubic", antialias=True)
-    # three views of one grey channel: a third of the memory
-    images = ImageSet(grey.expand(-1, 3, -1, -1), torch.arange(len(labels)), labels)
+    gray = torch.from_numpy(scans.images * (255 / 16)).round().to(torch.uint8)[:, None]
+    gray = interpolate(gray, size=(side, side), mode="bicubic", antialias=True)
+    # three views of one gray channel: a third of the memory
+    images = ImageSet(gray.expand(-1, 3, -1, -1), torch.arange(len(labels)), labels)
     tested = choose_images(images, lambda count: share_of(count, options.test_share), options.split_seed)
     names = tuple(map(str, range(10)))
     return _dataset("digits", names, images, tested, seeded_name(options), seeded_facts(options))
@@ -96,9 +96,9 @@ def _draw(label: int, count: int, side: int, generator: torch.Generator) -> Tens
     """Draw ``count`` images of one class: uint8 [count, 3, side, side]."""
     turn = 2 * math.pi * label * _TURN
     place = torch.tensor([math.sin(turn), math.cos(turn)]) * 0.3 + 0.5
-    centre = place + 0.02 * torch.randn(count, 2, generator=generator)
+    center = place + 0.02 * torch.randn(count, 2, generator=generator)
     steps = (torch.arange(side) + 0.5) / side
-    rows, columns = ((steps - centre[:, axis, None]) ** 2 for axis in (0, 1))
+    rows, columns = ((steps - center[:, axis, None]) ** 2 for axis in (0, 1))
     blob = torch.exp(-(rows[:, :, None] + columns[:, None, :]) / (2 * 0.12**2))
     color = torch.tensor(colorsys.hsv_to_rgb(label * _HUE % 1, 1.0, 1.0)).view(1, 3, 1, 1)
     noise = 0.08 * torch.randn(count, 3, side, side, generator=generator)

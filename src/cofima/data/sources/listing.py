@@ -19,7 +19,7 @@ from cofima.data.loading.loader import Picture, load
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.base import counted
 from cofima.data.splits import choose_per_class
-from cofima.errors import CofimaError, CofimaWarning, first_problems, problems
+from cofima.errors import CofimaError, CofimaWarning, file_error, first_problems, problems
 from cofima.progress import SILENT, Progress
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
@@ -126,22 +126,17 @@ class LabeledImages:
 
         An image that is there twice is never held out: its copy would have been trained on.
         """
+        if any(file.part != "all" for file in self.files):
+            return torch.tensor([file.part == "test" for file in self.files], dtype=torch.bool)
         often = Counter(self.hashes)
-
-        def how_many(count: int) -> int:
-            return max(1, round(share * count)) if share and count >= LEAST_TO_HOLD_OUT else 0
-
-        unsplit = [at for at, file in enumerate(self.files) if file.part == "all"]
         chosen = choose_per_class(
-            [self.files[at].key for at in unsplit],
-            [self.files[at].class_name for at in unsplit],
-            how_many,
+            [file.key for file in self.files],
+            [file.class_name for file in self.files],
+            lambda count: max(1, round(share * count)) if share and count >= LEAST_TO_HOLD_OUT else 0,
             seed,
-            eligible=[often[self.hashes[at]] == 1 for at in unsplit],
+            eligible=[often[hashed] == 1 for hashed in self.hashes],
         )
-        out = torch.tensor([file.part == "test" for file in self.files], dtype=torch.bool)
-        out[torch.tensor(unsplit, dtype=torch.int64)] = torch.tensor(chosen, dtype=torch.bool)
-        return out
+        return torch.tensor(chosen, dtype=torch.bool)
 
 
 def find_images(path: Path) -> Listing:
@@ -169,7 +164,7 @@ def list_images(root: Path, where: str = "") -> Listing:
     try:
         listing = _list(root)
     except OSError as error:
-        raise CofimaError(_said(error)) from error
+        raise file_error(error.filename, error) from error
     if not listing.folders and not listing.wrong:
         raise CofimaError(f"{root} has no classes: put the images of each class into a folder of its own")
     if where and (wrong := [*listing.wrong, *spellings(listing)]):
@@ -247,7 +242,7 @@ def _add_class(listing: Listing, part: str, folder: Path) -> None:
     try:
         images = [path for path in _walk(folder, {folder.resolve()}) if _is_image(path)]
     except OSError as error:
-        listing.wrong.append(_said(error))
+        listing.wrong.append(str(file_error(error.filename, error)))
         return
     name = plain(folder.name)
     listing.folders[name].append(folder)
@@ -289,7 +284,3 @@ def _hidden(name: str) -> bool:
 
 def _quoted(folders: list[Path]) -> str:
     return ", ".join(f"'{folder.parent.name}/{folder.name}'" for folder in folders)
-
-
-def _said(error: OSError) -> str:
-    return f"{error.filename}: {(error.strerror or str(error)).lower()}"

@@ -14,7 +14,7 @@ import yaml
 from cofima.data.loading.loader import Picture
 from cofima.data.sources.base import Source
 from cofima.data.sources.checks import Contents
-from cofima.errors import CofimaError, CofimaWarning, first_problems
+from cofima.errors import CofimaError, CofimaWarning, file_error, first_problems
 from cofima.files import cache_folder, write_text
 
 FORMAT = 1  # of manifests
@@ -86,7 +86,7 @@ def write_manifest(source: Source, contents: Contents, folder: Path | None = Non
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CofimaError(f"{folder}: {(error.strerror or str(error)).lower()}") from error
+        raise file_error(folder, error) from error
     name = "".join(letter if letter.isalnum() or letter in "+.-_" else "-" for letter in head["split_id"])
     path = folder / f"{name}.jsonl"
     write_text(path, f"{json.dumps(head)}\n{rows}")
@@ -112,7 +112,7 @@ def _explained(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CofimaError(f"{file}: {(error.strerror or str(error)).lower()}") from error
+        raise file_error(file, error) from error
     except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
         raise CofimaError(f"{file} is not a split file ({error})") from error
 
