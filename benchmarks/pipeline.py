@@ -16,16 +16,15 @@ from PIL import Image
 from torch import Tensor
 from torchvision import transforms as tv
 
-from cofima.data import Picture, presets
-from cofima.data.crops import crop_and_resize, crop_boxes, scaled_boxes
-from cofima.data.images import ImageSet
+from cofima.data import Picture, transforms
+from cofima.data.image_set import ImageSet
 from cofima.data.loading.loader import load
 from cofima.data.loading.pixel_format import PixelFormat
-from cofima.data.presets import IMAGENET, Wants
+from cofima.data.transforms import IMAGENET, InputDefaults, crop_and_resize, crop_boxes, scaled_boxes
 from ratios import cells, interleaved, seconds
 
 BICUBIC, BILINEAR = tv.InterpolationMode.BICUBIC, tv.InterpolationMode.BILINEAR
-WANTS = Wants(224, 0.9, *IMAGENET, "bicubic", flip=True)
+WANTS = InputDefaults(224, 0.9, *IMAGENET, "bicubic", flip=True)
 BATCH, ROUNDS = 32, 5
 
 
@@ -52,7 +51,7 @@ def jpegs() -> list[bytes]:
 
 def theirs(dataset: str, train: bool) -> tv.Compose:
     """Return the published transforms."""
-    normalise = tv.Normalize(*(presets.CIFAR if dataset == "cifar100" else IMAGENET))
+    normalise = tv.Normalize(*(transforms.CIFAR if dataset == "cifar100" else IMAGENET))
     if not train:
         first = [tv.Resize(256, BICUBIC), tv.CenterCrop(224)]
     elif dataset == "cub200":
@@ -65,7 +64,7 @@ def theirs(dataset: str, train: bool) -> tv.Compose:
 
 def compare(dataset: str, train: bool, files: list[bytes], pictures: list[Image.Image]) -> str:
     """Return a row: images per CPU second of both, and how much faster ours is."""
-    transform, view = theirs(dataset, train), presets.view("slca", dataset, WANTS)
+    transform, view = theirs(dataset, train), transforms.preset_view("slca", dataset, WANTS)
     if pictures:
         stored = torch.stack([tv.PILToTensor()(picture) for picture in pictures])
         view = replace(view, shape=(32, 32))
@@ -143,7 +142,7 @@ def epoch(files: list[bytes]) -> str:
     import timm
 
     net = timm.create_model("vit_tiny_patch16_224", num_classes=10).eval()
-    transform, view = theirs("imagenet_r", True), presets.view("slca", "imagenet_r", WANTS)
+    transform, view = theirs("imagenet_r", True), transforms.preset_view("slca", "imagenet_r", WANTS)
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{n}.jpg" for n in range(BATCH)]
         for path, file in zip(paths, files, strict=True):

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from cofima import interruption, ranks
 from cofima.config import Config, check
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import Stream, from_groups
-from cofima.data.views import View
+from cofima.data.transforms import View
 from cofima.experiment.run import run
 from cofima.models import backbone
 from cofima.models.net import Net

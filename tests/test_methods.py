@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cofima import generations, methods, store
 from cofima.config import check
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch

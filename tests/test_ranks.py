@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cofima import methods, ranks, torchrun
 from cofima.cli import app, console
-from cofima.data.views import View
+from cofima.data.transforms import View
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.parts import importance

@@ -8,7 +8,7 @@ import yaml
 
 from cofima import config, methods
 from cofima.config import Config, read_values, resolve
-from cofima.data.presets import PAPER
+from cofima.data.transforms import PAPER_DATASETS
 from cofima.errors import CofimaError
 from cofima.recipes.layers import flattened, merged
 
@@ -132,7 +132,7 @@ def table1(dataset: str, method: str, **chosen: str) -> Config:
     return config.check(checkable)
 
 
-@pytest.mark.parametrize("dataset", PAPER)
+@pytest.mark.parametrize("dataset", PAPER_DATASETS)
 @pytest.mark.parametrize("method", methods.names())
 def test_every_cell_of_the_papers_tables_is_a_whole_configuration(dataset: str, method: str) -> None:
     first, increment, epochs, milestone, temperature = PROTOCOL[dataset]
@@ -166,6 +166,6 @@ def test_self_supervised_backbones_have_their_own_schedule(network: str) -> None
 def test_the_command_of_the_documentation(tmp_path: Path) -> None:
     values = read_values("recipes/table1.yaml")
     assert values["backbone"] == "vit_base_patch16_224.augreg_in21k"
-    assert set(values["per_dataset"]) == set(PAPER)
+    assert set(values["per_dataset"]) == set(PAPER_DATASETS)
     assert resolve(values, ["dataset=digits", "method=cofima", "seed=1996"], "x").seed == 1996
     assert "table1.yaml" in config.recipes()

@@ -12,7 +12,7 @@ from cofima import methods
 from cofima.config_schema import DEFAULT_METHOD as DEFAULT_METHOD
 from cofima.config_schema import Config as Config
 from cofima.config_schema import StreamOptions as StreamOptions
-from cofima.data import datasets, presets
+from cofima.data import datasets
 from cofima.data.datasets import DataOptions
 from cofima.errors import CofimaError, did_you_mean, problems
 from cofima.models import backbone
@@ -112,7 +112,7 @@ def _find(path: Path) -> Path:
 
 def _checks() -> dict[str, Check]:
     """Return what knows whether a block of a recipe has a right name."""
-    known = {*datasets.names(), *presets.PAPER}
+    known = set(datasets.names())
 
     def dataset(name: str) -> str | None:
         if name in known or ":" in name:  # a path need not be there before it is chosen

@@ -9,7 +9,6 @@ from cofima.models.options import ModelOptions
 from cofima.settings import MACHINE, RECORDED, REPEAT
 from cofima.training.options import Train
 
-
 DEFAULT_METHOD = "cofima"
 
 

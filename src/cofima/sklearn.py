@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cofima import config as configs
 from cofima import store
-from cofima.data.images import image_set
+from cofima.data.image_set import image_set
 from cofima.data.loading.decoder import decode
 from cofima.errors import CofimaError
 from cofima.progress import SILENT

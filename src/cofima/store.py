@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cofima import generations, methods, plugins
 from cofima.config import Config
-from cofima.data.images import ImageSet, image_set
+from cofima.data.image_set import ImageSet, image_set
 from cofima.data.sources.plugin import own
-from cofima.data.views import View
+from cofima.data.transforms import View
 from cofima.errors import CofimaError
 from cofima.generations import IMAGES, STATE, WEIGHTS, MethodFacts, Record
 from cofima.history import HistoryRow

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from cofima.data import Picture
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.data.loading import cache, loader
 from cofima.data.loading.decoder import BadImageError
 from cofima.data.loading.loader import Loaded, decoded, load, load_small

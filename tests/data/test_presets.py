@@ -9,17 +9,16 @@ from PIL import Image
 from torch import Tensor
 from torchvision import transforms as tv
 
-from cofima.data import presets
-from cofima.data.crops import crop_boxes, random_windows, scaled_boxes
-from cofima.data.presets import Wants
-from cofima.data.views import View
+from cofima.data import transforms
+from cofima.data.options import Preset
+from cofima.data.transforms import InputDefaults, View, crop_boxes, random_windows, scaled_boxes
 
 BICUBIC = tv.InterpolationMode.BICUBIC
 IMAGENET = tv.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR = tv.Normalize((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 TEST = [tv.Resize(256, BICUBIC), tv.CenterCrop(224), tv.ToTensor()]
 HALF = (0.5, 0.5, 0.5)
-WANTS = Wants(224, 0.9, HALF, HALF, "bicubic", flip=True, crop=0.5)
+WANTS = InputDefaults(224, 0.9, HALF, HALF, "bicubic", flip=True, crop=0.5)
 SMALL = replace(WANTS, size=28)  # 32 px for tests, 38 px squeezed
 PLAIN = tv.Normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
@@ -50,9 +49,9 @@ def grey_levels(view: View, images: Tensor) -> Tensor:
     ],
 )
 def test_photographs_are_tested_exactly_as_published(
-    preset: presets.Preset, dataset: str, normalise: tv.Normalize
+    preset: Preset, dataset: str, normalise: tv.Normalize
 ) -> None:
-    view = presets.view(preset, dataset, WANTS)
+    view = transforms.preset_view(preset, dataset, WANTS)
     for shape in [(500, 375), (240, 320)]:
         image = photo(*shape)
         expected = tv.Compose([*TEST, normalise])(image)
@@ -60,10 +59,8 @@ def test_photographs_are_tested_exactly_as_published(
 
 
 @pytest.mark.parametrize(("preset", "normalise"), [("slca", CIFAR), ("pilot", PLAIN)])
-def test_cifar_is_tested_as_published_to_within_rounding(
-    preset: presets.Preset, normalise: tv.Normalize
-) -> None:
-    view = replace(presets.view(preset, "cifar100", WANTS), shape=(32, 32))
+def test_cifar_is_tested_as_published_to_within_rounding(preset: Preset, normalise: tv.Normalize) -> None:
+    view = replace(transforms.preset_view(preset, "cifar100", WANTS), shape=(32, 32))
     pictures = [photo(32, 32, seed) for seed in range(4)]
     stored = torch.stack([tv.PILToTensor()(picture) for picture in pictures])
     expected = torch.stack([tv.Compose([*TEST, normalise])(picture) for picture in pictures])
@@ -73,22 +70,22 @@ def test_cifar_is_tested_as_published_to_within_rounding(
 
 
 def test_timm_takes_everything_from_the_backbone() -> None:
-    view = presets.view("timm", "cub200", replace(WANTS, interpolation="bilinear"))
+    view = transforms.preset_view("timm", "cub200", replace(WANTS, interpolation="bilinear"))
     assert view == View(224, 248, HALF, HALF, flip=True, crop=0.5, interpolation="bilinear")
     assert view.form.shape == (3, 248, 248)
 
 
 def test_the_paper_decides_the_default() -> None:
-    assert presets.PAPER == ("cifar100", "imagenet_r", "cub200", "cars196", "vtab")
-    assert [presets.choose(None, name) for name in (*presets.PAPER, "digits", "folder:x")] == ["slca"] * 5 + [
-        "timm"
-    ] * 2
-    assert presets.choose("timm", "cub200") == "timm"
-    assert presets.choose("pilot", "digits") == "pilot"
+    assert transforms.PAPER_DATASETS == ("cifar100", "imagenet_r", "cub200", "cars196", "vtab")
+    assert [
+        transforms.choose_preset(None, name) for name in (*transforms.PAPER_DATASETS, "digits", "folder:x")
+    ] == ["slca"] * 5 + ["timm"] * 2
+    assert transforms.choose_preset("timm", "cub200") == "timm"
+    assert transforms.choose_preset("pilot", "digits") == "pilot"
 
 
 def test_what_differs_between_the_datasets_of_the_paper() -> None:
-    made = {name: presets.view("slca", name, WANTS) for name in presets.PAPER}
+    made = {name: transforms.preset_view("slca", name, WANTS) for name in transforms.PAPER_DATASETS}
     assert {name: (v.window, v.crop, v.interpolation) for name, v in made.items()} == {
         "cifar100": (False, 0.08, "bicubic"),
         "imagenet_r": (False, 0.08, "bicubic"),
@@ -98,25 +95,25 @@ def test_what_differs_between_the_datasets_of_the_paper() -> None:
     }
     assert [v.brightness for v in made.values()] == [63 / 255, 0, 0, 0, 0]
     assert all((v.size, v.stored, v.whole, v.flip) == (224, 256, 300, True) for v in made.values())
-    pilot = presets.view("pilot", "cifar100", WANTS)
+    pilot = transforms.preset_view("pilot", "cifar100", WANTS)
     assert (pilot.crop, pilot.interpolation, pilot.brightness, pilot.mean) == (0.05, "bilinear", 0, (0, 0, 0))
 
 
 def test_images_that_may_not_be_mirrored_are_not() -> None:
     for preset in ("slca", "pilot", "timm"):
-        assert not presets.view(preset, "digits", replace(WANTS, flip=False)).flip
+        assert not transforms.preset_view(preset, "digits", replace(WANTS, flip=False)).flip
 
 
 def test_the_user_has_the_last_word() -> None:
-    view = presets.view("slca", "cub200", WANTS)
-    changed = presets.overridden(view, False, 0.3)
+    view = transforms.preset_view("slca", "cub200", WANTS)
+    changed = transforms.overridden(view, False, 0.3)
     assert (changed.flip, changed.crop, changed.window) == (False, 0.3, False)
-    assert presets.overridden(view, None, None) == view
+    assert transforms.overridden(view, None, None) == view
 
 
 def test_every_window_is_a_crop_of_the_squeezed_image_and_all_places_come() -> None:
     view = replace(
-        presets.view("slca", "cub200", SMALL), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), flip=False
+        transforms.preset_view("slca", "cub200", SMALL), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), flip=False
     )
     image = photo(60, 45)
     squeezed = tv.Compose([tv.Resize((38, 38), BICUBIC), tv.ToTensor()])(image)
@@ -133,7 +130,7 @@ def test_every_window_is_a_crop_of_the_squeezed_image_and_all_places_come() -> N
 
 
 def test_windows_of_small_images_are_cut_from_the_enlarged_whole() -> None:
-    view = replace(presets.view("slca", "fashion", SMALL), flip=False, shape=(16, 16))
+    view = replace(transforms.preset_view("slca", "fashion", SMALL), flip=False, shape=(16, 16))
     image = photo(16, 16)
     big = tv.Compose([tv.Resize((38, 38), BICUBIC), tv.PILToTensor()])(image).float()
     seen = grey_levels(view, view.train(tv.PILToTensor()(image).repeat(5, 1, 1, 1), generator()))
@@ -183,7 +180,7 @@ def test_boxes_keep_their_place_when_an_image_is_squeezed() -> None:
 
 
 def test_random_crops_of_what_is_kept_are_close_to_those_of_the_original() -> None:
-    view = replace(presets.view("slca", "imagenet_r", WANTS), flip=False)
+    view = replace(transforms.preset_view("slca", "imagenet_r", WANTS), flip=False)
     image = photo(25, 19).resize((500, 375), Image.Resampling.BICUBIC)  # as smooth as photographs are
     seen = grey_levels(view, view.train(view.form.keep(image).repeat(6, 1), generator(5)))
     boxes = crop_boxes(torch.tensor([375, 500]).expand(6, 2), 0.08, generator(5))
@@ -208,9 +205,11 @@ def test_brightness_is_that_of_torchvision() -> None:
 
 
 def test_the_generator_alone_decides_in_every_preset() -> None:
-    rows = torch.stack([presets.view("slca", "cub200", SMALL).form.keep(photo(50, 40, i)) for i in range(4)])
+    rows = torch.stack(
+        [transforms.preset_view("slca", "cub200", SMALL).form.keep(photo(50, 40, i)) for i in range(4)]
+    )
     for preset, dataset in (("slca", "cub200"), ("slca", "imagenet_r"), ("pilot", "cub200")):
-        view = presets.view(preset, dataset, SMALL)
+        view = transforms.preset_view(preset, dataset, SMALL)
         before = rows.clone()
         one = view.train(rows, generator(3))
         assert torch.equal(one, view.train(rows, generator(3)))
@@ -224,7 +223,7 @@ def test_squares_are_tested_like_rows() -> None:
     """A model that learned from rows predicts from squares, as they are made of a single file."""
     from cofima.data.loading.pixel_format import fit
 
-    view, image = presets.view("slca", "cub200", SMALL), photo(50, 40)
+    view, image = transforms.preset_view("slca", "cub200", SMALL), photo(50, 40)
     rows, squares = view.test(view.form.keep(image)[None]), view.test(fit(image, view.stored)[None])
     assert (grey_levels(view, rows) - grey_levels(view, squares)).abs().max() < 2.01
     with pytest.raises(ValueError, match="expected uint8"):

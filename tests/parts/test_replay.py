@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cofima.data.images import ImageSet, owned
+from cofima.data.image_set import ImageSet, owned
 from cofima.errors import CofimaError
 from cofima.parts.exemplars import best_of_each, first_of_each, greedy_balanced, held_out, herding
 from cofima.parts.replay import Both, Reservoir, apart, refuse_small_memory, with_exemplars

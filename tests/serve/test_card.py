@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 
 import cofima
 from cofima import store
-from cofima.data.images import image_set
+from cofima.data.image_set import image_set
 from cofima.errors import CofimaError
 from cofima.history import HistoryRow
 from cofima.serve.card import model_card

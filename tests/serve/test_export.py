@@ -179,7 +179,7 @@ def test_kept_images_are_compared_on_before_drawn_ones(learned: Any) -> None:
     model = learned("seq_ft")
     drawn, source = export.sample_images(model)
     assert (tuple(drawn.shape), source) == ((8, 3, 16, 16), "drawn by chance")
-    from cofima.data.images import image_set
+    from cofima.data.image_set import image_set
 
     model.images = image_set(images(3), torch.tensor([0, 1, 2]))
     kept, source = export.sample_images(model)

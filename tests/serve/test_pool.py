@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.models.head import Head
 from cofima.parts.align import logit_norm
 from cofima.parts.gaussians import ClassGaussians

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import conftest as tiny
 from cofima import ranks
 from cofima.data.stream import Stream
-from cofima.data.views import View
+from cofima.data.transforms import View
 from cofima.errors import CofimaError
 from cofima.store import Model
 from cofima.training.sgd import plain_batches

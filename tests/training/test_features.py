@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cofima import generations
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups

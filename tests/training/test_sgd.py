@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.errors import CofimaError
 from cofima.models.net import Net
 from cofima.seeds import Seeds

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from cofima.analyse.relearn import Relearned
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
 from cofima.models.backbone import build_empty

@@ -22,7 +22,7 @@ from cofima.analyse.plane import Plane, principal
 from cofima.analyse.plots import Relief, Spot, Trail, plane
 from cofima.analyse.relearn import load_tasks
 from cofima.analyse.run_folder import RunFolder
-from cofima.data.images import join
+from cofima.data.image_set import join
 from cofima.data.stream import Stream
 from cofima.errors import CofimaError
 from cofima.methods.averaging import Averaging

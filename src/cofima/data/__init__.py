@@ -19,24 +19,24 @@ __all__ = [
 # Imported when first asked for: `cofima.data.options` is read without torch.
 _MODULES = {
     "Dataset": "stream",
-    "ImageSet": "images",
+    "ImageSet": "image_set",
     "Picture": "loading.loader",
     "Source": "sources.base",
     "Stream": "stream",
     "Task": "stream",
-    "View": "views",
+    "View": "transforms",
     "dataset": "sources.plugin",
     "from_groups": "stream",
     "split": "stream",
 }
 
 if TYPE_CHECKING:
-    from cofima.data.images import ImageSet
+    from cofima.data.image_set import ImageSet
     from cofima.data.loading.loader import Picture
     from cofima.data.sources.base import Source
     from cofima.data.sources.plugin import dataset
     from cofima.data.stream import Dataset, Stream, Task, from_groups, split
-    from cofima.data.views import View
+    from cofima.data.transforms import View
 else:  # a type checker that saw this would accept any name
 
     def __getattr__(name: str) -> Any:

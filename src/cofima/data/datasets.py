@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from cofima.data import sources
-from cofima.data.images import ImageSet, join
+from cofima.data.image_set import ImageSet, join
 from cofima.data.loading.loader import Loaded, Picture, load_small
 from cofima.data.loading.loader import load as load_pictures
 from cofima.data.loading.pixel_format import PixelFormat

@@ -6,7 +6,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.data.options import DataOptions
 
 Named = Iterable[tuple[str, int]]  # the name and the label of each image

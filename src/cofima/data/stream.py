@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cofima.data.images import ImageSet, join
+from cofima.data.image_set import ImageSet, join
 from cofima.data.splits import choose_images, share_of
 from cofima.errors import CofimaError, did_you_mean, problems
 

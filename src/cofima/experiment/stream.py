@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from cofima.config import Config
-from cofima.data import datasets, presets
-from cofima.data.presets import Wants
+from cofima.data import datasets, transforms
 from cofima.data.stream import Stream, from_groups, split
-from cofima.data.views import View
+from cofima.data.transforms import InputDefaults, View
 from cofima.errors import CofimaError, problems
 from cofima.methods import build
 from cofima.models.backbone import BackboneFacts
@@ -53,10 +52,10 @@ def make_view(config: Config, facts: BackboneFacts, flip: bool = False, crop: fl
 
     ``flip`` and ``crop`` are how far training images may vary where the configuration does not say it.
     """
-    wants = Wants(facts.size, facts.crop_pct, facts.mean, facts.std, facts.interpolation, flip, crop)
-    preset = presets.choose(config.data.preset, config.dataset)
-    view = presets.view(preset, config.dataset, wants)
-    return presets.overridden(view, config.data.flip, config.data.crop)
+    wants = InputDefaults(facts.size, facts.crop_pct, facts.mean, facts.std, facts.interpolation, flip, crop)
+    preset = transforms.choose_preset(config.data.preset, config.dataset)
+    view = transforms.preset_view(preset, config.dataset, wants)
+    return transforms.overridden(view, config.data.flip, config.data.crop)
 
 
 def refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:

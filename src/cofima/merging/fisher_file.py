@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cofima import generations
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.data.sources.listing import find_images
 from cofima.data.splits import choose_images
 from cofima.errors import CofimaError, did_you_mean, first_problems, problems

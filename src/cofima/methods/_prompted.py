@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cofima import ranks
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.cost import Cost, Plan

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from cofima import ranks
-from cofima.data.images import Images
+from cofima.data.image_set import Images
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
 from cofima.methods._midway import Midway

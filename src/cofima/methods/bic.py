@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.data.images import Images
+from cofima.data.image_set import Images
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
 from cofima.methods.cost import Cost, Plan

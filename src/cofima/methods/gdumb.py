@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.data.images import ImageSet, owned
+from cofima.data.image_set import ImageSet, owned
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
 from cofima.methods.cost import Cost, Plan

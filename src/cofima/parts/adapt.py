@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, relu
 
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.models.head import CosineHead
 from cofima.models.net import Net
 from cofima.training.options import Train

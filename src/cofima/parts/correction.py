@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.data.images import Images
+from cofima.data.image_set import Images
 from cofima.models.net import Net
 from cofima.training.sgd import Context, batches, plain_batches
 

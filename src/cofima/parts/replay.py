@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from cofima import ranks
-from cofima.data.images import Images, ImageSet, image_set, owned
+from cofima.data.image_set import Images, ImageSet, image_set, owned
 from cofima.errors import CofimaError
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.parts.exemplars import best_of_each, first_of_each, held_out

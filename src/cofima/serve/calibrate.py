@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.serve.scoring import drawn, gaussians_of, logits_of, logits_of_features
 from cofima.store import Model
 from cofima.training.sgd import plain_batches

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.data.sources.listing import find_images
 from cofima.errors import CofimaError, did_you_mean
 from cofima.history import OldClasses

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cofima import store
-from cofima.data.images import owned
+from cofima.data.image_set import owned
 from cofima.errors import CofimaError, did_you_mean
 from cofima.history import HistoryRow, Kind, now
 from cofima.methods.state import drop_row, remove_class

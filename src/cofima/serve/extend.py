@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cofima import config as configs
 from cofima import store
-from cofima.data.images import owned
+from cofima.data.image_set import owned
 from cofima.data.sources.listing import Listing, find_images
 from cofima.errors import CofimaError, problems
 from cofima.history import HistoryRow

@@ -7,7 +7,7 @@ from pathlib import Path
 from cofima import config as configs
 from cofima import store
 from cofima.config import Config
-from cofima.data.images import ImageSet, owned
+from cofima.data.image_set import ImageSet, owned
 from cofima.data.sources.listing import find_images
 from cofima.data.stream import Task
 from cofima.errors import CofimaError

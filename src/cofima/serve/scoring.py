@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.parts.gaussians import ClassGaussians, Sampler
 from cofima.store import Model
 from cofima.training.sgd import plain_batches

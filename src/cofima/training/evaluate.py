@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cofima import ranks
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.data.stream import Task
 from cofima.training.sgd import Context, plain_batches
 

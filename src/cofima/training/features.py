@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cofima import ranks
-from cofima.data.images import Images, ImageSet
+from cofima.data.image_set import Images, ImageSet
 from cofima.files import cache_folder, json_digest
 from cofima.models.identity import fingerprint
 from cofima.models.net import Net

@@ -10,8 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from cofima import ranks
-from cofima.data.images import Images, ImageSet
-from cofima.data.views import View
+from cofima.data.image_set import Images, ImageSet
+from cofima.data.transforms import View
 from cofima.errors import CofimaError
 from cofima.models.net import Net
 from cofima.progress import SILENT, Progress

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from cofima.data.images import ImageSet
+from cofima.data.image_set import ImageSet
 from cofima.data.loading import cache as caches
 from cofima.data.loading.cache import Found
 from cofima.data.loading.decoder import BadImageError, decode, fault_of

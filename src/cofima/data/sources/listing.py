@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cofima.data.images import ImageSet, image_set
+from cofima.data.image_set import ImageSet, image_set
 from cofima.data.loading.loader import Picture, load
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.base import counted

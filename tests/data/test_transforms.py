@@ -8,9 +8,8 @@ from torchvision import transforms as tv
 from torchvision.transforms.functional import resized_crop
 
 from cofima.data import View
-from cofima.data.crops import crop_and_resize, crop_boxes
 from cofima.data.loading.pixel_format import fit
-from cofima.data.views import stored_side
+from cofima.data.transforms import crop_and_resize, crop_boxes, stored_side
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BICUBIC = tv.InterpolationMode.BICUBIC

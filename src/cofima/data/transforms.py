@@ -1,0 +1,289 @@
+"""Transforms: stored pixels become what a network sees, a batch at a time; presets of published code."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from cofima.data.loading.pixel_format import PixelFormat
+from cofima.data.options import Preset
+from cofima.ranks import Part, all_of
+
+INTERPOLATIONS = ("bicubic", "bilinear")
+Color = tuple[float, float, float]
+IMAGENET: tuple[Color, Color] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CIFAR: tuple[Color, Color] = ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
+UNCHANGED: tuple[Color, Color] = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+# how training images differ from dataset to dataset in SLCA's code, which is also that of CoFiMA
+_RESIZED_CROPS: dict[str, Any] = {"crop": 0.08}
+_SLCA: dict[str, dict[str, Any]] = {
+    "cifar100": _RESIZED_CROPS | {"brightness": 63 / 255, "colors": CIFAR},
+    "imagenet_r": _RESIZED_CROPS,
+    "cub200": {"window": True},
+    "cars196": {"window": True},
+    "vtab": {"window": True},
+}
+PAPER_DATASETS = tuple(_SLCA)
+_TRIES = 10  # of torchvision's RandomResizedCrop, and its ratios of width to height
+_LEAST_RATIO, _MOST_RATIO = 3 / 4, 4 / 3
+
+
+@dataclass(frozen=True)
+class View:
+    """Turn uint8 images, as they are stored, into normalized float32 [B, 3, size, size].
+
+    Attributes:
+        stored: The shorter side of an image when it is resized for a test, before the center is cut out.
+        flip: Mirror half of the training images.
+        crop: Least share of the area that a random training crop keeps; 1.0 is no random crop.
+        interpolation: How random crops are resized; for tests it is always bicubic.
+        preset: Whose transforms these are: ``timm``, ``slca`` or ``pilot``.
+        whole: The side of the square that a whole image is squeezed into for training, or 0.
+        window: Cut training images of ``size`` pixels out of that square, instead of crops of any size.
+        brightness: Training images become brighter or darker by at most this share.
+        shape: Height and width of images that are stored small, as they are; none is the square of
+            ``stored`` pixels, or rows of a pixel format with ``whole``.
+    """
+
+    size: int
+    stored: int
+    mean: Color
+    std: Color
+    flip: bool = False
+    crop: float = 1.0
+    interpolation: str = "bicubic"
+    preset: str = "timm"
+    whole: int = 0
+    window: bool = False
+    brightness: float = 0.0
+    shape: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.stored < self.size:
+            raise ValueError(f"images stored at {self.stored} px cannot fill a view of {self.size} px")
+        if self.window and self.whole < self.size:
+            raise ValueError(f"whole = {self.whole}: too small to cut windows of {self.size} px from")
+        if not 0 < self.crop <= 1:
+            raise ValueError(f"crop = {self.crop}: must be above 0 and at most 1")
+        if not 0 <= self.brightness <= 1:
+            raise ValueError(f"brightness = {self.brightness}: must lie between 0 and 1")
+        if self.interpolation not in INTERPOLATIONS:
+            raise ValueError(
+                f"interpolation = '{self.interpolation}': must be one of {', '.join(INTERPOLATIONS)}"
+            )
+
+    @property
+    def form(self) -> PixelFormat:
+        """Return how images must be stored to be seen through this view."""
+        return PixelFormat(self.stored, self.size, self.whole)
+
+    def test(self, pixels: Tensor) -> Tensor:
+        """Resize, crop the center and normalise, on the device of ``pixels``.
+
+        Squares of ``stored`` pixels are accepted whatever the form of the training images.
+        """
+        return self._normalized(self._center(pixels))
+
+    def train(self, pixels: Tensor, generator: torch.Generator, part: Part | None = None) -> Tensor:
+        """Crop, mirror and brighten each image by chance, then normalise.
+
+        All chance comes from the CPU ``generator``: the same on every device. These images may be a ``part``
+        of a batch; then each is varied as it would be if all of the batch were here.
+        """
+        part = part or all_of(len(pixels))
+        images = self._cropped(pixels, generator, part)
+        if self.flip:
+            mirrored = (part.rand(generator=generator) < 0.5).to(pixels.device)
+            images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+        if self.brightness:
+            factor = 1 + self.brightness * (2 * part.rand(generator=generator) - 1)
+            images = brightened(images, factor)
+        return self._normalized(images)
+
+    def _cropped(self, pixels: Tensor, generator: torch.Generator, part: Part) -> Tensor:
+        self._check(pixels)
+        if self.window:
+            squares = self.form.trained(pixels)[0] if pixels.ndim == 2 else pixels
+            return random_windows(resize(squares, self.whole, self.whole), self.size, generator, part)
+        if self.crop == 1:
+            return self._center(pixels)
+        if pixels.ndim == 2:
+            pixels, shapes = self.form.trained(pixels)
+            boxes = scaled_boxes(crop_boxes(shapes, self.crop, generator, part), shapes, self.whole)
+        else:
+            shapes = torch.tensor(pixels.shape[2:]).expand(len(pixels), 2)
+            boxes = crop_boxes(shapes, self.crop, generator, part)
+        return crop_and_resize(pixels, boxes, self.size, self.interpolation)
+
+    def _center(self, pixels: Tensor) -> Tensor:
+        self._check(pixels, tested=True)
+        if pixels.ndim == 2:
+            return self.form.tested(pixels)
+        shorter = min(pixels.shape[2:])
+        height, width = (max(self.stored, int(self.stored * side / shorter)) for side in pixels.shape[2:])
+        top, left = round((height - self.size) / 2), round((width - self.size) / 2)
+        return resize(pixels, height, width)[:, :, top : top + self.size, left : left + self.size]
+
+    def _normalized(self, images: Tensor) -> Tensor:
+        mean, std = (torch.tensor(c, device=images.device).view(3, 1, 1) for c in (self.mean, self.std))
+        images = images.to(torch.float32, memory_format=torch.channels_last)  # convolutions are faster so
+        return images.sub_(255 * mean).div_(255 * std)
+
+    def _check(self, pixels: Tensor, tested: bool = False) -> None:
+        square = (3, self.stored, self.stored)
+        shape = self.form.shape if self.shape is None else (3, *self.shape)
+        known = {shape}
+        if tested:
+            known |= {square, replace(self.form, only_tested=True).shape}
+        if pixels.dtype != torch.uint8 or tuple(pixels.shape[1:]) not in known:
+            shapes = " or ".join(str(["B", *one]).replace("'", "") for one in sorted(known, key=len))
+            raise ValueError(f"expected uint8 {shapes}, got {pixels.dtype} {tuple(pixels.shape)}")
+
+
+@dataclass(frozen=True)
+class InputDefaults:
+    """Input size, colors and augmentation that a backbone and a dataset suggest; a preset may differ."""
+
+    size: int
+    crop_pct: float
+    mean: Color
+    std: Color
+    interpolation: str
+    flip: bool = False
+    crop: float = 1.0
+
+
+def choose_preset(asked: Preset | None, dataset: str) -> Preset:
+    """Return the preset of a run: the one asked for, or SLCA's for the datasets of the paper."""
+    return asked or ("slca" if dataset in PAPER_DATASETS else "timm")
+
+
+def preset_view(preset: Preset, dataset: str, defaults: InputDefaults) -> View:
+    """Return a preset's view of a dataset, for images in the form that :attr:`View.form` names.
+
+    Only ``timm`` takes colors and sizes from the backbone, and the least crop from the dataset. No
+    preset mirrors images of a dataset whose mirrored images mean something else.
+    """
+    if preset == "timm":
+        interpolation = defaults.interpolation if defaults.interpolation in INTERPOLATIONS else "bicubic"
+        side = stored_side(defaults.size, defaults.crop_pct)
+        return View(
+            defaults.size, side, defaults.mean, defaults.std, defaults.flip, defaults.crop, interpolation
+        )
+    side, whole = defaults.size * 256 // 224, round(defaults.size * 300 / 224)
+    plain = View(defaults.size, side, *IMAGENET, flip=defaults.flip, preset=preset, whole=whole)
+    if preset == "pilot":
+        mean, std = UNCHANGED
+        return replace(plain, mean=mean, std=std, crop=0.05, interpolation="bilinear")
+    own = dict(_SLCA.get(dataset, {"window": True}))
+    mean, std = own.pop("colors", IMAGENET)
+    return replace(plain, mean=mean, std=std, **own)
+
+
+def overridden(view: View, flip: bool | None, crop: float | None) -> View:
+    """Lay what the user says over a preset; a given ``crop`` stands for random crops of varying size."""
+    if flip is not None:
+        view = replace(view, flip=flip)
+    return view if crop is None else replace(view, crop=crop, window=False)
+
+
+def stored_side(size: int, crop_pct: float) -> int:
+    """Return the side at which images are stored for a network that sees ``size`` pixels of them."""
+    return math.floor(size / crop_pct)
+
+
+def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator, part: Part | None = None) -> Tensor:
+    """Draw a box (top, left, height, width) within each height and width of ``shapes``: int64 [B, 4].
+
+    As torchvision's RandomResizedCrop: the share of the area is uniform in [least, 1], the logarithm
+    of width / height uniform between 3/4 and 4/3; a shape that does not fit is drawn again, and after
+    ten tries the largest center of a permitted ratio is taken. These may be a ``part`` of a batch: what is
+    drawn for an image is the same.
+    """
+    full = shapes.double()
+    part = part or all_of(len(full))
+    area, ratio = part.rand(2, _TRIES, dim=1, generator=generator, dtype=torch.float64)
+    place = part.rand(2, dim=1, generator=generator, dtype=torch.float64)
+    area = (least + (1 - least) * area) * full.prod(1, keepdim=True)
+    ratio = torch.exp(math.log(_LEAST_RATIO) + math.log(_MOST_RATIO / _LEAST_RATIO) * ratio)
+    sides = torch.stack([(area / ratio).sqrt().round(), (area * ratio).sqrt().round()], 2)
+    fits = ((sides <= full[:, None]) & (sides > 0)).all(2)
+    first = fits.int().argmax(1)  # the first that fits; 0 where none does
+    drawn = sides[torch.arange(len(full)), first]
+    start = (place.T * (full + 1 - drawn)).floor()
+    none = ~fits.any(1, keepdim=True)
+    center = _largest(full)
+    drawn = torch.where(none, center, drawn)
+    start = torch.where(none, ((full - center) / 2).floor(), start)
+    return torch.cat([start, drawn], 1).long()
+
+
+def scaled_boxes(boxes: Tensor, shapes: Tensor, side: int) -> Tensor:
+    """Return boxes within ``shapes`` as boxes, in whole pixels, within these images squeezed to ``side``."""
+    scale = side / shapes.double()
+    start = (boxes[:, :2] * scale).round()
+    end = ((boxes[:, :2] + boxes[:, 2:]) * scale).round()
+    start = torch.minimum(start, torch.tensor(side - 1.0, dtype=torch.float64))
+    return torch.cat([start, (end - start).clamp_(min=1)], 1).long()
+
+
+def crop_and_resize(pixels: Tensor, boxes: Tensor, size: int, interpolation: str) -> Tensor:
+    """Cut each image's box out and resize it with antialiasing: [B, 3, size, size] with values in 0..255.
+
+    One call per image is faster on a CPU than any batched form that also antialiases.
+    """
+    if pixels.device.type != "cpu":
+        pixels = pixels.float()  # only the CPU resizes 8-bit images, and rounds as Pillow does
+    crops = [
+        interpolate(
+            image[None, :, top : top + height, left : left + width],
+            size=(size, size),
+            mode=interpolation,
+            antialias=True,
+        )
+        for image, (top, left, height, width) in zip(pixels, boxes.tolist(), strict=True)
+    ]
+    return torch.cat(crops).clamp_(0, 255) if crops else pixels.new_empty(0, 3, size, size)
+
+
+def resize(pixels: Tensor, height: int, width: int) -> Tensor:
+    """Resize a whole batch (bicubic, antialiased), rounded to the 256 values that a picture has."""
+    if pixels.shape[2:] == (height, width) or not len(pixels):
+        return pixels.new_empty(0, 3, height, width) if not len(pixels) else pixels
+    images = pixels if pixels.device.type == "cpu" else pixels.float()
+    return interpolate(images, size=(height, width), mode="bicubic", antialias=True).round_().clamp_(0, 255)
+
+
+def random_windows(pixels: Tensor, size: int, generator: torch.Generator, part: Part | None = None) -> Tensor:
+    """Cut a square of ``size`` pixels out of each image, any place as likely as any other."""
+    part = part or all_of(len(pixels))
+    room = torch.tensor(pixels.shape[2:]) - size + 1
+    places = (part.rand(2, generator=generator, dtype=torch.float64) * room).floor().long()
+    windows = [
+        image[:, top : top + size, left : left + size]
+        for image, (top, left) in zip(pixels, places.tolist(), strict=True)
+    ]
+    return torch.stack(windows) if windows else pixels.new_empty(0, 3, size, size)
+
+
+def brightened(images: Tensor, factors: Tensor) -> Tensor:
+    """Multiply each image by its factor, rounded down to the 256 values, as Pillow and torchvision do."""
+    lit = [(image * f).clamp_(max=255).byte() for image, f in zip(images, factors.tolist(), strict=True)]
+    return torch.stack(lit) if lit else images
+
+
+def _largest(full: Tensor) -> Tensor:
+    """Return the largest height and width of a permitted ratio within each image."""
+    height, width = full.unbind(1)
+    flat, tall = width / height > _MOST_RATIO, width / height < _LEAST_RATIO
+    return torch.stack(
+        [
+            torch.where(tall, (width / _LEAST_RATIO).round(), height),
+            torch.where(flat, (height * _MOST_RATIO).round(), width),
+        ],
+        1,
+    )
