@@ -18,12 +18,10 @@ from cofima.models import backbone
 from cofima.models.backbone import ModelOptions
 from cofima.models.net import Net
 from cofima.seeds import Seeds
-from cofima.training import keeper
-from cofima.training.inflight import NOT_KEPT
-from cofima.training.keeper import Keeper
+from cofima.training import checkpoint
+from cofima.training.checkpoint import NO_CHECKPOINT, RunCheckpoint, Training
 from cofima.training.options import Train
-from cofima.training.position import Position
-from cofima.training.sgd import Context
+from cofima.training.sgd import Context, Hooks
 from ratios import cells, interleaved
 
 
@@ -38,14 +36,13 @@ def every_step(rounds: int = 7) -> list[float]:
     method.task, method.facts = stream[0], {"seconds": {}, "notes": []}
     method.begin(stream[0])
 
-    def epoch(inflight) -> None:
-        method.context = Context(**{**vars(context), "inflight": inflight})
-        inflight.task(method, 0)
-        method.train(stream[0])
+    def epoch(kept) -> None:
+        kept.start_task(0, "")
+        method.train(stream[0], Hooks(kept))
 
     with tempfile.TemporaryDirectory() as folder:
-        ready = Keeper(Path(folder) / "inflight", {"with": {}}, lambda: "")
-        return interleaved(lambda: epoch(NOT_KEPT), {"ready": lambda: epoch(ready)}, rounds)["ready"]
+        ready = RunCheckpoint(Path(folder) / "inflight", method, {"environment": {}})
+        return interleaved(lambda: epoch(NO_CHECKPOINT), {"ready": lambda: epoch(ready)}, rounds)["ready"]
 
 
 def one_writing() -> tuple[float, float, float, float]:
@@ -55,38 +52,38 @@ def one_writing() -> tuple[float, float, float, float]:
     for weight in net.parameters():
         optimizer.state[weight]["momentum_buffer"] = torch.randn_like(weight)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    where = Position(net, optimizer, schedule, torch.Generator(), torch.zeros(10))
+    training = Training(net, optimizer, schedule, augment=torch.Generator(), losses=torch.zeros(10))
     method = SeqFT()
     method.facts, method.running = {"seconds": {}, "notes": []}, {}
     with tempfile.TemporaryDirectory() as folder:
-        mine = Keeper(Path(folder) / "inflight", {"with": {}}, lambda: "")
-        mine.task(method, 0)
+        mine = RunCheckpoint(Path(folder) / "inflight", method, {"environment": {}})
+        mine.start_task(0, "")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         wall, cpu = time.perf_counter(), time.process_time()
-        mine.write(where, {"epoch": 0, "step": 1, "complete": False})
+        mine._write(training)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        size = sum(value.nbytes for value in where.tensors(complete=False).values()) / 1e6
+        size = sum(value.nbytes for value in training.tensors().values()) / 1e6
     assert not method.facts["notes"], method.facts["notes"]
     return size, wall, cpu, grown
 
 
 def share_of_a_run() -> tuple[float, float, int]:
     """Return seconds of a run, the seconds that it spent on writing, and how often it wrote."""
-    writings, whole = [], Keeper.write
+    writings, whole = [], RunCheckpoint._write
 
-    def write(self, where, place) -> None:
-        whole(self, where, place)
-        writings.append(place)
+    def write(self, training) -> None:
+        whole(self, training)
+        writings.append(training.step)
 
-    keeper.EVERY, every = 1.0, keeper.EVERY
-    Keeper.write = write
+    checkpoint.EVERY, every = 1.0, checkpoint.EVERY
+    RunCheckpoint._write = write
     try:
         with tempfile.TemporaryDirectory() as folder:
             config = read("demo.yaml", ["method=joint", "options={}", "train.epochs=6"])
             history = launch(config, Path(folder) / "run").history
     finally:
-        keeper.EVERY, Keeper.write = every, whole
+        checkpoint.EVERY, RunCheckpoint._write = every, whole
     seconds = [row["seconds"] for row in history]
     return sum(s["total"] for s in seconds), sum(s["inflight"] for s in seconds), len(writings)
 

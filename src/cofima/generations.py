@@ -169,6 +169,12 @@ def read(folder: Path, path: Path | None = None) -> Generation:
     return Generation(path, _read_record(folder, path))
 
 
+def state_id(folder: Path) -> str:
+    """Return what identifies the state in force: its name and the sha256 of its record; empty if none is."""
+    path = current(folder)
+    return "" if path is None else f"{path.name} {file_digest(path / CONFIG)}"
+
+
 def read_history(folder: Path) -> list[HistoryRow]:
     """Return the history of a model folder."""
     return read(folder).history()

@@ -19,7 +19,7 @@ from cofima.experiment.engines import make
 from cofima.experiment.engines.base import Job
 from cofima.experiment.engines.local import Local
 from cofima.experiment.grid import run_grid
-from cofima.experiment.inflight import begun
+from cofima.experiment.launch import pending
 from cofima.experiment.prefix import FOLDER
 from cofima.experiment.worker import LOG, learn
 from cofima.methods import Method
@@ -131,7 +131,7 @@ def test_a_cell_that_is_ended_writes_down_how_far_it_is(
         with pytest.raises(SystemExit) as ended:
             learn(Job(config, tmp_path / "cell"))
     assert ended.value.code == 128 + signal.SIGTERM
-    said = begun(tmp_path / "cell")
+    said = pending(tmp_path / "cell")
     assert (said["task"], said["epoch"], said["step"]) == (0, 0, 1)
     assert "interrupted; the same command continues at task 1, epoch 1, step 1" in log_of(tmp_path / "cell")
     assert learn(Job(config, tmp_path / "cell")) is None

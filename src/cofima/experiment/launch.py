@@ -1,5 +1,6 @@
 """From a configuration to a finished run; the same call continues one that was cut off."""
 
+import signal
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,13 +11,12 @@ from cofima import generations, ranks, store
 from cofima.config import Config, difference
 from cofima.data import datasets
 from cofima.errors import CofimaError, problems
-from cofima.experiment.inflight import begun, interrupted, place
 from cofima.experiment.journal import Listener
 from cofima.experiment.run import run
 from cofima.experiment.several import refuse_several
 from cofima.experiment.stream import load_stream, refuse_other_images, stream_view
 from cofima.history import is_run
-from cofima.interruption import listening
+from cofima.interruption import Interrupted, listening
 from cofima.lock import alone
 from cofima.methods import build
 from cofima.models import backbone, overlap
@@ -24,7 +24,7 @@ from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.settings import uncounted
 from cofima.store import Model, attach
-from cofima.training import device
+from cofima.training import checkpoint, device
 
 FREE = uncounted(Config, "resumed")  # may differ when a run is continued
 
@@ -51,13 +51,13 @@ def launch(
             try:
                 return _continue(config, folder, progress, listeners, tasks)
             except KeyboardInterrupt as error:
-                raise interrupted(error, folder) from None
+                raise _interrupted(error, folder) from None
 
 
 def _continue(
     config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener], tasks: int | None
 ) -> Model:
-    started, midway = generations.current(folder) is not None, begun(folder)
+    started, midway = generations.current(folder) is not None, pending(folder)
     model = store.load(folder, where=config.device, progress=progress) if started else None
     learned = len(model.tasks) if model else 0
     ranks.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
@@ -68,14 +68,33 @@ def _continue(
         if len(model.tasks) >= min(model.planned, tasks or model.planned):
             progress.say(f"done: {folder} has learned {len(model.tasks)} of {model.planned} tasks")
             return model
-        at = f", at {place(midway)}" if midway else ""
+        at = f", at {checkpoint.place(midway)}" if midway else ""
         progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}{at}")
     elif midway:
         _refuse_change(
             midway["config"], config, folder, f"remove {folder / generations.INFLIGHT} to begin anew"
         )
-        progress.say(f"continuing {folder} at {place(midway)}")
+        progress.say(f"continuing {folder} at {checkpoint.place(midway)}")
     return _learn(config, model, folder, midway, progress, listeners, tasks)
+
+
+def pending(folder: Path) -> dict[str, Any]:
+    """Return the description of a run's task in progress; {} where there is none that can go on."""
+    if checkpoint.interval() is None or ranks.world() > 1:
+        return {}
+    return checkpoint.pending(folder / generations.INFLIGHT, generations.state_id(folder))
+
+
+def _interrupted(error: KeyboardInterrupt, folder: Path) -> Interrupted:
+    """Say where the same command will go on."""
+    midway, done = pending(folder), generations.current(folder)
+    if midway:
+        kept = f"the same command continues at {checkpoint.place(midway)}"
+    elif done is not None:
+        kept = f"finished tasks are kept, the same command continues after task {int(done.name)}"
+    else:
+        kept = "no task was finished, the same command continues from the beginning"
+    return Interrupted(getattr(error, "signal", signal.SIGINT), kept)
 
 
 def _learn(

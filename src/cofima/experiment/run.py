@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -17,20 +18,17 @@ from torch.nn.functional import cross_entropy
 
 from cofima import generations, ranks, store
 from cofima.data.stream import Stream, Task
-from cofima.experiment.inflight import keeping
 from cofima.experiment.journal import Journal, Listener
 from cofima.history import Distance, HistoryRow, Kind, now
 from cofima.methods import Method
 from cofima.models import backbone
 from cofima.progress import Progress
 from cofima.store import Model
+from cofima.training.checkpoint import NO_CHECKPOINT, Checkpoint, RunCheckpoint, interval
 from cofima.training.evaluate import Score
-from cofima.training.inflight import NOT_KEPT, Inflight
 from cofima.training.options import Train
-from cofima.training.sgd import plain_batches
+from cofima.training.sgd import Hooks, OnEpoch, plain_batches
 from cofima.weights.distance import weight_distance
-
-OnEpoch = Callable[[int, int, Tensor, list[float]], None]
 
 
 def run(
@@ -39,11 +37,12 @@ def run(
     """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
     method = model.method
     journal = Journal(folder, model.history, listeners if ranks.rank() == 0 else ())
-    checkpoint = keeping(model, folder)
+    checkpoint = _checkpoint(model, folder)
     for task in stream[len(model.tasks) :]:
         seen = stream[: task.index + 1]
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
             journal.begin()
+            checkpoint.start_task(task.index, generations.state_id(folder))
             row = learn_task(
                 model,
                 task,
@@ -69,7 +68,7 @@ def learn_task(
     *,
     train: Train | None = None,
     patience: int | None = None,
-    checkpoint: Inflight = NOT_KEPT,
+    checkpoint: Checkpoint = NO_CHECKPOINT,
     on_epoch: OnEpoch | None = None,
     evaluate: Callable[[], Score] | None = None,
 ) -> HistoryRow:
@@ -92,9 +91,7 @@ def learn_task(
     epochs = _Epochs(on_epoch)
     model.planned = max(model.planned, task.index + 1)
     context = replace(method.context, train=train, tasks=model.planned)
-    method.context = replace(context, stop=stop, inflight=checkpoint, watch=epochs)
-    method.learn(task)
-    method.context = context
+    method.learn(task, context=context, hooks=Hooks(checkpoint, epochs, stop))
     score = None
     if evaluate is not None:
         with method.timed("evaluate"):
@@ -102,6 +99,24 @@ def learn_task(
     if not task.known:
         model.tasks.append(task.names)
     return _row(model, task, kind, score, epochs.count)
+
+
+def _checkpoint(model: Model, folder: Path) -> Checkpoint:
+    """Return what keeps tasks in progress; several processes go on after finished tasks only."""
+    every = interval()
+    if every is None or ranks.world() > 1:
+        return NO_CHECKPOINT
+    facts = {
+        "config": model.config.model_dump(mode="json"),
+        "data": model.data,
+        "environment": {
+            "cofima": version("cofima"),
+            "torch": version("torch"),
+            "device": model.method.context.device.type,
+            "threads": torch.get_num_threads(),
+        },
+    }
+    return RunCheckpoint(folder / generations.INFLIGHT, model.method, facts, every)
 
 
 class EarlyStop:

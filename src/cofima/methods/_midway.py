@@ -25,7 +25,7 @@ class Midway:
     def restore(self, state: dict[str, Tensor]) -> None:
         """Take over what :meth:`state` returned, when backbone and predicting head are in place."""
 
-    def midway(self) -> dict[str, Tensor]:
+    def task_state(self) -> dict[str, Tensor]:
         """Return what the steps of a task change beside the network, if a run is cut off between two.
 
         What :meth:`begin` makes of the state before the task and of the seed is made again; here is only
@@ -34,8 +34,8 @@ class Midway:
         streams = {f"stream.{name}": chance.get_state() for name, chance in self._streams().items()}
         return streams | (self.state() if self.state_in_steps else {})
 
-    def restore_midway(self, state: dict[str, Tensor]) -> None:
-        """Take over what :meth:`midway` returned, after :meth:`begin`."""
+    def restore_task_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what :meth:`task_state` returned, after :meth:`begin`."""
         for name, chance in self._streams().items():
             if f"stream.{name}" in state:
                 chance.set_state(state[f"stream.{name}"])

@@ -23,7 +23,7 @@ from cofima.models.net import Net
 from cofima.models.vit import unsuited
 from cofima.training.evaluate import Score, evaluate
 from cofima.training.features import FixedFeatures
-from cofima.training.sgd import Batch, Context, frozen, plain_batches, sgd
+from cofima.training.sgd import NO_HOOKS, Batch, Context, Hooks, frozen, plain_batches, sgd
 
 if TYPE_CHECKING:
     from cofima.parts.gaussians import ClassGaussians
@@ -112,21 +112,34 @@ class Method(Midway):
             return Cost(0, plan.train + plan.test)
         return Cost(plan.epochs * plan.train, plan.test * (plan.tasks + 1) / 2)
 
-    def learn(self, task: Task, *, train: Step | None = None, end: Step | None = None) -> None:
+    def learn(
+        self,
+        task: Task,
+        *,
+        context: Context | None = None,
+        hooks: Hooks = NO_HOOKS,
+        train: Step | None = None,
+        end: Step | None = None,
+    ) -> None:
         """Learn a task, from the state after the task before.
 
         Args:
             task: The task.
+            context: What to learn with from now on, if not what :meth:`setup` was given.
+            hooks: Callbacks of the training.
             train: Stands in for :meth:`train`: analyses look on, or put in what training led to.
             end: Stands in for :meth:`end`.
         """
+        self.context = context or self.context
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
         gpus = [self.context.device] if self.context.device.type == "cuda" else []  # not those of others
         with torch.random.fork_rng(gpus), self.timed("total"), self.timed("cpu", time.process_time):
             torch.manual_seed(self.context.seeds.number("torch", task.index) + ranks.rank())
             self.begin(task)
-            self.context.inflight.task(self, task.index)
-            (train or self.train)(task)
+            if train is None:
+                self.train(task, hooks)
+            else:
+                train(task)
             self.fixed.doubt()
             (end or self.end)(task)
             ranks.agree(self.net, self.head())
@@ -139,10 +152,10 @@ class Method(Midway):
         generator = self.context.seeds.generator("head", task.index)
         self.net.grow(len(task.classes), generator, freeze=self.frozen_old_heads)
 
-    def train(self, task: Task) -> None:
+    def train(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
         """Run the batch loop on the task's images."""
         if task.known:
-            self.refine(task)
+            self.refine(task, hooks)
             return
         if len(task.classes) == 1 and task.index == 0:
             self.note(
@@ -160,10 +173,10 @@ class Method(Midway):
                 task.index,
                 after_step=self.after_step,
                 optimizer=self.optimizer(),
-                stop=self.context.stop,
+                hooks=hooks,
             )
 
-    def refine(self, task: Task) -> None:
+    def refine(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
         """Train the backbone and the rows of known classes on more of their images, against each other."""
         if len(task.known) == 1:
             self.note("more images of one known class: there is nothing to tell apart, so nothing is trained")
@@ -174,7 +187,9 @@ class Method(Midway):
         self.net.head.load_flat(**{key: value[rows] for key, value in whole.flat().items()})
         among = replace(task.train, labels=torch.searchsorted(rows, task.train.labels))
         with self.timed("train"):
-            sgd(self.net, among, self._refine_loss, self.context, task.index)
+            # Nothing can be asked whether to stop: this head has the rows of some classes only.
+            hooks = replace(hooks, stop=None)
+            sgd(self.net, among, self._refine_loss, self.context, task.index, hooks=hooks)
         flat = whole.flat()
         for key, value in self.net.head.flat().items():
             flat[key][rows] = value

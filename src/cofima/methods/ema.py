@@ -63,13 +63,13 @@ class EMA(Aligned):
         for shadow, value in zip(self.shadow, self.followed, strict=True):
             shadow.lerp_(value, self.share)
 
-    def midway(self) -> Weights:
+    def task_state(self) -> Weights:
         """Keep the shadow too."""
-        return super().midway() | {f"shadow.{n}": value for n, value in enumerate(self.shadow)}
+        return super().task_state() | {f"shadow.{n}": value for n, value in enumerate(self.shadow)}
 
-    def restore_midway(self, state: Weights) -> None:
+    def restore_task_state(self, state: Weights) -> None:
         """Take the shadow over as well."""
-        super().restore_midway(state)
+        super().restore_task_state(state)
         for n, shadow in enumerate(self.shadow):
             shadow.copy_(state[f"shadow.{n}"])
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method
+from cofima.training.sgd import NO_HOOKS, Hooks
 
 
 @dataclass(eq=False)
@@ -31,7 +32,7 @@ class Prototype(Method):
     paper: ClassVar[str] = "Janson et al., 2022, https://arxiv.org/abs/2210.04428 (there with the distance)"
     equation: ClassVar[str] = "p_c = mean of f_θ0(x) over the class;  argmax_c cos(f_θ0(x), p_c)"
 
-    def train(self, task: Task) -> None:
+    def train(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
         """Train nothing."""
         self.net.eval()
 

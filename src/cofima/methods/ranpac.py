@@ -23,7 +23,7 @@ from cofima.methods.state import Entry
 from cofima.models.net import Net
 from cofima.parts.adapt import Adapt, Petl, adapt, insert, unsuited
 from cofima.parts.projection import ProjectedHead, RidgeSums, best_ridge
-from cofima.training.sgd import Context
+from cofima.training.sgd import NO_HOOKS, Context, Hooks
 
 
 @dataclass(eq=False)
@@ -77,12 +77,12 @@ class RanPAC(Method):
         self.readout = net.head = ProjectedHead(head.features, self.projection, chance, head.sizes)
         net.to(context.device)
 
-    def train(self, task: Task) -> None:
+    def train(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
         """Adapt the backbone to the first task, if that has classes to tell apart."""
         if task.index == 0 and self.inserted:
             with self.timed("train"):
-                features = len(self.readout.matrix)
-                done = adapt(self.net.backbone, features, self.inserted, task.train, self.adapt, self.context)
+                features, how = len(self.readout.matrix), self.adapt
+                done = adapt(self.net.backbone, features, self.inserted, task.train, how, self.context, hooks)
             if not done:
                 self.note("the first task has one class: nothing to tell apart, so nothing is adapted")
         self.net.eval()

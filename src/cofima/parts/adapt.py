@@ -18,7 +18,7 @@ from cofima.data.image_set import ImageSet
 from cofima.models.head import CosineHead
 from cofima.models.net import Net
 from cofima.training.options import Train
-from cofima.training.sgd import Context, sgd
+from cofima.training.sgd import NO_HOOKS, Context, Hooks, sgd
 
 Petl = Literal["adapter", "ssf", "vpt", "none"]
 IN_A_BLOCK = ("norm1", "attn", "norm2", "mlp")
@@ -163,7 +163,13 @@ def insert(backbone: nn.Module, petl: Petl, how: Adapt, generator: torch.Generat
 
 
 def adapt(
-    backbone: nn.Module, width: int, inserted: list[Inserted], images: ImageSet, how: Adapt, context: Context
+    backbone: nn.Module,
+    width: int,
+    inserted: list[Inserted],
+    images: ImageSet,
+    how: Adapt,
+    context: Context,
+    hooks: Hooks = NO_HOOKS,
 ) -> bool:
     """Train what was inserted, below a cosine head that is thrown away, on images labelled from 0.
 
@@ -179,7 +185,8 @@ def adapt(
     for one in inserted:
         one.requires_grad_(True)
     context = replace(context, train=how.train(context.train.precision))
-    sgd(learner, images, lambda b: cross_entropy(learner(b.images), b.labels), context, task=0)
+    hooks = replace(hooks, stop=None)  # nobody can be asked whether to stop: this head is thrown away
+    sgd(learner, images, lambda b: cross_entropy(learner(b.images), b.labels), context, task=0, hooks=hooks)
     backbone.requires_grad_(False)
     return True
 

@@ -16,7 +16,7 @@ from cofima.errors import CofimaError
 from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.seeds import Seeds
-from cofima.training.inflight import NOT_KEPT, Inflight
+from cofima.training.checkpoint import NO_CHECKPOINT, Checkpoint
 from cofima.training.options import Train
 
 CHECK_EVERY = 50  # steps between two looks at the loss: each look makes a GPU wait
@@ -38,12 +38,24 @@ class Context:
     tasks: int = 1
     """How many tasks are planned."""
     progress: Progress = SILENT
-    stop: Callable[[], bool] | None = None
-    """Asked after each epoch of a task; true ends its training."""
-    inflight: Inflight = NOT_KEPT
-    """Keeps how far the training of a task is."""
-    watch: Callable[[int, int, Tensor, list[float]], None] | None = None
+
+
+OnEpoch = Callable[[int, int, Tensor, list[float]], None]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Callbacks of the training of one task; by default there are none."""
+
+    checkpoint: Checkpoint = NO_CHECKPOINT
+    """Keeps how far the training is."""
+    on_epoch: OnEpoch | None = None
     """Told after each epoch: the task, the epoch, the loss of every step, and the learning rates."""
+    stop: Callable[[], bool] | None = None
+    """Asked after each epoch; true ends the training."""
+
+
+NO_HOOKS = Hooks()
 
 
 @dataclass(frozen=True)
@@ -71,14 +83,13 @@ def sgd(
     task: int,
     after_step: Callable[[Batch], None] | None = None,
     optimizer: Optimizer | None = None,
-    stop: Callable[[], bool] | None = None,
+    hooks: Hooks = NO_HOOKS,
 ) -> None:
     """Train ``net`` on ``images`` for the epochs that ``context.train`` says.
 
-    Another ``optimizer`` than SGD keeps its rates, but for milestones that were asked for. ``stop`` is
-    asked after each epoch whether to end here.
+    Another ``optimizer`` than SGD keeps its rates, but for milestones that were asked for.
     """
-    how, seeds = context.train, context.seeds
+    how, seeds, checkpoint = context.train, context.seeds, hooks.checkpoint
     if optimizer is None:
         optimizer = make_optimizer(net, how)
     elif how.milestones is None:
@@ -91,13 +102,14 @@ def sgd(
     if how.batchnorm == "frozen":
         for layer in norms(net):
             layer.eval()
-    flight = context.inflight.enter(net, optimizer, schedule)
-    for epoch in range(flight.epoch, how.epochs):
+    for epoch in range(checkpoint.begin(net, optimizer, schedule), how.epochs):
+        # Streams of their own for each epoch: the order of images then does not depend on how much chance
+        # augmentation or dropout have used, and an epoch can be resumed without running those before it.
         augment = seeds.generator("augment", task, epoch)
         loader = seeds.generator("loader", task, epoch)
         steps = batches(len(images), how.batch, loader, repeats(images, how.balance, loader))
         losses = torch.zeros(len(steps), device=context.device)
-        done = flight.begin(epoch, augment, losses)
+        done = checkpoint.begin_epoch(epoch, augment, losses)
         label = f"epoch {epoch + 1}/{how.epochs}"
         left = context.progress.track(steps[done:], len(steps) - done, label)
         for step, index in enumerate(left, done):
@@ -107,22 +119,22 @@ def sgd(
             optimizer.zero_grad()
             torch.autograd.backward(value)
             optimizer.step()
-            losses[step] = value.detach()
+            losses[step] = value.detach()  # stays on the device: reading it would make a GPU wait
             if after_step is not None:
                 after_step(batch)
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
                 refuse_divergence(ranks.total(losses[: step + 1].clone()) / ranks.world(), task, epoch)
-            flight.offer(step + 1)
-        if context.watch is not None:
+            checkpoint.offer(step + 1)
+        if hooks.on_epoch is not None:
             mean = ranks.total(losses.clone()) / ranks.world()
-            context.watch(task, epoch, mean, [float(group["lr"]) for group in optimizer.param_groups])
+            hooks.on_epoch(task, epoch, mean, [float(group["lr"]) for group in optimizer.param_groups])
         schedule.step()
-        if stop is not None and stop():
+        if hooks.stop is not None and hooks.stop():
             break
     refuse_broken(net, task)
     net.zero_grad()  # as large as the network, and of no use to what comes next
     net.eval()
-    flight.end()
+    checkpoint.end()
 
 
 def make_batch(images: Images, index: Tensor, context: Context, augment: torch.Generator) -> Batch:

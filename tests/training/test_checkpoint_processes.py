@@ -17,12 +17,11 @@ from torch import Tensor
 
 from cofima import generations, methods, store
 from cofima.errors import CofimaError
-from cofima.experiment.inflight import begun, place
-from cofima.experiment.launch import launch
+from cofima.experiment.launch import launch, pending
 from cofima.progress import Progress
-from cofima.training.keeper import Keeper
+from cofima.training.checkpoint import Budget, place
 
-CONFTEST = Path(__file__).parent / "conftest.py"
+CONFTEST = Path(__file__).parent.parent / "conftest.py"
 TRAIN = {"epochs": 3, "batch": 4}
 
 # Learns each method once undisturbed ("whole"), and once in processes that are killed ("cut"). A process
@@ -35,20 +34,20 @@ spec = importlib.util.spec_from_file_location("tiny_conftest", sys.argv[1])
 tiny = sys.modules["tiny_conftest"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tiny)
 from cofima.experiment.launch import launch
-from cofima.training.keeper import Keeper, Kept
+from cofima.training.checkpoint import Budget, RunCheckpoint
 
 def process(name, folder, steps=0):
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            whole = Kept.offer
+            whole = RunCheckpoint.offer
             def offer(self, step):
                 os.write(theirs, b".")
                 whole(self, step)
-            Kept.offer = offer
+            RunCheckpoint.offer = offer
             if steps:
-                Keeper.due = lambda self: True
+                Budget.due = lambda self: True
             launch(tiny.tiny_config(name, train={"epochs": 3, "batch": 4}), folder)
             os._exit(0)
         except BaseException:
@@ -136,12 +135,12 @@ def test_a_signal_is_answered_with_where_to_go_on(tmp_path: Path) -> None:
         env=os.environ | {"COFIMA_INFLIGHT": "0"},
     )
     until = time.monotonic() + 300
-    while not begun(tmp_path / "long") and time.monotonic() < until:
+    while not pending(tmp_path / "long") and time.monotonic() < until:
         time.sleep(0.1)
     running.send_signal(signal.SIGTERM)
     _, stderr = running.communicate(timeout=300)
     assert running.returncode == 128 + signal.SIGTERM
-    said = begun(tmp_path / "long")
+    said = pending(tmp_path / "long")
     assert stderr == f"cofima: interrupted; the same command continues at {place(said)}\n"
     assert re.fullmatch(r"task 1, epoch \d+, step \d+", place(said))
     assert not (tmp_path / "long" / ".lock").exists()
@@ -187,7 +186,7 @@ def test_a_full_disk_costs_nothing_that_was_there(
 ) -> None:
     config = tiny.config("coma", train=TRAIN)
     launch(config, tmp_path / "whole")
-    monkeypatch.setattr(Keeper, "due", lambda self: True)
+    monkeypatch.setattr(Budget, "due", lambda self: True)
     fill = FillDisk(small_disk, task=2)
     with pytest.raises(CofimaError, match=r"could not be written \(.*No space left"):
         launch(config, small_disk / "run", fill)

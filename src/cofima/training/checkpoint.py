@@ -1,0 +1,419 @@
+"""Checkpoints in the middle of a task: a run that was killed goes on at the last step that was written.
+
+The batch loop calls the hooks of :class:`Checkpoint`, which do nothing. A run passes a
+:class:`RunCheckpoint`, which writes now and then, and finds what an earlier process wrote. A run that was
+killed at any step, even with kill -9 while it wrote, ends with the same bits as one that never was. For that
+
+- everything that a step changes is written: weights and buffers, the optimizer and its schedule, the random
+  generators, and what the method itself changes (:meth:`Learner.task_state`);
+- what follows from the configuration and the seed alone is not: the order of the images, say, is drawn again;
+- tensors and description are one file, which is written aside, flushed, and renamed: there is always either
+  the checkpoint before or this one, and never one file of each.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from cofima import interruption
+from cofima.errors import CofimaError
+from cofima.files import clear_aside, write_aside
+from cofima.models.identity import fingerprint
+from cofima.weights.mapped import create_mapped, kind_of
+
+FORMAT = 2
+FILE = "checkpoint.safetensors"
+EVERY = 60.0  # seconds between two writings, at least; COFIMA_INFLIGHT says otherwise
+SHARE = 0.02  # of the time may go into writing, at most
+SLOW = 100e6  # bytes a second: what a disk is taken to write before it was measured
+
+
+class Learner(Protocol):
+    """A method, as far as a checkpoint deals with it."""
+
+    def task_state(self) -> dict[str, Tensor]:
+        """Return what the steps so far have changed in the method itself, beside the network."""
+
+    def restore_task_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what :meth:`task_state` returned."""
+
+    def spent(self) -> dict[str, float]:
+        """Return the seconds that each phase of the task has taken so far."""
+
+    def add_spent(self, seconds: dict[str, float]) -> None:
+        """Count seconds of phases, such as those that an earlier process spent on the task."""
+
+    def note(self, text: str) -> None:
+        """Say something to the user, and keep it in the history."""
+
+
+class Checkpoint:
+    """Checkpoint hooks of the training loop; no-op by default."""
+
+    def start_task(self, index: int, parent: str) -> None:
+        """Begin a task, from the state that ``parent`` identifies; the next training belongs to it."""
+
+    def begin(self, net: nn.Module, optimizer: Optimizer, schedule: LRScheduler) -> int:
+        """Begin a training, where it was left if it was; return its first epoch."""
+        return 0
+
+    def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
+        """Begin an epoch; return how many of its steps are done already."""
+        return 0
+
+    def offer(self, step: int) -> None:
+        """Offer a place where the training can be left: so many steps of the epoch are done."""
+
+    def end(self) -> None:
+        """End the training: it is complete."""
+
+
+NO_CHECKPOINT = Checkpoint()
+
+
+class RunCheckpoint(Checkpoint):
+    """Checkpoint of the first training of each task of a run, in a folder.
+
+    A method that trains twice in a task repeats the second training: the file still holds what the first
+    came to.
+
+    Args:
+        folder: Where it is written.
+        learner: The method.
+        facts: What is written with it. ``environment`` names what the last bits of a result depend on.
+        every: Seconds between two writings, at least.
+    """
+
+    def __init__(self, folder: Path, learner: Learner, facts: dict[str, Any], every: float = EVERY) -> None:
+        self.folder, self.learner, self.facts = folder, learner, facts
+        self.budget = Budget(every)
+        self.task: dict[str, Any] = {}
+        self.training: Training | None = None
+        self.fresh = self.failed = False
+
+    def start_task(self, index: int, parent: str) -> None:
+        """Begin a task: its first training is the one to keep."""
+        self.task = {"task": index, "parent": parent}
+        self.fresh, self.failed = True, False
+
+    def begin(self, net: nn.Module, optimizer: Optimizer, schedule: LRScheduler) -> int:
+        """Begin a training, where it was left if it was."""
+        self.training = Training(net, optimizer, schedule) if self.fresh else None
+        self.fresh = False
+        if self.training is None:
+            return 0
+        self.learner.add_spent({"inflight": 0.0})
+        weights = sum(value.numel() * value.element_size() for value in net.state_dict().values())
+        self.budget.start(2 * weights)  # and as much for the optimizer
+        self._resume(self.training)
+        # From here on a signal waits for offer(): in the middle of a step there is nothing to write.
+        interruption.patient(True)
+        return sys.maxsize if self.training.complete else self.training.epoch
+
+    def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
+        """Begin an epoch, or go on in the one where the training was left."""
+        return self.training.begin_epoch(epoch, augment, losses) if self.training is not None else 0
+
+    def offer(self, step: int) -> None:
+        """Write if it is time, or if somebody wants to leave."""
+        if self.training is None:
+            return
+        self.training.step = step
+        if self._wanted():
+            self._write(self.training)
+            self._leave()
+
+    def end(self) -> None:
+        """Write what the training came to, if it is time: what follows may take long as well."""
+        if self.training is None:
+            return
+        if not self.training.complete and self._wanted():
+            self.training.epoch, self.training.step, self.training.complete = self.training.epoch + 1, 0, True
+            self._write(self.training)
+        self._leave()
+        self.training = None
+        interruption.patient(False)
+
+    def _wanted(self) -> bool:
+        return self.budget.due() or interruption.asked() is not None
+
+    def _leave(self) -> None:
+        if (asked := interruption.asked()) is not None:
+            raise interruption.Interrupted(asked)
+
+    def _write(self, training: "Training") -> None:
+        """Write the checkpoint. If that fails the training goes on, and the user is told once."""
+        start = time.monotonic()
+        own = {f"method.{key}": value for key, value in self.learner.task_state().items()}
+        tensors = training.tensors() | own
+        said = {"format": FORMAT, "seconds": self.learner.spent()}
+        try:
+            write(self.folder, tensors, self.facts | self.task | training.plain() | said)
+        except CofimaError as error:
+            if not self.failed:
+                self.learner.note(
+                    f"the state in the middle of this task could not be written ({error}); "
+                    "the training goes on, and would be repeated after a crash"
+                )
+            self.failed = True
+        seconds = time.monotonic() - start
+        self.learner.add_spent({"inflight": seconds})
+        self.budget.spend(seconds, sum(value.numel() * value.element_size() for value in tensors.values()))
+
+    def _resume(self, training: "Training") -> None:
+        """Take up the checkpoint of this task, if it is whole and fits; else remove it, and say why."""
+        try:
+            said = read_description(self.folder)
+            if said is None:
+                return
+            if said.get("format") != FORMAT:
+                raise ValueError("another version of cofima wrote it")
+            if any(said.get(key) != value for key, value in self.task.items()):
+                remove(self.folder)  # the task has been learned since, or the one before it undone
+                return
+            tensors = read_tensors(self.folder, said)
+            if misfit := training.misfit(tensors):
+                raise ValueError(misfit)
+        except ValueError as error:
+            self.learner.note(f"the state in the middle of this task was not taken up: {error}")
+            remove(self.folder)
+            return
+        self._note_environment(said["environment"])
+        training.load(tensors, said)
+        own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
+        self.learner.restore_task_state(own)
+        self.learner.add_spent(said["seconds"])
+
+    def _note_environment(self, before: dict[str, Any]) -> None:
+        now = self.facts["environment"]
+        other = [f"{key} {before.get(key)}, now {now[key]}" for key in now if before.get(key) != now[key]]
+        if other:
+            self.learner.note(f"this task was begun with {'; '.join(other)}: the last bits may differ")
+
+
+class Budget:
+    """The time that may go into writing.
+
+    A writing costs time in proportion to the network. It waits until there is enough to lose, ``every``
+    seconds, and until all writing, the next one included, is a small share of the time since the start.
+    """
+
+    def __init__(self, every: float) -> None:
+        self.every = every
+        self.began = self.last = self.next = time.monotonic()
+        self.cost, self.rate = 0.0, 1 / SLOW
+
+    def start(self, size: int) -> None:
+        """Begin a training whose checkpoint takes about ``size`` bytes."""
+        self.last = time.monotonic()
+        self._plan(size)
+
+    def due(self) -> bool:
+        """Return True if it is time to write."""
+        return time.monotonic() >= self.next
+
+    def spend(self, seconds: float, size: int) -> None:
+        """Count a writing of ``size`` bytes; the next is expected to take as long."""
+        self.last = time.monotonic()
+        self.cost, self.rate = self.cost + seconds, seconds / size
+        self._plan(size)
+
+    def _plan(self, size: int) -> None:
+        self.next = max(self.last + self.every, self.began + (self.cost + size * self.rate) / SHARE)
+
+
+SCHEDULE = ("last_epoch", "_step_count", "_last_lr")  # the rest is made anew from the options
+
+
+@dataclass
+class Training:
+    """A training between two of its steps: everything that a step changes."""
+
+    net: nn.Module
+    optimizer: Optimizer
+    schedule: LRScheduler
+    epoch: int = 0
+    step: int = 0
+    complete: bool = False
+    augment: torch.Generator | None = None
+    losses: Tensor | None = None
+    resumed: dict[str, Tensor] | None = None
+    """What belongs to the epoch that was left, until it begins."""
+
+    def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
+        """Begin an epoch, or put back what belongs to the one that was left; return its steps done."""
+        self.augment, self.losses = augment, losses
+        if self.resumed is None:
+            self.epoch, self.step = epoch, 0
+        else:
+            augment.set_state(self.resumed["augment"])
+            losses.copy_(self.resumed["losses"])
+            self.resumed = None
+        return self.step
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors; a complete training needs its optimizer no more."""
+        found = {f"net.{key}": value for key, value in self.net.state_dict().items()}
+        # Dropout and stochastic depth draw from the global generators; augmentation from one of its own.
+        found["chance"] = torch.get_rng_state()
+        if (device := self._device()).type == "cuda":
+            found["chance_cuda"] = torch.cuda.get_rng_state(device)
+        if self.complete:
+            return found
+        assert self.augment is not None
+        assert self.losses is not None
+        found |= {"augment": self.augment.get_state(), "losses": self.losses}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+            found |= {f"optimizer.{index}.{name}": value for name, value in tensors.items()}
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """Return the rest, which is plain."""
+        schedule, optimizer = self.schedule.state_dict(), self.optimizer.state_dict()
+        plain = [
+            [index, name, value]
+            for index, state in optimizer["state"].items()
+            for name, value in state.items()
+            if not isinstance(value, Tensor)
+        ]
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "complete": self.complete,
+            "schedule": {key: schedule[key] for key in SCHEDULE},
+            "groups": optimizer["param_groups"],
+            "optimizer": plain,
+        }
+
+    def misfit(self, tensors: dict[str, Tensor]) -> str:
+        """Return why tensors are not of this network, or nothing."""
+        there = {key: value for key, value in tensors.items() if key.startswith("net.")}
+        mine = {f"net.{key}": value for key, value in self.net.state_dict().items()}
+        if odd := sorted(there.keys() ^ mine.keys()):
+            return f"{len(odd)} tensors are missing or too many, the first is {odd[0]}"
+        odd = [key for key, value in mine.items() if there[key].shape != value.shape]
+        return f"{odd[0]} has another shape" if odd else ""
+
+    def load(self, tensors: dict[str, Tensor], said: dict[str, Any]) -> None:
+        """Go back to where :meth:`tensors` and :meth:`plain` were taken; see :meth:`misfit` first."""
+        self.epoch, self.step, self.complete = said["epoch"], said["step"], said["complete"]
+        net = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
+        self.net.load_state_dict(net)  # into the memory that is there: optimizer and method hold it too
+        torch.set_rng_state(tensors["chance"])
+        if "chance_cuda" in tensors and (device := self._device()).type == "cuda":
+            torch.cuda.set_rng_state(tensors["chance_cuda"], device)
+        if self.complete:
+            return
+        self.resumed = {key: tensors[key] for key in ("augment", "losses")}
+        self.schedule.load_state_dict(said["schedule"])
+        self.optimizer.load_state_dict(
+            {"state": self._optimizer(tensors, said), "param_groups": said["groups"]}
+        )
+        # A schedule warns if it steps before its optimizer did, which it did in another process.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def _optimizer(self, tensors: dict[str, Tensor], said: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        state: dict[int, dict[str, Any]] = {}
+        moved = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        for key, value in tensors.items():
+            if key.startswith("optimizer."):
+                _, number, name = key.split(".", 2)
+                state.setdefault(int(number), {})[name] = _like(value, moved[int(number)])
+        for number, name, value in said["optimizer"]:
+            state.setdefault(number, {})[name] = value
+        return state
+
+    def _device(self) -> torch.device:
+        return next((weight.device for weight in self.net.parameters()), torch.device("cpu"))
+
+
+def _like(value: Tensor, weight: Tensor) -> Tensor:
+    """Lay a copy out in memory as its weight is.
+
+    A file holds tensors row by row, but a momentum buffer has the layout of its weight, which convolutions
+    turn into channels-last; arithmetic over two layouts takes another path and may round otherwise.
+    """
+    if value.shape != weight.shape or not value.ndim:
+        return value.clone()
+    return torch.empty_like(weight, dtype=value.dtype).copy_(value)
+
+
+def interval() -> float | None:
+    """Return the seconds between two writings that the environment asks for, or None for no writing."""
+    text = os.environ.get("COFIMA_INFLIGHT", "")
+    try:
+        return None if text == "off" else float(text or EVERY)
+    except ValueError:
+        raise CofimaError(f"COFIMA_INFLIGHT = {text}: expected seconds, or off") from None
+
+
+def pending(folder: Path, parent: str) -> dict[str, Any]:
+    """Return the description of the task in progress: {} unless it went out from the state ``parent``."""
+    try:
+        said = read_description(folder) or {}
+    except ValueError:
+        return {}  # the run says so when it does not take it up
+    return said if said.get("parent") == parent else {}
+
+
+def place(said: dict[str, Any]) -> str:
+    """Return where the task in progress is, in words."""
+    within = "after its training" if said["complete"] else f"epoch {said['epoch'] + 1}, step {said['step']}"
+    return f"task {said['task'] + 1}, {within}"
+
+
+def write(folder: Path, tensors: dict[str, Tensor], said: dict[str, Any]) -> None:
+    """Write tensors one by one, without a copy of them all; an error leaves what was there before."""
+    text = json.dumps(said | {"tensors": fingerprint(tensors)})
+    header = {"description": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    kinds = {key: kind_of(value) for key, value in tensors.items()}
+    clear_aside(folder)  # as large as a checkpoint, of a process that was killed while it wrote
+    with write_aside(folder / FILE) as aside, create_mapped(aside, kinds, header) as file:
+        for key, value in tensors.items():
+            file.put(key, 0, value.detach().cpu().contiguous().reshape(-1))
+
+
+def read_description(folder: Path) -> dict[str, Any] | None:
+    """Return what is said of the tensors, None if there are none; a ValueError says what is wrong."""
+    if not (folder / FILE).is_file():
+        return None
+    try:
+        with safe_open(folder / FILE, "pt") as file:
+            header: dict[str, str] = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"it cannot be read: {error}") from error
+    text = header.get("description", "")
+    if header.get("sha256") != hashlib.sha256(text.encode()).hexdigest():
+        raise ValueError("its description is not what was written (sha256 differs)")
+    said: dict[str, Any] = json.loads(text)
+    return said
+
+
+def read_tensors(folder: Path, said: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of which this was said; a ValueError says what is wrong with them."""
+    try:
+        tensors = load_file(folder / FILE)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"its tensors cannot be read: {error}") from error
+    if fingerprint(tensors) != said["tensors"]:
+        raise ValueError("its tensors are not what was written (sha256 differs)")
+    return tensors
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint."""
+    shutil.rmtree(folder, ignore_errors=True)
