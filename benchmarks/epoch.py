@@ -12,8 +12,9 @@ from cofima.models import backbone
 from cofima.models.backbone import ModelOptions
 from cofima.models.net import Net
 from cofima.seeds import Seeds
+from cofima.training.context import Context
+from cofima.training.loop import sgd
 from cofima.training.options import Train
-from cofima.training.sgd import Context, sgd
 from ratios import cells, interleaved
 
 

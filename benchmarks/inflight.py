@@ -20,8 +20,8 @@ from cofima.models.net import Net
 from cofima.seeds import Seeds
 from cofima.training import checkpoint
 from cofima.training.checkpoint import NO_CHECKPOINT, RunCheckpoint, Training
+from cofima.training.context import Context, Hooks
 from cofima.training.options import Train
-from cofima.training.sgd import Context, Hooks
 from ratios import cells, interleaved
 
 

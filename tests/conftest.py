@@ -30,8 +30,8 @@ from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.seeds import Seeds
 from cofima.store import Model, attach
+from cofima.training.context import Batch, Context
 from cofima.training.options import Train
-from cofima.training.sgd import Batch, Context
 
 torch.set_num_threads(1)  # networks this small only lose time by sharing their work
 

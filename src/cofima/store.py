@@ -1,7 +1,7 @@
 """The model: a classifier that has learned some tasks, and can go on learning; kept in a model folder."""
 
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.seeds import Seeds
 from cofima.training import device
-from cofima.training.sgd import Context
+from cofima.training.context import Context
 
 LARGE = 200_000_000  # bytes; writing more than this is announced
 
@@ -53,12 +53,6 @@ class Model:
     def classes(self) -> list[str]:
         """Names of all classes learned, in the order of the logits."""
         return [name for task in self.tasks for name in task]
-
-    def see_photographs(self) -> None:
-        """Take images of any size from now on, also where it learned from images that are stored small."""
-        if self.view.shape is not None:
-            self.view = replace(self.view, shape=None)
-            self.method.context = replace(self.method.context, view=self.view)
 
     @torch.inference_mode()
     def logits(self, pixels: Tensor) -> Tensor:
@@ -106,14 +100,23 @@ def load(
     where: str = "auto",
     progress: Progress = SILENT,
     generation: Path | None = None,
+    any_size: bool = False,
 ) -> Model:
     """Read a model back, every file verified, ready to predict or to learn the next task.
 
-    It is the generation in force, unless another one of the folder is given.
+    Args:
+        folder: The model folder.
+        where: Name of the device.
+        progress: Hears what takes long.
+        generation: Another generation of the folder than the one in force.
+        any_size: Take images of any size, also where the model learned from images that are stored small.
     """
     read = generations.read(Path(folder), generation)
     plugins.refuse_missing(Path(folder), read.record.plugins)
-    record = read.record.model_copy(update={"config": read.record.config | {"device": where}})
+    changed: dict[str, Any] = {"config": read.record.config | {"device": where}}
+    if any_size:
+        changed["preprocess"] = read.record.preprocess | {"shape": None}
+    record = read.record.model_copy(update=changed)
     model = _build(record, read.weights(), read.state(), progress)
     model.history, images = read.history(), read.images()
     if images is not None:

@@ -18,7 +18,7 @@ from cofima.models.backbone import build_empty
 from cofima.models.net import Net
 from cofima.parts.batchnorm import refresh_batchnorm
 from cofima.progress import SILENT
-from cofima.training.sgd import plain_batches
+from cofima.training.loop import plain_batches
 from cofima.weights import Weights, weight_distance
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from cofima.errors import CofimaError
 from cofima.methods import bic
 from cofima.parts.distill import distillation
-from cofima.training.sgd import plain_batches
+from cofima.training.loop import plain_batches
 
 
 def made_for(tiny, stream, network="vit_test", train=None, **options):

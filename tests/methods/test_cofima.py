@@ -259,7 +259,7 @@ def test_the_released_fisher_is_the_square_of_batch_gradients(tiny) -> None:
     net = copy.deepcopy(method.net).train()
     context, total, count = method.context, {}, 0
     augment = context.seeds.generator("fisher augment", 1)
-    from cofima.training.sgd import batches
+    from cofima.training.loop import batches
 
     for at in batches(len(stream[1].train), 8, context.seeds.generator("fisher loader", 1)):
         pixels, labels = stream[1].train.batch(at)

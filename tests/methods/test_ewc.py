@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from cofima.parts.importance import FisherOptions, task_fisher
-from cofima.training.sgd import plain_batches
+from cofima.training.loop import plain_batches
 
 
 def made_for(tiny, stream, network="vit_test", train=None, **options):

@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from cofima.errors import CofimaError
 from cofima.models.net import Net
-from cofima.training.sgd import sgd
+from cofima.training.loop import sgd
 
 
 def made_for(tiny, stream, network="vit_test", **options):

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from cofima.methods.base import Method
-from cofima.training.sgd import plain_batches
+from cofima.training.loop import plain_batches
 
 
 class Base(Method):

@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity
 
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups
-from cofima.training.sgd import plain_batches
+from cofima.training.loop import plain_batches
 from cofima.weights import snapshot
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])

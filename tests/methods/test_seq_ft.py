@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cofima.training.sgd import plain_batches, sgd
+from cofima.training.loop import plain_batches, sgd
 
 
 def learned(tiny, network: str, sizes, tasks: int | None = None, method: str = "seq_ft", **more):

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from cofima.parts.align import align
-from cofima.training.sgd import plain_batches
+from cofima.training.loop import plain_batches
 
 SIZES = (2, 1, 3)
 

@@ -7,7 +7,7 @@ from cofima.data.image_set import ImageSet
 from cofima.models.head import Head
 from cofima.parts.align import logit_norm
 from cofima.parts.gaussians import ClassGaussians
-from cofima.training.sgd import batches, repeats
+from cofima.training.loop import batches, repeats
 
 
 def test_pooling_equals_having_had_all_images_at_once() -> None:

@@ -20,7 +20,7 @@ from cofima.data.stream import Stream
 from cofima.data.transforms import View
 from cofima.errors import CofimaError
 from cofima.store import Model
-from cofima.training.sgd import plain_batches
+from cofima.training.loop import plain_batches
 
 CASES: dict[str, dict[str, Any]] = {
     "cofima sampled": {"options": {"fisher": {"labels": "sampled"}}},

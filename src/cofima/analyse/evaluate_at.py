@@ -15,7 +15,8 @@ from cofima.errors import CofimaError
 from cofima.models.backbone import build_empty
 from cofima.models.net import Net
 from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
-from cofima.training.sgd import Context, plain_batches
+from cofima.training.context import Context
+from cofima.training.loop import plain_batches
 from cofima.weights.pieces import Weights, snapshot
 
 PARTS = ("old", "new", "all")

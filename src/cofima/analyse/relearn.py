@@ -20,7 +20,7 @@ from cofima.methods.averaging import Averaging
 from cofima.methods.base import Method, Step
 from cofima.progress import Progress
 from cofima.store import Model
-from cofima.training.sgd import Context
+from cofima.training.context import Context
 from cofima.weights.pieces import Weights, snapshot
 
 

@@ -28,7 +28,8 @@ from cofima.errors import CofimaError
 from cofima.methods.averaging import Averaging
 from cofima.models.backbone import build_empty
 from cofima.progress import SILENT, Progress
-from cofima.training.sgd import Context, norms, plain_batches
+from cofima.training.context import Context
+from cofima.training.loop import norms, plain_batches
 from cofima.weights.pieces import Weights
 
 XY = tuple[float, float]

@@ -25,9 +25,10 @@ from cofima.models import backbone
 from cofima.progress import Progress
 from cofima.store import Model
 from cofima.training.checkpoint import NO_CHECKPOINT, Checkpoint, RunCheckpoint, interval
+from cofima.training.context import Hooks, OnEpoch
 from cofima.training.evaluate import Score
+from cofima.training.loop import plain_batches
 from cofima.training.options import Train
-from cofima.training.sgd import Hooks, OnEpoch, plain_batches
 from cofima.weights.distance import weight_distance
 
 

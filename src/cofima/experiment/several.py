@@ -5,7 +5,7 @@ from torch import nn
 from cofima import methods, ranks, torchrun
 from cofima.config import Config
 from cofima.errors import problems
-from cofima.training.sgd import norms
+from cofima.training.loop import norms
 
 
 def refuse_several(config: Config, backbone: nn.Module | None = None) -> None:

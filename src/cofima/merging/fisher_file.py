@@ -22,7 +22,7 @@ from cofima.models.head import Head
 from cofima.progress import SILENT, Progress
 from cofima.serve.classifier import load
 from cofima.store import Model
-from cofima.training.sgd import plain_batches
+from cofima.training.loop import plain_batches
 from cofima.weights.fisher import diagonal_fisher
 from cofima.weights.labels import LabelMode
 from cofima.weights.pieces import Weights

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from cofima import plugins
 from cofima.errors import CofimaError, did_you_mean
 from cofima.methods.base import Method
-from cofima.training.sgd import Batch
+from cofima.training.context import Batch
 
 NOT_METHODS = {"averaging", "base", "cost", "state"}
 

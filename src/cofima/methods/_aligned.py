@@ -14,7 +14,7 @@ from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.parts.align import RAW_HEAD, Align, align, task_of_class
 from cofima.parts.gaussians import GAUSSIANS, ClassGaussians, Sampler
-from cofima.training.sgd import Batch
+from cofima.training.context import Batch
 
 SLOW_LEARNER = "slow learner with Gaussians"  # the first task of all that differ only in what comes later
 

@@ -16,8 +16,9 @@ from cofima.methods.base import Method
 from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.parts.prompts import PROMPTS, Pool, adam
+from cofima.training.context import Batch
 from cofima.training.evaluate import Score, evaluate
-from cofima.training.sgd import Batch, moving, plain_batches
+from cofima.training.loop import moving, plain_batches
 
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0)]

@@ -21,9 +21,10 @@ from cofima.methods.state import Entry
 from cofima.models.head import Head
 from cofima.models.net import Net
 from cofima.models.vit import unsuited
+from cofima.training.context import NO_HOOKS, Batch, Context, Hooks
 from cofima.training.evaluate import Score, evaluate
 from cofima.training.features import FixedFeatures
-from cofima.training.sgd import NO_HOOKS, Batch, Context, Hooks, frozen, plain_batches, sgd
+from cofima.training.loop import frozen, plain_batches, sgd
 
 if TYPE_CHECKING:
     from cofima.parts.gaussians import ClassGaussians

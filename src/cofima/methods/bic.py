@@ -24,7 +24,7 @@ from cofima.methods.state import Entry
 from cofima.parts import replay
 from cofima.parts.correction import Correction, correct
 from cofima.parts.distill import distillation, teacher_of
-from cofima.training.sgd import Batch
+from cofima.training.context import Batch
 
 
 @dataclass(eq=False)

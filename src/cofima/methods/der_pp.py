@@ -24,7 +24,7 @@ from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.parts.distill import known_mse
 from cofima.parts.replay import MEMORY, Again, MemorySize, Reservoir
-from cofima.training.sgd import Batch
+from cofima.training.context import Batch
 
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

@@ -17,7 +17,7 @@ from cofima.data.stream import Task
 from cofima.methods._aligned import Aligned
 from cofima.methods.base import Share
 from cofima.parts.averaging import averaged_in_place, distance_moved
-from cofima.training.sgd import Batch
+from cofima.training.context import Batch
 from cofima.weights import Weights, snapshot
 
 

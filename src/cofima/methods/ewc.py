@@ -24,7 +24,7 @@ from cofima.methods.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.parts.importance import FISHER, FisherOptions, task_fisher
 from cofima.parts.quadratic import quadratic
-from cofima.training.sgd import Batch
+from cofima.training.context import Batch
 from cofima.weights.pieces import Weights
 
 

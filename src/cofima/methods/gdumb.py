@@ -30,7 +30,7 @@ from cofima.parts.replay import (
     refuse_small_memory,
     restored_memory,
 )
-from cofima.training.sgd import Batch
+from cofima.training.context import Batch
 from cofima.weights.pieces import snapshot
 
 

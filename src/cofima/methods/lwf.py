@@ -19,7 +19,7 @@ from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.cost import Cost, Plan
 from cofima.parts.distill import distillation, teacher_of
-from cofima.training.sgd import Batch
+from cofima.training.context import Batch
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method
-from cofima.training.sgd import NO_HOOKS, Hooks
+from cofima.training.context import NO_HOOKS, Hooks
 
 
 @dataclass(eq=False)

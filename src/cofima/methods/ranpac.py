@@ -23,7 +23,7 @@ from cofima.methods.state import Entry
 from cofima.models.net import Net
 from cofima.parts.adapt import Adapt, Petl, adapt, insert, unsuited
 from cofima.parts.projection import ProjectedHead, RidgeSums, best_ridge
-from cofima.training.sgd import NO_HOOKS, Context, Hooks
+from cofima.training.context import NO_HOOKS, Context, Hooks
 
 
 @dataclass(eq=False)

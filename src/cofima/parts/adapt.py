@@ -17,8 +17,9 @@ from torch.nn.functional import cross_entropy, dropout, relu
 from cofima.data.image_set import ImageSet
 from cofima.models.head import CosineHead
 from cofima.models.net import Net
+from cofima.training.context import NO_HOOKS, Context, Hooks
+from cofima.training.loop import sgd
 from cofima.training.options import Train
-from cofima.training.sgd import NO_HOOKS, Context, Hooks, sgd
 
 Petl = Literal["adapter", "ssf", "vpt", "none"]
 IN_A_BLOCK = ("norm1", "attn", "norm2", "mlp")

@@ -23,7 +23,7 @@ from cofima.methods.state import Entry
 from cofima.models.head import Head
 from cofima.parts.gaussians import ClassGaussians, Sampler
 from cofima.seeds import Seeds
-from cofima.training.sgd import Context
+from cofima.training.context import Context
 
 RAW_HEAD = Entry("raw_head.", axis="class", merge="average")
 

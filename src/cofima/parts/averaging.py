@@ -8,7 +8,8 @@ from torch import nn
 from cofima.data.stream import Task
 from cofima.methods.state import Entry
 from cofima.parts.batchnorm import refresh_batchnorm, statistics_moved
-from cofima.training.sgd import Context, plain_batches
+from cofima.training.context import Context
+from cofima.training.loop import plain_batches
 from cofima.weights.distance import weight_distance
 from cofima.weights.pieces import Weights
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from cofima.training.sgd import norms
+from cofima.training.loop import norms
 
 
 def statistics_moved(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:

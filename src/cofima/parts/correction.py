@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from cofima.data.image_set import Images
 from cofima.models.net import Net
-from cofima.training.sgd import Context, batches, plain_batches
+from cofima.training.context import Context
+from cofima.training.loop import batches, plain_batches
 
 
 class Correction(BaseModel):

@@ -11,7 +11,8 @@ from cofima import ranks
 from cofima.data.stream import Task
 from cofima.methods.state import Entry
 from cofima.models.net import Net
-from cofima.training.sgd import Context, batches, in_order, plain_batches
+from cofima.training.context import Context
+from cofima.training.loop import batches, in_order, plain_batches
 from cofima.weights.fisher import diagonal_fisher
 from cofima.weights.pieces import Weights
 

@@ -171,7 +171,7 @@ def read_study(file: Path) -> list[Run]:
 
 
 def collect(folders: Iterable[Path], file: Path) -> None:
-    """Add runs to a study under the names of their folders; those that it has already are left as they are."""
+    """Add runs to a study under the names of their folders; those that it has are left as they are."""
     kept = file.read_text("utf-8").splitlines() if file.is_file() else []
     names = {json.loads(line)["name"] for line in kept}
     for folder in folders:

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from cofima.data.image_set import ImageSet
 from cofima.serve.scoring import drawn, gaussians_of, logits_of, logits_of_features
 from cofima.store import Model
-from cofima.training.sgd import plain_batches
+from cofima.training.loop import plain_batches
 
 LEAST, MOST = 1e-3, 1e3
 STEPS = 60

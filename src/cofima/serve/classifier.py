@@ -221,9 +221,7 @@ def learn(
 
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:
     """Return the classifier of a model folder, of whatever made it: ``learn``, ``extend`` or a run."""
-    model = store.load(folder, where=device, progress=progress)
-    model.see_photographs()
-    return Classifier(model, folder)
+    return Classifier(store.load(folder, where=device, progress=progress, any_size=True), folder)
 
 
 def _starts(items: Sequence[Any]) -> range:

@@ -9,7 +9,7 @@ from torch import Tensor
 from cofima.data.image_set import ImageSet
 from cofima.parts.gaussians import ClassGaussians, Sampler
 from cofima.store import Model
-from cofima.training.sgd import plain_batches
+from cofima.training.loop import plain_batches
 
 
 @torch.inference_mode()

@@ -9,7 +9,8 @@ from torch import Tensor
 from cofima import ranks
 from cofima.data.image_set import ImageSet
 from cofima.data.stream import Task
-from cofima.training.sgd import Context, plain_batches
+from cofima.training.context import Context
+from cofima.training.loop import plain_batches
 
 
 @dataclass(frozen=True)

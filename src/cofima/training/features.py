@@ -19,7 +19,7 @@ from cofima.data.image_set import Images, ImageSet
 from cofima.files import cache_folder, json_digest
 from cofima.models.identity import fingerprint
 from cofima.models.net import Net
-from cofima.training.sgd import Context
+from cofima.training.context import Context
 from cofima.training.shelf import NAME, Shelf
 
 AT_ONCE = 32

@@ -1,4 +1,4 @@
-"""Options of training; imports no torch."""
+"""Options of the training of a task; torch-free, since reports read them too."""
 
 from typing import Annotated, Literal, Self
 

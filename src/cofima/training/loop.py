@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,68 +10,17 @@ from torch.optim import Optimizer
 
 from cofima import ranks
 from cofima.data.image_set import Images, ImageSet
-from cofima.data.transforms import View
 from cofima.errors import CofimaError
 from cofima.models.net import Net
-from cofima.progress import SILENT, Progress
-from cofima.seeds import Seeds
-from cofima.training.checkpoint import NO_CHECKPOINT, Checkpoint
+from cofima.training.context import NO_HOOKS, Batch, Context, Hooks, Loss
 from cofima.training.options import Train
 
-CHECK_EVERY = 50  # steps between two looks at the loss: each look makes a GPU wait
+CHECK_EVERY = 50  # steps between two looks at the loss
 
 ADVICE = (
     "the state after the task before is kept. Try a smaller train.lr or train.backbone_lr_scale "
     "(or options.lr, where the method has one), or look for broken images in this task."
 )
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a method is given to learn with."""
-
-    view: View
-    train: Train
-    seeds: Seeds
-    device: torch.device
-    tasks: int = 1
-    """How many tasks are planned."""
-    progress: Progress = SILENT
-
-
-OnEpoch = Callable[[int, int, Tensor, list[float]], None]
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """Callbacks of the training of one task; by default there are none."""
-
-    checkpoint: Checkpoint = NO_CHECKPOINT
-    """Keeps how far the training is."""
-    on_epoch: OnEpoch | None = None
-    """Told after each epoch: the task, the epoch, the loss of every step, and the learning rates."""
-    stop: Callable[[], bool] | None = None
-    """Asked after each epoch; true ends the training."""
-
-
-NO_HOOKS = Hooks()
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The images of one step, as far as this process trains on them."""
-
-    images: Tensor
-    """As the network sees them: augmented, normalized, on the device [B, 3, size, size]."""
-    labels: Tensor
-    """On the device [B]."""
-    pixels: Tensor
-    """As they are stored: uint8 on the CPU [B, 3, height, width]."""
-    shard: ranks.Part
-    """Which rows of the whole batch these are; all of them in a single process."""
-
-
-Loss = Callable[[Batch], Tensor]
 
 
 def sgd(
@@ -98,7 +46,8 @@ def sgd(
     half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
     loss = ranks.synchronized(net, loss)
     net.train()
-    net.backbone.train(bool(moving(net.backbone)))  # a frozen one computes as at test time
+    # A frozen backbone computes as at test time: dropout would only add noise to features that stay.
+    net.backbone.train(bool(moving(net.backbone)))
     if how.batchnorm == "frozen":
         for layer in norms(net):
             layer.eval()
@@ -119,12 +68,12 @@ def sgd(
             optimizer.zero_grad()
             torch.autograd.backward(value)
             optimizer.step()
-            losses[step] = value.detach()  # stays on the device: reading it would make a GPU wait
+            losses[step] = value.detach()  # read later: each look at it makes a GPU wait
             if after_step is not None:
                 after_step(batch)
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
                 refuse_divergence(ranks.total(losses[: step + 1].clone()) / ranks.world(), task, epoch)
-            checkpoint.offer(step + 1)
+            checkpoint.offer(step + 1)  # last: now weights, optimizer and method are of the same step
         if hooks.on_epoch is not None:
             mean = ranks.total(losses.clone()) / ranks.world()
             hooks.on_epoch(task, epoch, mean, [float(group["lr"]) for group in optimizer.param_groups])

@@ -1,6 +1,8 @@
 """The batch loop equals a bare PyTorch loop, moves only what may move, and stops when it diverges."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -14,9 +16,10 @@ from cofima.errors import CofimaError
 from cofima.models.net import Net
 from cofima.seeds import Seeds
 from cofima.training import device
+from cofima.training.context import Batch
 from cofima.training.evaluate import evaluate
+from cofima.training.loop import batches, make_optimizer, plain_batches, sgd
 from cofima.training.options import Train
-from cofima.training.sgd import Batch, batches, make_optimizer, plain_batches, sgd
 
 
 def local_loss(net: Net, first: int) -> Callable[[Batch], Tensor]:
@@ -316,3 +319,9 @@ def test_a_cosine_has_no_milestones() -> None:
     assert Train(schedule="cosine").milestones is None
     with pytest.raises(ValueError, match="milestones are of schedule=steps"):
         Train(schedule="cosine", milestones=(3,))
+
+
+def test_options_are_read_without_torch() -> None:
+    look = "import sys, cofima.training.options; print([m for m in ('torch', 'timm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
