@@ -98,9 +98,7 @@ def test_nothing_to_draw_is_none(make_run):
 
 
 def test_unmeasured_distances_leave_no_figure(make_run, edit_run):
-    folder = edit_run(
-        make_run("a"), lambda _, steps: [step["distance"].update(from_start=None) for step in steps]
-    )
+    folder = edit_run(make_run("a"), lambda _, steps: [step.update(distance={}) for step in steps])
     assert figure.distance(grouped([runs.read(folder)])) is None
 
 

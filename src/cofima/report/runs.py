@@ -171,7 +171,7 @@ def read_study(file: Path) -> list[Run]:
 
 
 def collect(folders: Iterable[Path], file: Path) -> None:
-    """Add runs to a study under the names of their folders; those that it has are left as they are."""
+    """Add runs to a study, by the names of their folders; a run that it has already stays as it is."""
     kept = file.read_text("utf-8").splitlines() if file.is_file() else []
     names = {json.loads(line)["name"] for line in kept}
     for folder in folders:
@@ -195,9 +195,8 @@ def find(paths: Iterable[str | Path]) -> list[Run]:
             faults.append(str(error))
             continue
         if not runs:
-            faults.append(
-                f"{path}: {'no run at or below it' if path.exists() else 'no such folder or study'}"
-            )
+            fault = "no run at or below it" if path.exists() else "no such folder or study"
+            faults.append(f"{path}: {fault}")
         for run in runs:
             found.setdefault(run.folder.resolve(), run)
     if faults:
@@ -238,20 +237,15 @@ def _run(folder: Path, source: Path, record: Record, rows: Sequence[HistoryRow])
 def _oddities(tasks: Sequence[HistoryRow]) -> list[str]:
     """Say what in the newest task does not fit its place or the task before it."""
     row, number, found = tasks[-1], len(tasks), []
-    where = f"history row {number}"
     if row.task != number:
-        found.append(f"{where}: expected task {number}, got task {row.task}")
+        found.append(f"expected task {number}, got task {row.task}")
     if len(row.measured) != number:
-        found.append(
-            f"{where}: expected {number} accuracies, one for each task so far, got {len(row.measured)}"
-        )
+        found.append(f"expected {number} accuracies, one for each task so far, got {len(row.measured)}")
     if len(row.sizes) != number or not all(row.sizes):
-        found.append(f"{where}: expected {number} test-set sizes, one for each task so far, got {row.sizes}")
+        found.append(f"expected {number} test-set sizes, one for each task so far, got {row.sizes}")
     if number > 1 and row.sizes[: number - 1] != tasks[-2].sizes:
-        found.append(
-            f"{where}: the test sets of earlier tasks changed size, from {tasks[-2].sizes} to {row.sizes}"
-        )
-    return found
+        found.append(f"the test sets of earlier tasks changed size, from {tasks[-2].sizes} to {row.sizes}")
+    return [f"history row {number}: {fault}" for fault in found]
 
 
 def _stop_at_run(folders: list[str], files: list[str]) -> bool:
