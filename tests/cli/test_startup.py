@@ -67,6 +67,13 @@ def test_looking_at_a_model_and_undoing_need_no_torch(run: Path) -> None:
     assert not imported("-m", "cofima", "undo", run) & HEAVY
 
 
+def test_reporting_needs_no_torch(run: Path, tmp_path: Path) -> None:
+    assert not imported("-m", "cofima", "report", run, "--format", "md") & HEAVY
+    written = imported("-m", "cofima", "report", run, "--out", tmp_path)
+    assert "matplotlib" in written  # which draws the figures
+    assert not written & {"torch", "timm", "torchvision", "sklearn", "pandas", "gradio"}
+
+
 def test_describing_methods_needs_torch_but_not_timm() -> None:
     for words in (("list", "methods"), ("show", "cofima"), ("show", "l2p")):
         found = imported("-m", "cofima", *words)
