@@ -178,7 +178,7 @@ def knowledge_of_methods(source: str, room: str = "serve") -> list[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
             word = node.value
         elif isinstance(node, ast.ImportFrom):
-            module = (node.module or "").removeprefix("cofima.methods.")
+            module = (node.module or "").partition("cofima.methods.")[2]
         package = word == "cofima" and id(node) not in compared
         if (word in known | kept and not package) or word.startswith(groups) or module in kinds:
             found.append(f"line {node.lineno}: {word or node.module}")  # type: ignore[attr-defined]
