@@ -10,6 +10,7 @@ import pytest
 
 from cofima.report import metrics, render, runs
 from cofima.report.comparison import compare
+from cofima.report.groups import grouped
 from cofima.report.html import details
 
 METHODS = ("seq_ft", "slca", "coma", "cofima", "joint")
@@ -270,6 +271,17 @@ def test_settings_whose_effect_is_recorded_do_not_split_a_row(make_run, edit_run
     edit_run(folders[1], lambda content, _: content["config"].update(settings))
     (table,) = build([runs.read(folder) for folder in folders])
     assert [row[:2] for row in shown(table)] == [["CoFiMA", "2"]]
+
+
+def test_runs_from_scratch_are_no_repetitions_of_pretrained_ones(make_run, edit_run):
+    """Analyses group runs of other weights too: neither may be taken for the other, and dropped."""
+    folders = [make_run("a"), make_run("b")]
+    edit_run(folders[1], lambda content, _: content["config"].update(model={"pretrained": False}))
+    found = grouped([runs.read(folder) for folder in folders])
+    assert [(group.label, group.repeats) for group in found] == [
+        ("CoFiMA (model.pretrained=true)", 0),
+        ("CoFiMA (model.pretrained=false)", 0),
+    ]
 
 
 IDENTITY = {

@@ -13,7 +13,7 @@ class ModelOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    pretrained: Annotated[bool, RECORDED] = True
+    pretrained: bool = True
     """Load the published weights (from package data or the hub); false starts from scratch."""
     checkpoint: Annotated[Path | None, RECORDED] = None
     """A local .safetensors, .pth, .pth.tar or .npz file, instead of the published weights."""

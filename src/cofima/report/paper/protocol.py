@@ -125,6 +125,7 @@ def _same(run: Run, alias: str) -> bool:
 def _odd(run: Run, recipe: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that are not the recipe's, each as it is shown."""
     mine = compared(run.config)
+    del mine["model.pretrained"]  # the line of the table says it
     if mine["stream.order_seed"] == str(run.seed):  # the same order by another name
         del mine["stream.order_seed"]
     return {
