@@ -1,7 +1,8 @@
 """What every method is: options as fields, and a few small hooks around the training of a task."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -15,9 +16,8 @@ from cofima import ranks
 from cofima.data.image_set import Images
 from cofima.data.stream import Stream, Task
 from cofima.errors import CofimaError
-from cofima.methods._midway import Midway
 from cofima.methods.cost import Cost, Plan
-from cofima.methods.state import Entry
+from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.models.net import Net
 from cofima.models.vit import unsuited
@@ -34,7 +34,7 @@ Step = Callable[[Task], None]
 
 
 @dataclass(eq=False)
-class Method(Midway):
+class Method:
     """Learn tasks one after another; the fields of a subclass are its options.
 
     A task is learnt by :meth:`begin` (the head grows), training on :meth:`loss`, and :meth:`end`
@@ -62,6 +62,8 @@ class Method(Midway):
     """Whether more images of one known class alone teach something."""
     state_schema: ClassVar[tuple[Entry, ...]] = ()
     """What :meth:`state` returns, entry by entry. What is not declared cannot be merged or lose a class."""
+    state_in_steps: ClassVar[bool] = False
+    """Whether the steps of a task change :meth:`state` already, and not only its end."""
     generic: ClassVar[bool] = False
     """Whether any model that has the entries declared can go on as this method; not inherited."""
     rows_apart: ClassVar[str] = ""
@@ -86,7 +88,8 @@ class Method(Midway):
         self.net = net
         self.context = context
         self.fixed = FixedFeatures(net, context)
-        self.facts, self.running = {}, {}
+        self.facts: dict[str, Any] = {}
+        self.running: dict[str, Callable[[], float]] = {}
         self.task: Task
 
     def check(self, backbone: nn.Module) -> None:
@@ -262,3 +265,51 @@ class Method(Midway):
         """Say something about this task to the user, and keep it in the history."""
         self.facts["notes"].append(text)
         self.context.progress.say(text)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the next task needs beside the backbone and the head that predicts."""
+        return {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take over what :meth:`state` returned, when backbone and predicting head are in place."""
+
+    def task_state(self) -> dict[str, Tensor]:
+        """Return what the steps of a task change beside the network, if a run is cut off between two.
+
+        What :meth:`begin` makes of the state before the task and of the seed is made again; here is only
+        what has changed since. Random streams that the method holds are found without being named.
+        """
+        streams = {name: chance.get_state() for name, chance in self._streams().items()}
+        return tagged("stream", streams) | (self.state() if self.state_in_steps else {})
+
+    def restore_task_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what :meth:`task_state` returned, after :meth:`begin`."""
+        kept = untagged("stream", state)  # of tasks before, too, which this process has not learned
+        for name, chance in self._streams().items():
+            if name in kept:
+                chance.set_state(kept[name])
+        if self.state_in_steps:
+            self.restore({key: value for key, value in state.items() if not key.startswith("stream.")})
+
+    def _streams(self) -> dict[str, torch.Generator]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, torch.Generator)}
+
+    @contextmanager
+    def timed(self, phase: str, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
+        """Add the seconds spent within to the task's history."""
+        start = clock()
+        self.running[phase] = lambda: clock() - start
+        try:
+            yield
+        finally:
+            self.add_spent({phase: self.running.pop(phase)()})
+
+    def spent(self) -> dict[str, float]:
+        """Return the seconds of each phase so far, also of those that are not over."""
+        seconds: dict[str, float] = self.facts["seconds"]
+        return seconds | {phase: seconds.get(phase, 0.0) + now() for phase, now in self.running.items()}
+
+    def add_spent(self, seconds: dict[str, float]) -> None:
+        """Count seconds of phases, in the task's history."""
+        mine = self.facts["seconds"]
+        mine |= {phase: mine.get(phase, 0.0) + value for phase, value in seconds.items()}
