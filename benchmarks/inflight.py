@@ -84,7 +84,7 @@ def share_of_a_run() -> tuple[float, float, int]:
             history = launch(config, Path(folder) / "run").history
     finally:
         checkpoint.EVERY, RunCheckpoint._write = every, whole
-    seconds = [row["seconds"] for row in history]
+    seconds = [row.seconds for row in history]
     return sum(s["total"] for s in seconds), sum(s["inflight"] for s in seconds), len(writings)
 
 
