@@ -49,8 +49,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list:
     found: list = []
     train = CoFiMA.train
 
-    def spied(self, task):
-        train(self, task)
+    def spied(self, task, hooks):
+        train(self, task, hooks)
         found.append(snapshot(self.net))
 
     monkeypatch.setattr(CoFiMA, "train", spied)
@@ -136,7 +136,7 @@ def test_accumulated_fishers_give_eq_6_over_all_tasks(lam, tiny, monkeypatch: py
     """With scripted weights after each task, the end is the Fisher-weighted mean of all of them."""
     models, fishers = [], []
 
-    def scripted(self, task) -> None:
+    def scripted(self, task, hooks) -> None:
         g = torch.Generator().manual_seed(task.index)
         with torch.no_grad():
             for p in self.net.backbone.parameters():

@@ -29,8 +29,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list:
     found: list = []
     train = CoMA.train
 
-    def spied(self, task):
-        train(self, task)
+    def spied(self, task, hooks):
+        train(self, task, hooks)
         found.append(snapshot(self.net))
 
     monkeypatch.setattr(CoMA, "train", spied)

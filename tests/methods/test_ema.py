@@ -37,7 +37,7 @@ def test_a_scripted_trajectory_has_its_closed_form(
     began: list = []
     taken: list = []
 
-    def train(self, task):
+    def train(self, task, hooks):
         began.append(snapshot(self.net))
         taken.append([])
         for _ in range(7):

@@ -23,9 +23,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list:
     found: list = []
     train = Aligned.train
 
-    def spied(self, task):
+    def spied(self, task, hooks):
         before = snapshot(self.net)
-        train(self, task)
+        train(self, task, hooks)
         found.append((before, snapshot(self.net)))
 
     monkeypatch.setattr(Aligned, "train", spied)
@@ -58,7 +58,7 @@ def test_the_running_mean_is_exact_in_float64(init: str, tiny, monkeypatch: pyte
     script = torch.Generator().manual_seed(1)
     seen: list = []
 
-    def train(self, task):
+    def train(self, task, hooks):
         for value in self.net.backbone.state_dict().values():
             value.copy_(torch.randn(value.shape, generator=script, dtype=torch.float64))
         seen.append(snapshot(self.net.backbone))

@@ -26,9 +26,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list:
     found: list = []
     train = Aligned.train
 
-    def spied(self, task):
+    def spied(self, task, hooks):
         before = snapshot(self.net.backbone)
-        train(self, task)
+        train(self, task, hooks)
         found.append((before, snapshot(self.net.backbone)))
 
     monkeypatch.setattr(Aligned, "train", spied)
@@ -109,7 +109,9 @@ def test_rows_of_the_head_are_as_trained(tiny, monkeypatch: pytest.MonkeyPatch) 
     rows = []
     train = Aligned.train
     monkeypatch.setattr(
-        Aligned, "train", lambda self, t: (train(self, t), rows.append(snapshot(self.net.head.blocks[-1])))[0]
+        Aligned,
+        "train",
+        lambda self, *given: (train(self, *given), rows.append(snapshot(self.net.head.blocks[-1])))[0],
     )
     for task in stream:
         method.learn(task)
