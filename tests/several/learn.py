@@ -38,8 +38,8 @@ BATCH = 5  # two processes cannot share it equally, and the last batch has fewer
 def in_double_precision() -> None:
     """Compute all in float64, also where single precision is asked for."""
     torch.set_default_dtype(torch.float64)
-    single = View._normalised
-    View._normalised = lambda self, images: single(self, images).double()  # type: ignore[method-assign]
+    single = View._normalized
+    View._normalized = lambda self, images: single(self, images).double()  # type: ignore[method-assign]
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign,assignment]
 
 
