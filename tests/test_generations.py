@@ -20,6 +20,7 @@ from cofima.errors import CofimaError
 from cofima.experiment import prefix
 from cofima.experiment.launch import launch
 from cofima.generations import HISTORY, INFLIGHT, STATE, WEIGHTS
+from cofima.store import load_model, save_model
 
 CHANGES = ("fsync", "replace", "mkdir", "link", "rmdir", "unlink")
 
@@ -58,10 +59,10 @@ def writer(request: pytest.FixtureRequest, runs: Path, tmp_path: Path) -> Writer
     if request.param == "save":
         shutil.copytree(first, place)
         (place / INFLIGHT).mkdir()
-        model = store.load(whole)
-        return Writer(place, lambda folder: store.save(model, folder), 2, 6)
+        model = load_model(whole)
+        return Writer(place, lambda folder: save_model(model, folder), 2, 6)
     if request.param == "take":
-        config = store.load(first).config.model_copy(update={"keep_checkpoints": True})
+        config = load_model(first).config.model_copy(update={"keep_checkpoints": True})
         return Writer(place, lambda folder: prefix.take(first, config, folder), 0, 2)
     if request.param == "merge":
         return Writer(place, lambda folder: cofima.merge([first, whole], folder), 0, 6)
@@ -106,7 +107,7 @@ def classes(folder: Path) -> int:
     if generations.current(folder) is None:
         return 0
     generations.read(folder).verify()
-    return len(store.load(folder).classes)
+    return len(load_model(folder).classes)
 
 
 def test_a_kill_at_any_step_leaves_the_old_or_the_new_state_and_can_be_repeated(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from cofima import generations, store
+from cofima import generations
 from cofima.data.sources.in_memory import blobs
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
@@ -22,6 +22,7 @@ from cofima.methods.base import Method
 from cofima.models.backbone import create
 from cofima.progress import Progress
 from cofima.seeds import Seeds
+from cofima.store import load_model
 
 CONFTEST = Path(__file__).parent / "conftest.py"
 
@@ -89,7 +90,7 @@ def test_a_killed_process_is_continued_to_the_same_bits(moment: str, tiny, tmp_p
     process.stdout.close()
     assert process.wait(timeout=60) == -signal.SIGKILL
     done = int(moment[5]) - 1
-    assert len(store.load(tmp_path / "cut").tasks) == done
+    assert len(load_model(tmp_path / "cut").tasks) == done
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -204,7 +205,7 @@ def test_a_diverged_task_keeps_the_state_before_on_disk(
         with pytest.raises(CofimaError, match="task 3, epoch 1, step 1"):
             launch(config, tmp_path)
     assert generations.current(tmp_path).name == "0002"
-    model = store.load(tmp_path)
+    model = load_model(tmp_path)
     assert len(model.tasks) == 2
     assert all(torch.isfinite(v).all() for v in model.weights().values())
     assert len(launch(config, tmp_path).tasks) == 3
@@ -272,7 +273,7 @@ def test_relative_folders_and_text_paths_work(tiny, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     launch(quick(tiny, "joint"), Path("a/b"))
     assert json.loads((tmp_path / "a/b/0001/config.json").read_text())["planned_tasks"] == 1
-    assert len(store.load("a/b").tasks) == 1
+    assert len(load_model("a/b").tasks) == 1
 
 
 # --- seeds -----------------------------------------------------------------------------------------

@@ -8,12 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
-from cofima import generations, store
+from cofima import generations
 from cofima.data import Picture, Source, datasets
 from cofima.data.datasets import read
 from cofima.data.loading import loader
 from cofima.data.loading.pixel_format import PixelFormat, fit
 from cofima.experiment.launch import launch
+from cofima.store import load_model
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_a_run_records_its_preset_and_is_loaded_with_it(
     assert model.view.whole == (0 if preset == "timm" else 21)
     said = json.loads((generations.current(tmp_path / "run") / "config.json").read_text())
     assert said["preprocess"]["preset"] == preset
-    again = store.load(tmp_path / "run")
+    again = load_model(tmp_path / "run")
     assert again.view == model.view
     with Image.open(images / "test" / "class 0" / "0.png") as image:
         row, square = model.view.form.keep(image)[None], fit(image, model.view.stored)[None]
@@ -113,4 +114,4 @@ def test_small_arrays_are_enlarged_when_they_are_seen(
     how = tiny.config("der_pp", dataset="blobs", data={"preset": preset}, train={"epochs": 1})
     model = launch(how, tmp_path / "run")
     assert model.view.shape == (8, 8)
-    assert store.load(tmp_path / "run").method.state()["memory.pixels"].shape[1:] == (3, 8, 8)
+    assert load_model(tmp_path / "run").method.state()["memory.pixels"].shape[1:] == (3, 8, 8)

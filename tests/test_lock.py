@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from cofima import generations, learn, lock, store
+from cofima import generations, learn, lock
 from cofima.cli.model import extend
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.experiment.launch import launch
 from cofima.lock import alone
+from cofima.store import load_model, save_model
 
 HOLD = """
 import sys, time
@@ -47,7 +48,7 @@ def test_what_another_process_holds_is_refused_until_it_is_killed(other, tiny) -
     stream = tiny.stream((2,), per_class=4)
     model = tiny.model(tiny.config(train={"epochs": 1}), stream)
     with pytest.raises(CofimaError, match=f"process {process.pid}"):
-        store.save(model, folder)
+        save_model(model, folder)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert (folder / lock.NAME).exists(), "a killed process takes nothing away"
@@ -67,9 +68,9 @@ def held_elsewhere(folder: Path) -> int:
 def test_everything_that_writes_asks_and_reading_does_not(tiny, tmp_path: Path) -> None:
     stream = tiny.stream((2,), per_class=4)
     model = tiny.run(tmp_path, tiny.config(train={"epochs": 1}), stream)
-    store.save(model, tmp_path)
+    save_model(model, tmp_path)
     handle = held_elsewhere(tmp_path)
-    for write in (lambda: store.save(model, tmp_path), lambda: generations.undo(tmp_path)):
+    for write in (lambda: save_model(model, tmp_path), lambda: generations.undo(tmp_path)):
         with pytest.raises(CofimaError, match="is being written by another process"):
             write()
     photos = tmp_path / "no such photos"  # refused before they are looked for
@@ -78,7 +79,7 @@ def test_everything_that_writes_asks_and_reading_does_not(tiny, tmp_path: Path) 
         with pytest.raises(CofimaError, match="is being written by another process"):
             write()
         os.close(other)
-    assert store.load(tmp_path).classes == model.classes
+    assert load_model(tmp_path).classes == model.classes
     os.close(handle)
     generations.undo(tmp_path)
 

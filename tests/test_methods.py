@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima import generations, methods, store
+from cofima import generations, methods
 from cofima.config import check
 from cofima.data.image_set import ImageSet
 from cofima.data.stream import Stream, Task
@@ -22,7 +22,7 @@ from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.history import dump, parse
 from cofima.progress import Progress
-from cofima.store import Model
+from cofima.store import Model, load_model, save_model
 from cofima.training.evaluate import evaluate
 
 T = TypeVar("T")
@@ -306,8 +306,8 @@ def test_a_loaded_model_is_the_model(name: str, tiny, tmp_path: Path, same_bits)
     for task in tasks[: max(1, len(tasks) - 1)]:
         model.method.learn(task)
         model.tasks.append(task.names)
-    store.save(model, tmp_path)
-    again = store.load(tmp_path)
+    save_model(model, tmp_path)
+    again = load_model(tmp_path)
     images = stream[0].test.batch(torch.arange(5))[0]
     assert torch.equal(again.logits(images), model.logits(images))
     same_bits(kept(again), kept(model))

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from cofima import methods, plugins, store
+from cofima import methods, plugins
 from cofima.cli import load_plugin, split_plugins
 from cofima.config import check
 from cofima.data import datasets
 from cofima.data.options import DataOptions
 from cofima.errors import CofimaError, CofimaWarning
+from cofima.store import load_model
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 EMPTY = "x = 1\n"
@@ -73,14 +74,14 @@ def test_the_example_works_from_outside_in_processes_of_its_own(tmp_path: Path) 
     assert (said["name"], said["file"]) == ("stripes", "stripes.py")
     assert kept["data"]["split_id"] == "stripes:drawn"
     with pytest.raises(CofimaError, match=r"'stripes' is not loaded: give --plugin PATH/stripes\.py"):
-        store.load(folder)
+        load_model(folder)
     plugin = plugins.load(tmp_path / "stripes.py")
     assert plugin.sha256 == said["sha256"]
-    assert store.load(folder).method.label == "Shrunk"
+    assert load_model(folder).method.label == "Shrunk"
     plugin.file.write_text(plugin.file.read_text() + "\n# later\n")
     plugins.load(plugin.file)
     with pytest.warns(CofimaWarning, match="has changed since"):
-        store.load(folder)
+        load_model(folder)
 
 
 def test_a_dataset_of_a_plugin_is_one_like_any_other(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-from cofima import generations, store
+from cofima import generations
 from cofima.errors import CofimaError
 from cofima.experiment.journal import METRICS
 from cofima.experiment.launch import launch
 from cofima.generations import CONFIG, CURRENT, HISTORY, STATE, WEIGHTS
 from cofima.progress import Progress
+from cofima.store import load_model, save_model
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def pixels(count: int = 7) -> torch.Tensor:
 
 def say(folder: Path) -> str:
     with pytest.raises(CofimaError) as caught:
-        store.load(folder)
+        load_model(folder)
     return str(caught.value)
 
 
@@ -109,7 +110,7 @@ def test_the_folder_says_what_it_is(learned: Path, config) -> None:
 
 def test_a_loaded_model_predicts_the_same_bits(config, tmp_path: Path) -> None:
     model = launch(config, tmp_path / "model")
-    again = store.load(tmp_path / "model")
+    again = load_model(tmp_path / "model")
     assert torch.equal(again.logits(pixels()), model.logits(pixels()))
     assert again.classes == model.classes
     assert again.history == model.history
@@ -134,7 +135,7 @@ def test_plain_timm_loads_the_weights(network: str, method: str, tiny, tmp_path:
 
 def test_loading_leaves_the_folder_alone(folder: Path) -> None:
     before = content(folder)
-    store.load(folder).logits(pixels())
+    load_model(folder).logits(pixels())
     assert content(folder) == before
 
 
@@ -183,7 +184,7 @@ def test_a_damaged_file_is_named_and_the_state_before_is_kept(
     with pytest.raises(CofimaError):
         launch(config, folder)
     (folder / CURRENT).write_text("0002\n")  # what the message advises
-    assert len(store.load(folder).tasks) == 2
+    assert len(load_model(folder).tasks) == 2
     assert len(launch(config, folder).tasks) == 3
 
 
@@ -256,7 +257,7 @@ def test_folders_that_came_later_are_never_deleted_either(
     if name == "0002":
         with pytest.raises(CofimaError, match="0002 could not be written"):
             launch(config, tmp_path)
-        assert len(store.load(tmp_path).tasks) == 1
+        assert len(load_model(tmp_path).tasks) == 1
     else:
         launch(config, tmp_path)
     assert (tmp_path / name / "mine.txt").read_text() == "mine"
@@ -280,7 +281,7 @@ def test_a_large_state_is_announced(config, tmp_path: Path, monkeypatch: pytest.
         def say(self, message: str) -> None:
             self.heard.append(message)
 
-    monkeypatch.setattr(store, "LARGE", 1000)
+    monkeypatch.setattr("cofima.store.LARGE", 1000)
     launch(config, tmp_path / "model", Ears())
     assert any("writing" in line and "MB" in line for line in Ears.heard)
 
@@ -290,8 +291,8 @@ def test_what_a_kill_left_of_a_generation_is_in_nobodys_way(config, tmp_path: Pa
     launch(config, folder)
     (folder / "0000").mkdir()  # killed while its files were removed
     generations.refuse_place(folder)
-    model = store.load(folder)
-    store.save(model, folder)
+    model = load_model(folder)
+    save_model(model, folder)
     assert not (folder / "0000").exists()
     (folder / "0099").mkdir()
     (folder / "0099" / "holiday.jpg").touch()

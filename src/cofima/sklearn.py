@@ -23,7 +23,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from cofima import config as configs
-from cofima import store
 from cofima.data.image_set import image_set
 from cofima.data.loading.decoder import decode
 from cofima.errors import CofimaError
@@ -38,7 +37,7 @@ from cofima.serve.learn import (
     new_classes,
 )
 from cofima.serve.predict import BATCH, probabilities
-from cofima.store import Model
+from cofima.store import Model, copy_model, load_model, save_model
 
 
 class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -98,7 +97,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         new = found[~np.isin(found, self.classes_)].tolist()
         more = self.classes_[np.isin(self.classes_, found)].tolist()
         self._refuse(more)
-        learned, pixels = store.copy(self.model_), self._pixels(images)
+        learned, pixels = copy_model(self.model_), self._pixels(images)
         all_classes = np.concatenate([self.classes_, np.asarray(new, dtype=found.dtype)])
         place = {label: at for at, label in enumerate(all_classes.tolist())}
         for labels_now in (more, new):
@@ -127,7 +126,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def to_classifier(self) -> Classifier:
         """Return the classifier of :mod:`cofima`, which can be saved, asked for files, and exported."""
         check_is_fitted(self, "model_")
-        return Classifier(store.copy(self.model_))
+        return Classifier(copy_model(self.model_))
 
     def _checked(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[NDArray[Any], NDArray[Any]]:
         if y is None:
@@ -194,7 +193,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         state: dict[str, Any] = dict(super().__getstate__())
         if "model_" in state:
             with TemporaryDirectory() as folder:
-                store.save(state["model_"], Path(folder))
+                save_model(state["model_"], Path(folder))
                 files = [path for path in Path(folder).rglob("*") if path.is_file()]
                 state["model_"] = {str(path.relative_to(folder)): path.read_bytes() for path in files}
         return state
@@ -208,7 +207,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     path = Path(folder) / name
                     path.parent.mkdir(exist_ok=True)
                     path.write_bytes(content)
-                state["model_"] = store.load(folder)
+                state["model_"] = load_model(folder)
         super().__setstate__(state)
 
 

@@ -80,7 +80,7 @@ def attach(
     return Model(config, facts, view, method, planned)
 
 
-def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
+def save_model(model: Model, folder: Path, progress: Progress = SILENT) -> None:
     """Write the next generation of a model folder, and put it into force."""
     weights, state = _plain(model.weights()), _plain(model.method.state())
     size = sum(value.nbytes for value in (*weights.values(), *state.values()))
@@ -94,7 +94,7 @@ def save(model: Model, folder: Path, progress: Progress = SILENT) -> None:
             save_file(kept, aside / IMAGES)
 
 
-def load(
+def load_model(
     folder: str | Path,
     *,
     where: str = "auto",
@@ -124,7 +124,7 @@ def load(
     return model
 
 
-def rebuild(
+def rebuild_model(
     model: Model,
     weights: dict[str, Tensor],
     state: dict[str, Tensor],
@@ -138,13 +138,13 @@ def rebuild(
     return made
 
 
-def copy(model: Model, progress: Progress = SILENT) -> Model:
+def copy_model(model: Model, progress: Progress = SILENT) -> Model:
     """Return a model that predicts and learns the same, and shares no weights with this one."""
     weights, state = (
         {key: value.clone() for key, value in _plain(part).items()}
         for part in (model.weights(), model.method.state())
     )
-    return rebuild(model, weights, state, list(model.tasks), progress)
+    return rebuild_model(model, weights, state, list(model.tasks), progress)
 
 
 def _build(record: Record, weights: dict[str, Tensor], state: dict[str, Tensor], progress: Progress) -> Model:

@@ -16,7 +16,7 @@ import cofima
 from cofima import generations
 from cofima.data.sources.in_memory import blobs
 from cofima.errors import CofimaError, CofimaWarning
-from cofima.store import Model, load
+from cofima.store import Model, load_model
 
 FIRST = ((0, 1), (2, 3))
 
@@ -59,7 +59,7 @@ def expected(model: Model, folder: Path, **how: object) -> dict[str, torch.Tenso
 def known(learn, tmp_path: Path) -> tuple[Path, Model, Path]:
     """Return a folder, its model (with an aligned head), and images of three of its four classes."""
     path = learn("coma", FIRST)
-    model = load(path)
+    model = load_model(path)
     pictures(tmp_path / "images", model, model.classes[:3])
     return path, model, tmp_path / "images"
 
@@ -163,6 +163,6 @@ def test_a_merge_refuses_the_fisher_of_another_model(known, learn, tmp_path: Pat
         cofima.merge([path, other], tmp_path / "out", "fisher", fisher=files[::-1])
     done = cofima.merge([path, other], tmp_path / "out", "fisher", fisher=files)
     assert done.classes == model.classes
-    a, b, found = (load(p).weights() for p in (path, other, tmp_path / "out"))
+    a, b, found = (load_model(p).weights() for p in (path, other, tmp_path / "out"))
     known_fishers = [load_file(file) for file in files]
     torch.testing.assert_close(found, cofima.fisher_average(a, b, *known_fishers, 0.4))

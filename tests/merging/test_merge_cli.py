@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from cofima.cli import main
 from cofima.cli.weights import spread
-from cofima.store import load
+from cofima.store import load_model
 from cofima.weights import average_all
 
 
@@ -52,7 +52,7 @@ def test_files_with_weights(files: list[Path], tmp_path: Path, same_bits) -> Non
 def test_from_folders_and_images_to_a_merged_model(learn, tmp_path: Path) -> None:
     models = [learn("coma", ((0, 1), (2, 3))), learn("coma", ((3, 2), (4, 5), (1,)))]
     for number, model in enumerate(models):
-        for name in load(model).classes[:2]:
+        for name in load_model(model).classes[:2]:
             (tmp_path / f"images{number}" / name).mkdir(parents=True)
             for shade in (0, 120):
                 Image.new("RGB", (16, 16), (shade, 90, 10)).save(
@@ -68,7 +68,7 @@ def test_from_folders_and_images_to_a_merged_model(learn, tmp_path: Path) -> Non
     assert code == 0, err
     assert "CoMA, 6 classes" in out
     assert "Model: both" in out
-    assert len(load(tmp_path / "both").classes) == 6
+    assert len(load_model(tmp_path / "both").classes) == 6
 
 
 @pytest.mark.parametrize(

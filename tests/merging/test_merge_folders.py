@@ -12,12 +12,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import cofima
-from cofima import generations, store
+from cofima import generations
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups
 from cofima.errors import CofimaError, CofimaWarning
 from cofima.parts.gaussians import ClassGaussians
-from cofima.store import Model, load
+from cofima.store import Model, load_model, save_model
 from cofima.training.evaluate import evaluate
 from cofima.weights import average, fisher_average
 
@@ -50,7 +50,7 @@ def test_heads_are_merged_by_name_and_backbones_by_weight(
     lam: float, pair, tmp_path: Path, same_bits
 ) -> None:
     done = cofima.merge(pair, tmp_path / "out", lam=lam)
-    a, b, found = load(pair[0]), load(pair[1]), load(tmp_path / "out")
+    a, b, found = load_model(pair[0]), load_model(pair[1]), load_model(tmp_path / "out")
     same_bits(backbone(found), average(backbone(a), backbone(b), lam))
     ours, rows, others = head(found), head(a), head(b)
     assert found.classes == done.classes == [*a.classes, *(c for c in b.classes if c not in rows)]
@@ -68,8 +68,8 @@ def test_heads_are_merged_by_name_and_backbones_by_weight(
 
 def test_the_merged_folder_predicts_as_manual_averaging_does(pair, tmp_path: Path) -> None:
     cofima.merge(pair, tmp_path / "out", lam=0.3)
-    a, b, found = load(pair[0]), load(pair[1]), load(tmp_path / "out")
-    manual = load(pair[0])
+    a, b, found = load_model(pair[0]), load_model(pair[1]), load_model(tmp_path / "out")
+    manual = load_model(pair[0])
     manual.method.net.backbone.load_state_dict(average(backbone(a), backbone(b), 0.3))
     with torch.inference_mode():
         features = manual.method.net.features(manual.view.test(pixels()))
@@ -82,7 +82,7 @@ def test_the_merged_folder_predicts_as_manual_averaging_does(pair, tmp_path: Pat
 
 def test_tasks_are_those_of_the_first_then_what_is_new(pair, tmp_path: Path) -> None:
     cofima.merge(pair, tmp_path / "out")
-    a, b, found = (load(path) for path in (*pair, tmp_path / "out"))
+    a, b, found = (load_model(path) for path in (*pair, tmp_path / "out"))
     assert found.tasks[:2] == a.tasks
     assert found.tasks[2:] == [b.tasks[1]]  # blob 2, 3 and 1 are known
     assert found.planned == 3
@@ -93,7 +93,7 @@ def test_tasks_are_those_of_the_first_then_what_is_new(pair, tmp_path: Path) -> 
 
 def test_raw_heads_and_gaussians_come_along(pair, tmp_path: Path) -> None:
     cofima.merge(pair, tmp_path / "out", lam=0.3)
-    a, b, found = (load(path) for path in (*pair, tmp_path / "out"))
+    a, b, found = (load_model(path) for path in (*pair, tmp_path / "out"))
     flat = found.method.net.head.flat()["weight"]
     for row, name in enumerate(found.classes):
         mine = [
@@ -116,7 +116,7 @@ def test_same_methods_stay_and_the_result_learns_on(learn, tiny, tmp_path: Path)
     done = cofima.merge(paths, tmp_path / "out")
     assert done.label == "CoFiMA"
     assert done.notes == []
-    found = load(tmp_path / "out")
+    found = load_model(tmp_path / "out")
     order = [int("".join(filter(str.isdigit, name))) for name in found.classes]
     groups = [order[:2], order[2:4], order[4:], [6, 7]]
     stream = from_groups(blobs(8, per_class=4, side=16), groups)
@@ -125,8 +125,8 @@ def test_same_methods_stay_and_the_result_learns_on(learn, tiny, tmp_path: Path)
     score = evaluate(found.method.predict, stream, found.method.context)
     assert len(score.accuracy) == 4
     found.tasks.append(stream[3].names)
-    store.save(found, tmp_path / "out")
-    assert load(tmp_path / "out").classes[-2:] == list(stream[3].names)
+    save_model(found, tmp_path / "out")
+    assert load_model(tmp_path / "out").classes[-2:] == list(stream[3].names)
 
 
 def test_a_program_can_ask_the_result_and_extend_it(pair, tmp_path: Path) -> None:
@@ -143,14 +143,14 @@ def test_a_program_can_ask_the_result_and_extend_it(pair, tmp_path: Path) -> Non
         warnings.simplefilter("ignore", CofimaWarning)
         classifier.extend(tmp_path / "photos", epochs=1)
     classifier.save()
-    assert cofima.load(tmp_path / "out").classes == [*load(pair[0]).classes, *classifier.classes[4:]]
+    assert cofima.load(tmp_path / "out").classes == [*load_model(pair[0]).classes, *classifier.classes[4:]]
     assert classifier.classes[-1] == "new"
 
 
 def test_fisher_in_the_state_is_summed_class_by_class(learn, tmp_path: Path) -> None:
     paths = [learn("cofima", FIRST), learn("cofima", SECOND)]
     cofima.merge(paths, tmp_path / "out")
-    a, b, found = (load(path) for path in (*paths, tmp_path / "out"))
+    a, b, found = (load_model(path) for path in (*paths, tmp_path / "out"))
     sums = [m.method.fisher_old for m in (a, b, found)]  # type: ignore[attr-defined]
     assert sums[2].keys() == dict(found.method.net.named_parameters()).keys()
     for key, value in sums[2].items():
@@ -183,7 +183,7 @@ def test_what_a_mixture_becomes(methods, label: str, left: str | None, learn, tm
     paths = [learn(methods[0], FIRST), learn(methods[1], SECOND)]
     done = cofima.merge(paths, tmp_path / "out")
     assert done.label == label
-    assert load(tmp_path / "out").logits(pixels()).shape == (5, 6)
+    assert load_model(tmp_path / "out").logits(pixels()).shape == (5, 6)
     if left is None:
         assert done.notes == []
     else:
@@ -195,7 +195,7 @@ def test_what_a_mixture_becomes(methods, label: str, left: str | None, learn, tm
 def test_ewc_with_centres_goes_on_as_fine_tuning(learn, tmp_path: Path) -> None:
     paths = [learn("ewc", FIRST, form="separate"), learn("ewc", SECOND, form="separate")]
     assert "leaves behind: centre, fisher" in cofima.merge(paths, tmp_path / "out").notes[0]
-    load(tmp_path / "out")
+    load_model(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_methods_with_other_parts_are_refused(method: str, reason: str, learn, t
 def test_prototypes_are_joined_but_not_averaged(learn, tmp_path: Path, same_bits) -> None:
     apart = [learn("prototype", ((0, 1),)), learn("prototype", ((2, 3),))]
     cofima.merge(apart, tmp_path / "out")
-    a, b, found = (load(path) for path in (*apart, tmp_path / "out"))
+    a, b, found = (load_model(path) for path in (*apart, tmp_path / "out"))
     rows = torch.cat([m.method.head().flat()["weight"] for m in (a, b)])
     assert torch.equal(found.method.head().flat()["weight"], rows)
     same_bits(backbone(found), backbone(a))  # frozen: an average of equals
@@ -223,7 +223,7 @@ def test_batch_norm_nets_are_merged_with_a_note(learn, tmp_path: Path, same_bits
     paths = [learn("seq_ft", FIRST, "resnet_test"), learn("seq_ft", SECOND, "resnet_test")]
     done = cofima.merge(paths, tmp_path / "out", lam=0.3)
     assert "batch normalisation" in done.notes[0]
-    a, b, found = (load(path) for path in (*paths, tmp_path / "out"))
+    a, b, found = (load_model(path) for path in (*paths, tmp_path / "out"))
     same_bits(backbone(found), average(backbone(a), backbone(b), 0.3))
     assert cofima.merge(paths, tmp_path / "end", lam=1).notes == []
 
@@ -236,7 +236,7 @@ def test_another_backbone_or_view_is_refused_with_every_difference(learn, tmp_pa
 def test_three_folders_with_weights(learn, tmp_path: Path, same_bits) -> None:
     paths = [learn("seq_ft", FIRST), learn("seq_ft", SECOND), learn("seq_ft", ((5, 1), (6, 7)))]
     cofima.merge(paths, tmp_path / "out", weights=[1, 2, 5])
-    models, found = [load(path) for path in paths], load(tmp_path / "out")
+    models, found = [load_model(path) for path in paths], load_model(tmp_path / "out")
     same_bits(backbone(found), cofima.average_all([backbone(m) for m in models], [1, 2, 5]))
     heads = [head(m) for m in models]
     for name, (weight, _) in head(found).items():
@@ -250,14 +250,14 @@ def test_three_folders_with_weights(learn, tmp_path: Path, same_bits) -> None:
 def test_a_file_as_base_moves_the_backbone_alone(learn, start: Path, tmp_path: Path, same_bits) -> None:
     path, zero = learn("slca", FIRST), load_file(start)
     cofima.merge([path], tmp_path / "out", "wise-ft", base=start, lam=0.25)
-    model, found = load(path), load(tmp_path / "out")
+    model, found = load_model(path), load_model(tmp_path / "out")
     same_bits(backbone(found), average(zero, backbone(model), 0.25))
     same_bits(found.method.head().flat(), model.method.head().flat())
     same_bits(found.method.state(), model.method.state())
     with_head = zero | {"head.weight": torch.zeros(10, 16), "head.bias": torch.zeros(10)}
     save_file(with_head, tmp_path / "full.safetensors")  # a head without names says nothing
     cofima.merge([path], tmp_path / "again", "wise-ft", base=tmp_path / "full.safetensors", lam=0.25)
-    same_bits(backbone(load(tmp_path / "again")), backbone(found))
+    same_bits(backbone(load_model(tmp_path / "again")), backbone(found))
 
 
 @pytest.mark.parametrize("method", ["task-arithmetic", "ties"])
@@ -267,13 +267,13 @@ def test_one_model_at_scale_one_is_the_model(
     path = learn("coma", FIRST)
     how = {"density": 1.0} if method == "ties" else {}
     cofima.merge([path], tmp_path / "out", method, base=start, lam=1, **how)
-    same_bits(load(tmp_path / "out").weights(), load(path).weights())
+    same_bits(load_model(tmp_path / "out").weights(), load_model(path).weights())
 
 
 def test_task_vectors_of_folders_with_a_folder_as_base(learn, tmp_path: Path) -> None:
     base, paths = learn("seq_ft", ((0, 7),)), [learn("seq_ft", FIRST), learn("seq_ft", SECOND)]
     cofima.merge(paths, tmp_path / "out", "task-arithmetic", base=base, lam=0.3)
-    start, a, b, found = (load(path) for path in (base, *paths, tmp_path / "out"))
+    start, a, b, found = (load_model(path) for path in (base, *paths, tmp_path / "out"))
     theta, one, two = (backbone(m) for m in (start, a, b))
     for key, value in backbone(found).items():
         torch.testing.assert_close(
@@ -299,7 +299,7 @@ def test_out_is_replaced_only_if_told_and_only_if_it_is_a_model(pair, tmp_path: 
     with pytest.raises(CofimaError, match="exists; give another place, or --force"):
         cofima.merge(pair, out)
     cofima.merge(pair, out, lam=1, force=True)
-    assert load(out).data["merged"]["by"] == "average, lam 1"
+    assert load_model(out).data["merged"]["by"] == "average, lam 1"
     assert list(tmp_path.iterdir()) == [out]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "note.txt").write_text("mine")
@@ -347,7 +347,7 @@ def test_the_files_are_as_a_run_writes_them(pair, tmp_path: Path) -> None:
 def test_fisher_weighted_folders(learn, tmp_path: Path) -> None:
     paths, known = [learn("slca", FIRST), learn("slca", SECOND)], []
     for path in paths:
-        model = load(path)
+        model = load_model(path)
         weights = model.weights()
         fisher = {
             k: torch.rand(v.shape, generator=torch.Generator().manual_seed(len(k)))
@@ -357,7 +357,7 @@ def test_fisher_weighted_folders(learn, tmp_path: Path) -> None:
         save_file(fisher, tmp_path / f"{len(known)}.safetensors")
     given = [tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
     cofima.merge(paths, tmp_path / "out", "fisher", fisher=given, lam=0.3)
-    a, b, found = (load(path) for path in (*paths, tmp_path / "out"))
+    a, b, found = (load_model(path) for path in (*paths, tmp_path / "out"))
     expected = fisher_average(backbone(a), backbone(b), *known, 0.3)
     torch.testing.assert_close(backbone(found), {k: expected[k] for k in backbone(a)})
     for name, (weight, _) in head(found).items():

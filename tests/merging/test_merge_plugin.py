@@ -14,7 +14,7 @@ from cofima import plugins
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups
 from cofima.errors import CofimaError
-from cofima.store import load
+from cofima.store import load_model
 
 FIRST, SECOND = ((0, 1), (2, 3)), ((3, 2), (4, 5))  # share the classes 2 and 3, in another order
 
@@ -105,7 +105,7 @@ def test_every_kind_of_entry_is_merged_as_it_is_declared(pair: Any, tmp_path: Pa
     folders = pair()
     done = cofima.merge(folders, tmp_path / "out", lam=0.3)
     assert (done.label, done.notes) == ("Mine", [])
-    a, b, found = (load(path) for path in (*folders, tmp_path / "out"))
+    a, b, found = (load_model(path) for path in (*folders, tmp_path / "out"))
     one, two, both = (model.method.state() for model in (a, b, found))
     assert found.classes == [*a.classes, *b.classes[2:]]
     for key, dim, merged in (
@@ -139,7 +139,7 @@ def test_an_entry_that_refuses_leaves_a_model_of_a_generic_method(pair: Any, tmp
     (note,) = done.notes
     assert note.startswith("of Mine; it goes on as Seq FT, and leaves behind: ")
     assert "secret" in note
-    assert load(tmp_path / "out").method.state() == {}
+    assert load_model(tmp_path / "out").method.state() == {}
 
 
 @pytest.mark.parametrize(

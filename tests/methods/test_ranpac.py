@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from cofima import store
 from cofima.errors import CofimaError
 from cofima.experiment import launch as launching
 from cofima.experiment.launch import launch
 from cofima.parts.projection import best_ridge
+from cofima.store import load_model
 from cofima.training.features import AT_ONCE
 from cofima.weights import snapshot
 
@@ -87,7 +87,7 @@ def test_a_first_task_of_one_class_stays_unadapted_when_loaded(tiny, tmp_path: P
     stream = tiny.stream((1, 2))
     model = tiny.run(tmp_path, config, stream)
     images = stream[1].test.batch(torch.arange(5))[0]
-    assert torch.equal(store.load(tmp_path).logits(images), model.logits(images))
+    assert torch.equal(load_model(tmp_path).logits(images), model.logits(images))
 
 
 def test_the_ridge_is_chosen_on_each_task_s_own_images(tiny) -> None:
@@ -127,7 +127,7 @@ def test_the_projection_is_drawn_from_the_seed_and_not_kept(tiny, tmp_path: Path
     config = tiny.config("ranpac", options=SHORT | {"projection": 50})
     model = tiny.run(tmp_path, config, tiny.stream((2, 2)))
     matrix = model.method.readout.matrix
-    assert torch.equal(store.load(tmp_path).method.readout.matrix, matrix)
+    assert torch.equal(load_model(tmp_path).method.readout.matrix, matrix)
     sizes = [value.numel() for value in (model.weights() | model.method.state()).values()]
     assert matrix.numel() not in sizes
     other = tiny.model(tiny.config("ranpac", seed=4, options={"projection": 50}), tiny.stream((2, 2)))

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cofima import store
 from cofima.errors import CofimaError
 from cofima.methods._aligned import Aligned
+from cofima.store import load_model
 from cofima.weights import average, snapshot
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
@@ -131,7 +131,7 @@ def test_a_model_that_was_loaded_merges_with_the_same_weights(tiny, tmp_path: Pa
     model = tiny.model(tiny.config("wise_ft"), stream)
     start = snapshot(model.method.net.backbone)
     tiny.run(tmp_path, tiny.config("wise_ft"), stream)
-    same_bits(store.load(tmp_path).method.start, start)
+    same_bits(load_model(tmp_path).method.start, start)
 
 
 def test_the_history_tells_how_far_training_and_the_merge_went(tiny, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import timm
 import torch
 from torch import nn
 
-from cofima import generations, store
+from cofima import generations
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.models import final_norm
 from cofima.models.backbone import ModelOptions, create
+from cofima.store import load_model
 
 
 def test_a_reset_norm_is_a_fresh_one_and_nothing_else_changes(pretrained: Path) -> None:
@@ -50,7 +51,7 @@ def test_the_norm_is_found_where_other_networks_have_it() -> None:
 def test_a_model_folder_reads_the_norm_back(tiny, tmp_path: Path, same_bits) -> None:
     config = tiny.config("seq_ft", model={"pretrained": False, "final_norm": "reset"}, train={"epochs": 1})
     model = launch(config, tmp_path / "run")
-    again = store.load(tmp_path / "run", where="cpu")
+    again = load_model(tmp_path / "run", where="cpu")
     assert again.backbone.final_norm == "reset"
     assert again.method.net.backbone.norm.eps == model.method.net.backbone.norm.eps == final_norm.EPS
     same_bits(again.weights(), model.weights())

@@ -13,12 +13,12 @@ import torch
 from huggingface_hub import ModelCard
 
 import cofima
-from cofima import store
 from cofima.data.image_set import image_set
 from cofima.errors import CofimaError
 from cofima.history import HistoryRow
 from cofima.serve.card import model_card
 from cofima.serve.hub import push
+from cofima.store import load_model, save_model
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Path:
 
 
 def test_the_card_has_all_that_others_must_know(folder: Path) -> None:
-    model = store.load(folder)
+    model = load_model(folder)
     text = model_card(model, "parts")
     for said in (
         *model.classes,
@@ -48,7 +48,7 @@ def test_the_card_has_all_that_others_must_know(folder: Path) -> None:
 
 
 def test_the_hub_s_own_library_reads_the_front_matter(folder: Path) -> None:
-    model = store.load(folder)
+    model = load_model(folder)
     said = ModelCard(model_card(model, "parts", "mit")).data
     assert (said.license, said.library_name, said.pipeline_tag) == ("mit", "cofima", "image-classification")
     (result,) = said.eval_results
@@ -59,7 +59,7 @@ def test_the_hub_s_own_library_reads_the_front_matter(folder: Path) -> None:
 
 
 def test_held_out_accuracy_is_told_class_by_class_and_says_what_it_rests_on(folder: Path) -> None:
-    model = store.load(folder)
+    model = load_model(folder)
     one, two = model.classes[:2]
     model.serving["accuracy"] = {"right": {one: 3, two: 1}, "images": {one: 4, two: 2}}
     text = model_card(model, "parts")
@@ -69,7 +69,7 @@ def test_held_out_accuracy_is_told_class_by_class_and_says_what_it_rests_on(fold
 
 
 def test_no_place_on_a_disk_and_no_markup_gets_into_the_card(folder: Path) -> None:
-    model = store.load(folder)
+    model = load_model(folder)
     model.data |= {"name": "/home/somebody/secret/photos", "folder": "/home/somebody/secret/photos"}
     model.config = model.config.model_copy(update={"dataset": "folder:/home/somebody/secret/photos"})
     model.tasks[0] = ("<script>", "a|b")
@@ -80,7 +80,7 @@ def test_no_place_on_a_disk_and_no_markup_gets_into_the_card(folder: Path) -> No
 
 
 def test_a_model_that_was_learned_says_its_commands(folder: Path) -> None:
-    model = store.load(folder)
+    model = load_model(folder)
     model.history = [
         HistoryRow(kind="learn", task=1, classes=["a", "b"], train_images=9, date="2026-01-02"),
         HistoryRow(kind="extend", task=2, classes=["c"], train_images=4, accuracy=[None, 50.0], sizes=[0, 2]),
@@ -173,23 +173,23 @@ def test_what_was_uploaded_is_a_model_folder_with_its_card(folder: Path, hub: Hu
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
     assert "README.md" in hub.files
-    assert cofima.load(tmp_path).classes == store.load(folder).classes
+    assert cofima.load(tmp_path).classes == load_model(folder).classes
 
 
 def test_where_folders_lie_on_this_machine_is_not_uploaded(folder: Path, hub: Hub, tmp_path: Path) -> None:
     private = tmp_path / "private"
-    model = store.load(folder)
+    model = load_model(folder)
     model.config = model.config.model_copy(update={"dataset": f"folder:{private}/photos"})
     model.data["name"] = f"{private}/photos"
     model.history[-1].notes = [f"of {private}/check"]
-    store.save(model, folder)
+    save_model(model, folder)
     push(folder, "me/parts")
     assert not [name for name, content in hub.files.items() if b"private" in content]
     for name, content in hub.files.items():
         path = tmp_path / "there" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    there = store.load(tmp_path / "there")
+    there = load_model(tmp_path / "there")
     assert there.config.dataset == "folder:photos"
     assert there.history[-1].notes == ["of check"]
 
@@ -229,9 +229,9 @@ def test_offline_no_token_bad_name_and_no_network_are_said(
 def test_images_in_a_model_are_uploaded_only_if_that_is_said(
     folder: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = store.load(folder)
+    model = load_model(folder)
     model.images = image_set(torch.zeros(2, 3, 16, 16, dtype=torch.uint8), torch.tensor([0, 1]))
-    store.save(model, tmp_path / "held")
+    save_model(model, tmp_path / "held")
     with pytest.raises(CofimaError, match=r"holds images \(2\).*--with-images"):
         push(tmp_path / "held", "me/parts")
     assert not hub.files

@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from cofima import methods, store
+from cofima import methods
 from cofima.errors import CofimaError
 from cofima.serve import export, plain_timm
 from cofima.serve.classifier import Classifier
 from cofima.serve.portable import Portable
+from cofima.store import Model, load_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "using_a_model.md"
 NOT_PLAIN = {"l2p": "prompts", "dual_prompt": "prompts", "ranpac": "random projection"}
@@ -32,13 +33,13 @@ def learned(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Any:
     """Return a function that gives a model of a method, loaded from its folder."""
     made: dict[str, Path] = {}
 
-    def model(method: str, **options: Any) -> store.Model:
+    def model(method: str, **options: Any) -> Model:
         name = f"{method}{options}"
         if name not in made:
             made[name] = tmp_path_factory.mktemp("exported") / "model"
             config = tiny.config(method, train={"epochs": 1}, options=options)
             tiny.run(made[name], config, tiny.stream((2, 1), per_class=6))
-        return store.load(made[name], where="cpu")
+        return load_model(made[name], where="cpu")
 
     return model
 
@@ -133,7 +134,7 @@ def test_onnxruntime_says_what_the_model_says(
     assert not [file.name for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
-def the_page_s_example_says_the_same(model: store.Model, path: Path, capsys: Any, monkeypatch: Any) -> None:
+def the_page_s_example_says_the_same(model: Model, path: Path, capsys: Any, monkeypatch: Any) -> None:
     (text,) = re.findall(r"^```py\n(import json.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(path.parent)
     (path.parent / "parts.onnx").write_bytes(path.read_bytes())

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima import files, generations, methods, store
+from cofima import files, generations, methods
 from cofima.data.stream import Stream
 from cofima.errors import CofimaError
 from cofima.experiment.journal import read
@@ -24,7 +24,7 @@ from cofima.experiment.run import run
 from cofima.interruption import Interrupted, listening
 from cofima.methods import Batch, Method
 from cofima.progress import SILENT, Progress
-from cofima.store import Model
+from cofima.store import Model, load_model
 from cofima.training import checkpoint
 from cofima.training.checkpoint import Budget, RunCheckpoint
 from cofima.weights.mapped import MappedFile
@@ -75,7 +75,7 @@ def killed_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def go_on(tiny, config: Any, stream: Stream, folder: Path, progress: Progress = SILENT) -> Model:
     """Learn as a fresh process does: from what is on disk, and nothing else."""
     started = generations.current(folder) is not None
-    model = store.load(folder, progress=progress) if started else tiny.model(config, stream, progress)
+    model = load_model(folder, progress=progress) if started else tiny.model(config, stream, progress)
     return run(model, model.method.stream(stream), folder, progress)
 
 
@@ -160,7 +160,7 @@ def test_killed_after_training_the_training_is_not_repeated(
     killed_after(3)  # as soon as the next task trains
     with pytest.raises(Killed):
         go_on(tiny, config, stream, tmp_path / "cut")
-    assert len(store.load(tmp_path / "cut").tasks) == 1
+    assert len(load_model(tmp_path / "cut").tasks) == 1
     killed_after(-1)
     go_on(tiny, config, stream, tmp_path / "cut")
     same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))

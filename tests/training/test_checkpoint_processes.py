@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima import generations, methods, store
+from cofima import generations, methods
 from cofima.errors import CofimaError
 from cofima.experiment.launch import launch, pending
 from cofima.progress import Progress
+from cofima.store import load_model, save_model
 from cofima.training.checkpoint import Budget, place
 
 CONFTEST = Path(__file__).parent.parent / "conftest.py"
@@ -99,7 +100,7 @@ def killed_runs_are_the_same(names: list[str], folder: Path, same_bits) -> None:
     images = torch.arange(4 * 3 * 16 * 16, dtype=torch.int64).remainder(256).view(4, 3, 16, 16).byte()
     for name in names:
         same_bits(tensors(folder / name / "cut"), tensors(folder / name / "whole"))
-        cut, whole = (store.load(folder / name / which) for which in ("cut", "whole"))
+        cut, whole = (load_model(folder / name / which) for which in ("cut", "whole"))
         assert [row.accuracy for row in cut.history] == [row.accuracy for row in whole.history]
         assert torch.equal(cut.logits(images), whole.logits(images))
         assert not (folder / name / "cut" / generations.INFLIGHT).exists()
@@ -193,7 +194,7 @@ def test_a_full_disk_costs_nothing_that_was_there(
     noted = [line for line in fill.heard if "in the middle of this task could not be written" in line]
     assert len(noted) == 1, "said once, and the training went on"
     assert "No space left on device" in noted[0]
-    kept = store.load(small_disk / "run")
+    kept = load_model(small_disk / "run")
     assert len(kept.tasks) == 1
     assert kept.logits(torch.zeros(2, 3, 16, 16, dtype=torch.uint8)).shape == (2, len(kept.classes))
     (small_disk / "ballast").unlink()
@@ -207,15 +208,15 @@ def test_a_read_only_disk_is_refused_and_still_read(small_disk: Path, tiny) -> N
     model = tiny.model(config, stream)
     model.method.learn(stream[0])
     model.tasks.append(stream[0].names)
-    store.save(model, folder)
-    store.save(model, folder)
+    save_model(model, folder)
+    save_model(model, folder)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     for refused in (
         lambda: launch(config, folder),
         lambda: launch(config, small_disk / "new"),
-        lambda: store.save(model, folder),
+        lambda: save_model(model, folder),
         lambda: generations.undo(folder),
     ):
         with pytest.raises(CofimaError, match=r"cannot be written"):
             refused()
-    assert store.load(folder).classes == model.classes
+    assert load_model(folder).classes == model.classes

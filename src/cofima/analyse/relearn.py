@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cofima import generations, methods, store
+from cofima import generations, methods
 from cofima.analyse.run_folder import RunFolder
 from cofima.data import datasets
 from cofima.data.stream import Stream, Task
@@ -19,7 +19,7 @@ from cofima.experiment.stream import load_stream, refuse_other_images
 from cofima.methods.averaging import Averaging
 from cofima.methods.base import Method, Step
 from cofima.progress import Progress
-from cofima.store import Model
+from cofima.store import Model, copy_model, load_model
 from cofima.training.context import Context
 from cofima.weights.pieces import Weights, snapshot
 
@@ -76,7 +76,7 @@ class Relearned:
         return model
 
     def _copy(self) -> Model:
-        return store.copy(self.before, self.before.method.context.progress)
+        return copy_model(self.before, self.before.method.context.progress)
 
     def _put(self, method: Method, weights: Weights) -> Step:
         """Return what stands in for training: its result, and the state of chance after it."""
@@ -93,9 +93,9 @@ def relearn(run: RunFolder, task: int, progress: Progress) -> Relearned:
     """Learn a task again from the state before it, and keep what the run did not."""
     generation = run.generation(task - 1)
     after = run.generation(task)
-    before = store.load(run.folder, where=run.config.device, progress=progress, generation=generation)
+    before = load_model(run.folder, where=run.config.device, progress=progress, generation=generation)
     found = Relearned(run, before, _stream(run, progress)[:task])
-    method = store.copy(before, progress).method
+    method = copy_model(before, progress).method
     found.old = snapshot(method.net)
 
     def train(task: Task) -> None:
@@ -118,7 +118,7 @@ def relearn(run: RunFolder, task: int, progress: Progress) -> Relearned:
 
 def load_tasks(run: RunFolder, progress: Progress) -> tuple[Context, Stream]:
     """Return what the run learns with, and its tasks so far."""
-    model = store.load(run.folder, where=run.config.device, progress=progress)
+    model = load_model(run.folder, where=run.config.device, progress=progress)
     return model.method.context, _stream(run, progress)[: run.tasks]
 
 

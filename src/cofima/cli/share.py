@@ -47,9 +47,9 @@ def export(
 
     What was written is compared with the model on images before it gets its name.
     """
-    from cofima import store
     from cofima.serve import export as exports
     from cofima.serve import plain_timm
+    from cofima.store import load_model
 
     wanted = [
         (onnx, exports.to_onnx),
@@ -58,7 +58,7 @@ def export(
     ]
     if not any(path for path, _ in wanted):
         raise CofimaError("say what to write: --onnx FILE, --torchscript FILE or --timm FILE")
-    loaded = exports.on_squares(store.load(model, where="cpu", progress=progress()))
+    loaded = exports.on_squares(load_model(model, where="cpu", progress=progress()))
     if timm is not None:
         plain_timm.refuse_not_plain(loaded, timm)  # before a slower export has been done for nothing
     pixels, source = _read_images(images, loaded.view.form) if images else exports.sample_images(loaded)
@@ -102,10 +102,10 @@ def card(
 
     Markdown with the front matter that the Hugging Face hub reads.
     """
-    from cofima import store
     from cofima.serve.card import model_card, name_of
+    from cofima.store import load_model
 
-    text = model_card(store.load(model, where="cpu", progress=progress()), name_of(model), license)
+    text = model_card(load_model(model, where="cpu", progress=progress()), name_of(model), license)
     if path is None:
         typer.echo(text, nl=False)
         return

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cofima import generations, ranks, store
+from cofima import generations, ranks
 from cofima.config import Config, difference
 from cofima.data import datasets
 from cofima.errors import CofimaError, problems
@@ -23,7 +23,7 @@ from cofima.models import backbone, overlap
 from cofima.models.net import Net
 from cofima.progress import SILENT, Progress
 from cofima.settings import uncounted
-from cofima.store import Model, attach
+from cofima.store import Model, attach, load_model
 from cofima.training import checkpoint, device
 
 FREE = uncounted(Config, "resumed")  # may differ when a run is continued
@@ -58,7 +58,7 @@ def _continue(
     config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener], tasks: int | None
 ) -> Model:
     started, midway = generations.current(folder) is not None, pending(folder)
-    model = store.load(folder, where=config.device, progress=progress) if started else None
+    model = load_model(folder, where=config.device, progress=progress) if started else None
     learned = len(model.tasks) if model else 0
     ranks.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
     if model is not None:

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cofima import generations, methods, store
+from cofima import generations, methods
 from cofima.config import Config
 from cofima.errors import CofimaError
 from cofima.experiment.cells import identity
 from cofima.experiment.journal import METRICS
 from cofima.files import json_digest, write_text
+from cofima.store import method_facts
 
 FOLDER = ".first"  # hidden: what is in it is no result
 NOTE = "the first task was taken over from cells that share it"
@@ -61,7 +62,7 @@ def take(first: Path, config: Config, folder: Path) -> bool:
     source.verify()
     own = {
         "config": config.model_dump(mode="json"),
-        "method": store.method_facts(methods.find(config.method)),
+        "method": method_facts(methods.find(config.method)),
     }
     history = source.history()
     history[-1].notes.append(NOTE)

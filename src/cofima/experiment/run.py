@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cofima import generations, ranks, store
+from cofima import generations, ranks
 from cofima.data.stream import Stream, Task
 from cofima.experiment.journal import Journal, Listener
 from cofima.history import Distance, HistoryRow, Kind, now
 from cofima.methods import Method
 from cofima.models import backbone
 from cofima.progress import Progress
-from cofima.store import Model
+from cofima.store import Model, save_model
 from cofima.training.checkpoint import NO_CHECKPOINT, Checkpoint, RunCheckpoint, interval
 from cofima.training.context import Hooks, OnEpoch
 from cofima.training.evaluate import Score
@@ -56,7 +56,7 @@ def run(
             continue  # the first process writes
         row.distance = _distance(model, folder)
         model.history.append(row)
-        store.save(model, folder, progress)
+        save_model(model, folder, progress)
         journal.task(row)
         progress.say(_summary(model, row, len(stream)))
     return model

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cofima import generations, methods, plugins, store
+from cofima import generations, methods, plugins
 from cofima.errors import first_problems
 from cofima.files import require_room
 from cofima.generations import STATE, WEIGHTS, Record
@@ -16,6 +16,7 @@ from cofima.merging.method_after import MethodAfter, StateMerge, choose_method
 from cofima.merging.request import MergeSettings
 from cofima.merging.tensors import ClassRows, TensorMerge, merge_tensors
 from cofima.progress import Progress
+from cofima.store import method_facts
 from cofima.weights.mapped import Kind, MappedFile, create_mapped
 
 
@@ -97,7 +98,7 @@ class FolderMerge:
         last, tasks = self.last.record, self.inputs.tasks
         models = [_origin(one) for one in self.inputs.every]
         return Record(
-            method=store.method_facts(methods.find(after.name)),
+            method=method_facts(methods.find(after.name)),
             config=last.config | {"method": after.name, "options": after.options},
             backbone=last.backbone,
             preprocess=last.preprocess,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cofima import generations, store
+from cofima import generations
 from cofima.data.loading.loader import ImageLike, decoded
 from cofima.errors import CofimaError
 from cofima.generations import refuse_other
@@ -22,7 +22,7 @@ from cofima.serve.extend import ExtendRequest, Extension, extend, train_options
 from cofima.serve.learn import learn_model, resolve
 from cofima.serve.predict import BATCH, Prediction, predictions, probabilities, several
 from cofima.serve.scoring import Accuracy
-from cofima.store import Model
+from cofima.store import Model, load_model, save_model
 
 PathLike = str | Path
 
@@ -172,7 +172,7 @@ class Classifier:
         refuse_other(where, self.generation)
         with alone(where):
             refuse_other(where, self.generation)  # as it is now that nobody else can change it
-            store.save(self.model, where, progress)
+            save_model(self.model, where, progress)
         self.folder, self.generation = where, generations.current(where)
         return where
 
@@ -221,7 +221,7 @@ def learn(
 
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:
     """Return the classifier of a model folder, of whatever made it: ``learn``, ``extend`` or a run."""
-    return Classifier(store.load(folder, where=device, progress=progress, any_size=True), folder)
+    return Classifier(load_model(folder, where=device, progress=progress, any_size=True), folder)
 
 
 def _starts(items: Sequence[Any]) -> range:

@@ -5,12 +5,11 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from cofima import store
 from cofima.data.image_set import owned
 from cofima.errors import CofimaError, did_you_mean
 from cofima.history import HistoryRow, Kind, now
 from cofima.methods.state import drop_row, remove_class
-from cofima.store import Model
+from cofima.store import Model, rebuild_model
 
 
 def rename(model: Model, old: str, new: str) -> Model:
@@ -35,7 +34,7 @@ def forget(model: Model, name: str) -> Model:
     head = {f"{model.backbone.classifier}.{part}" for part in ("weight", "bias")}
     weights = {k: drop_row(v, label) if k in head else v.clone() for k, v in model.weights().items()}
     tasks = [tuple(other for other in task if other != name) for task in model.tasks]
-    made = store.rebuild(model, weights, state, tasks, model.method.context.progress)
+    made = rebuild_model(model, weights, state, tasks, model.method.context.progress)
     made.serving = _named(made.serving, lambda other: None if other == name else other)
     if distances := made.serving.get("distances"):
         del distances[label]

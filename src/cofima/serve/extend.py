@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cofima import config as configs
-from cofima import store
 from cofima.data.image_set import owned
 from cofima.data.sources.listing import Listing, find_images
 from cofima.errors import CofimaError, problems
@@ -15,7 +14,7 @@ from cofima.recipes.layers import override
 from cofima.serve.check import Comparison, ForgettingCheck, ForgettingError, old_class_images
 from cofima.serve.learn import finish, learn_held_out, more_images, new_classes
 from cofima.serve.scoring import Accuracy
-from cofima.store import Model
+from cofima.store import Model, copy_model
 from cofima.training.options import Train
 
 HELD_OUT = 0.15  # share of each class, where the model's configuration holds nothing out
@@ -71,7 +70,7 @@ def extend(
     photos = found.read(model.view.form, skip_bad=request.skip_bad, progress=progress)
     check = ForgettingCheck(model, old_images, source)
     share = model.config.held_out or HELD_OUT
-    learned = store.copy(model, progress)
+    learned = copy_model(model, progress)
     rows, held = [], []
     for names, make in ((more, more_images), (new, new_classes)):
         if not names:

@@ -10,11 +10,12 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from cofima import generations, store
+from cofima import generations
 from cofima.errors import CofimaError
 from cofima.generations import CONFIG, CURRENT, HISTORY, Generation, Record
 from cofima.history import HistoryRow, dump
 from cofima.serve.card import model_card
+from cofima.store import load_model
 
 OFFLINE = ("1", "true", "yes", "on")
 GENERATION = re.compile(r"\d{4}/")
@@ -40,7 +41,7 @@ def push(
     """
     _refuse_offline()
     _refuse_name(repo)
-    model = store.load(folder, where="cpu")
+    model = load_model(folder, where="cpu")
     held = 0 if model.images is None else len(model.images)
     if (held or model.method.keeps_images) and not with_images:
         which = held or f"those that {model.method.label} keeps"

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cofima import config as configs
-from cofima import store
 from cofima.config import Config
 from cofima.data.image_set import ImageSet, owned
 from cofima.data.sources.listing import find_images
@@ -21,7 +20,7 @@ from cofima.parts.exemplars import first_of_each
 from cofima.progress import SILENT, Progress
 from cofima.serve.calibrate import calibrate, remember_distances
 from cofima.serve.scoring import Accuracy, accuracy_of
-from cofima.store import Model
+from cofima.store import Model, attach
 from cofima.training.options import Train
 
 RECIPE = "learn.yaml"
@@ -77,7 +76,7 @@ def empty_model(config: Config, progress: Progress = SILENT) -> Model:
     module, facts = backbone.create(config.backbone, config.model, config.seed)
     build(config.method, config.options).check(module)
     view = make_view(config, facts, flip=True, crop=CROP)
-    return store.attach(config, facts, view, Net(module, facts.features), 1, progress)
+    return attach(config, facts, view, Net(module, facts.features), 1, progress)
 
 
 def new_classes(model: Model, names: Sequence[str], train: ImageSet, held_out: ImageSet) -> Task:
