@@ -5,7 +5,7 @@ import statistics
 import torch
 from torch.distributions import MultivariateNormal
 
-from cofima.parts.gaussians import ClassGaussians, Sampler
+from cofima.methods.components.gaussians import ClassGaussians, Sampler
 from ratios import interleaved
 
 WIDTH, CLASSES, SAMPLES, EPOCHS = 768, 10, 256, 5

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from cofima.config import check, override
+from cofima.experiment.config import check, override
 from cofima.experiment.launch import launch
 from cofima.report.metrics import incremental, last
 

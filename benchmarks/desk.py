@@ -14,13 +14,13 @@ from statistics import fmean, stdev
 from rich.console import Console
 
 from cofima.cli.console import TerminalProgress
-from cofima.config import check
-from cofima.experiment.cells import cells, name
-from cofima.experiment.grid import run_grid
-from cofima.generations import finished
+from cofima.experiment.config import check
+from cofima.experiment.grid.cells import cells, name
+from cofima.experiment.grid.scheduler import run_grid
 from cofima.report.groups import Group, comparable, grouped
 from cofima.report.metrics import forgetting, incremental, last
 from cofima.report.runs import Run, collect, read_study
+from cofima.store.model_folder import finished
 
 HERE = Path(__file__).parent
 STUDY = HERE / "desk.jsonl"

@@ -110,7 +110,7 @@ def cell(method: str, changes: list[str]) -> dict[str, Any]:
     """Learn one setting."""
     import torch
 
-    from cofima.config import resolve
+    from cofima.experiment.config import resolve
     from cofima.experiment.launch import launch
     from cofima.report.metrics import forgetting, incremental, last
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from cofima.config import check
+from cofima.experiment.config import check
 from cofima.experiment.launch import launch
 from ratios import cells, interleaved
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from cofima.weights.fisher import Batches, Weights, diagonal_fisher
+from cofima.weights.fisher.diagonal import Batches, Weights, diagonal_fisher
 from ratios import cells, seconds
 
 CLASSES = 100

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cofima.config import Config, check
-from cofima.experiment.cells import name
-from cofima.experiment.engines.base import Job
-from cofima.experiment.engines.local import Local
-from cofima.experiment.grid import run_grid
+from cofima.experiment.config import Config, check
+from cofima.experiment.grid.cells import name
+from cofima.experiment.grid.executors.base import Job
+from cofima.experiment.grid.executors.local import Local
+from cofima.experiment.grid.scheduler import run_grid
 
 CELLS, PROCESSES = 24, 2
 TARGET = 0.10

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from cofima.parts.projection import ProjectedHead, RidgeSums, best_ridge, hidden_pairs
+from cofima.methods.components.projection import ProjectedHead, RidgeSums, best_ridge, hidden_pairs
 
 WIDTH, FEATURES, CLASSES = 10_000, 768, 10
 

@@ -18,18 +18,18 @@ from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from cofima import interruption, ranks
-from cofima.config import Config, check
+from cofima.core import distributed, signals
+from cofima.core.progress import SILENT, Progress
+from cofima.core.seeds import Seeds
 from cofima.data.image_set import ImageSet
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import Stream, from_groups
 from cofima.data.transforms import View
+from cofima.experiment.config import Config, check
 from cofima.experiment.run import run
 from cofima.models import backbone
 from cofima.models.net import Net
-from cofima.progress import SILENT, Progress
-from cofima.seeds import Seeds
-from cofima.store import Model, attach
+from cofima.store.model import Model, attach
 from cofima.training.context import Batch, Context
 from cofima.training.options import Train
 
@@ -93,7 +93,7 @@ PROMPTS = {"lr": 0.3, "length": 1, "top_k": 1, "g_layers": (0,), "e_layers": (1,
 def options_for(method: str, network: str, options: dict[str, Any]) -> dict[str, Any]:
     """Make a method small, and fit for the network where the method says how."""
     from cofima import methods
-    from cofima.methods._prompted import Prompted
+    from cofima.methods.components.prompted import Prompted
 
     kind = methods.find(method)
     known = SMALL | (PROMPTS if issubclass(kind, Prompted) else {})
@@ -154,7 +154,7 @@ def tiny_context(train: dict[str, Any] | None = None, seed: int = 0, tasks: int 
 def tiny_batch(images: Tensor, labels: Tensor, pixels: Tensor | None = None) -> Batch:
     """Return images as a step has them in a single process."""
     stored = images if pixels is None else pixels
-    return Batch(images, labels, stored, ranks.all_of(len(labels)))
+    return Batch(images, labels, stored, distributed.all_of(len(labels)))
 
 
 def tiny_net(network: str = "vit_test", seed: int = 0, sizes: Sequence[int] = ()) -> Net:
@@ -269,7 +269,7 @@ def spied_images() -> Callable[[ImageSet, Callable[[], None]], ImageSet]:
 @pytest.fixture
 def fresh_signals() -> Iterator[None]:
     """Listen to signals as a new process does, whatever a library has made of that in this one."""
-    before = {number: signal.signal(number, own) for number, own in interruption.SIGNALS.items()}
+    before = {number: signal.signal(number, own) for number, own in signals.SIGNALS.items()}
     yield
     for number, own in before.items():
         signal.signal(number, own)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cofima import config
-from cofima.config import Config, check, difference, read
-from cofima.errors import CofimaError, did_you_mean, problems
+from cofima.core.errors import CofimaError, did_you_mean, problems
+from cofima.experiment import config
+from cofima.experiment.config import Config, check, difference, read
 
 
 def said(values: dict[str, Any]) -> str:

@@ -19,11 +19,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import cofima
-from cofima import config, methods
+from cofima import methods
 from cofima.cli import app, split_plugins
 from cofima.cli.catalog import options
+from cofima.core.errors import CofimaWarning
 from cofima.data.sources.in_memory import blobs
-from cofima.errors import CofimaWarning
+from cofima.experiment import config
 from cofima.experiment.launch import launch
 
 ROOT = Path(__file__).parents[1]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cofima import files
-from cofima.errors import CofimaError
-from cofima.files import clear_aside, file_digest, json_digest, write_aside, write_text
+from cofima.core import atomic
+from cofima.core.atomic import clear_aside, file_digest, json_digest, write_aside, write_text
+from cofima.core.errors import CofimaError
 
 
 class Crash(BaseException):
@@ -44,7 +44,7 @@ def test_nothing_has_its_name_before_its_content_is_on_disk(
         steps.append("rename")
         replace(source, target)
 
-    monkeypatch.setattr(files, "sync", lambda path: steps.append(path.name.rpartition(".")[2]))
+    monkeypatch.setattr(atomic, "sync", lambda path: steps.append(path.name.rpartition(".")[2]))
     monkeypatch.setattr(os, "replace", rename)
     with write_aside(tmp_path / "folder") as aside:
         aside.mkdir()

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 import cofima
-from cofima import generations, store
-from cofima.errors import CofimaError
-from cofima.experiment import prefix
+from cofima.core.errors import CofimaError
+from cofima.experiment.grid import shared_first_task
 from cofima.experiment.launch import launch
-from cofima.generations import HISTORY, INFLIGHT, STATE, WEIGHTS
-from cofima.store import load_model, save_model
+from cofima.store import model as model_module
+from cofima.store import model_folder
+from cofima.store.model import load_model, save_model
+from cofima.store.model_folder import HISTORY, INFLIGHT, STATE, WEIGHTS
 
 CHANGES = ("fsync", "replace", "mkdir", "link", "rmdir", "unlink")
 
@@ -63,7 +64,7 @@ def writer(request: pytest.FixtureRequest, runs: Path, tmp_path: Path) -> Writer
         return Writer(place, lambda folder: save_model(model, folder), 2, 6)
     if request.param == "take":
         config = load_model(first).config.model_copy(update={"keep_checkpoints": True})
-        return Writer(place, lambda folder: prefix.take(first, config, folder), 0, 2)
+        return Writer(place, lambda folder: shared_first_task.take(first, config, folder), 0, 2)
     if request.param == "merge":
         return Writer(place, lambda folder: cofima.merge([first, whole], folder), 0, 6)
     shutil.copytree(first, place)
@@ -94,7 +95,7 @@ def before_every_change(act: Callable[[int], None]) -> Iterator[None]:
         for name in CHANGES:
             patch.setattr(os, name, watched(getattr(os, name)))
         patch.setattr(io, "open", watched(io_open))
-        patch.setattr(store, "save_file", watched(store.save_file))
+        patch.setattr(model_module, "save_file", watched(model_module.save_file))
         yield
 
 
@@ -104,9 +105,9 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def classes(folder: Path) -> int:
     """Return how many classes the model in force has, every file of it verified; 0 without one."""
-    if generations.current(folder) is None:
+    if model_folder.current(folder) is None:
         return 0
-    generations.read(folder).verify()
+    model_folder.read(folder).verify()
     return len(load_model(folder).classes)
 
 
@@ -174,7 +175,7 @@ def test_a_forced_merge_is_a_generation_that_can_be_undone(runs: Path, tmp_path:
     place = Path(shutil.copytree(runs / "first", tmp_path / "model"))
     cofima.merge([runs / "first", runs / "whole"], place, force=True)
     assert classes(place) == 6
-    generations.undo(place)
+    model_folder.undo(place)
     assert classes(place) == 2
     assert content(place / "0001") == content(runs / "first" / "0001")
 
@@ -194,7 +195,7 @@ def test_a_damaged_state_can_be_undone(runs: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(runs / "whole", tmp_path / "model"))
     for file in (place / "0003").iterdir():
         file.write_bytes(b"damaged")
-    left, now = generations.undo(place)
+    left, now = model_folder.undo(place)
     assert (left.name, now.name, classes(place)) == ("0003", "0002", 4)
 
 
@@ -203,7 +204,7 @@ def test_each_file_is_verified_when_it_is_read(name: str, runs: Path, tmp_path: 
     place = Path(shutil.copytree(runs / "whole", tmp_path / "model"))
     with (place / "0003" / name).open("ab") as file:
         file.write(b"\n")
-    generation = generations.read(place)
+    generation = model_folder.read(place)
     read = {WEIGHTS: generation.weights, STATE: generation.state, HISTORY: generation.history}
     for other, call in read.items():
         if other == name:
@@ -218,7 +219,7 @@ def test_the_facts_of_a_method_are_in_the_folder(tiny, tmp_path: Path) -> None:
         tiny.run(
             tmp_path / method, tiny.config(method, train={"epochs": 0}), tiny.stream((2, 2), per_class=4)
         )
-        found = generations.read(tmp_path / method).record.method
+        found = model_folder.read(tmp_path / method).record.method
         assert (found.all_at_once, found.keeps_images) == facts
 
 

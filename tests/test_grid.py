@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cofima import generations
-from cofima.config import check, read, recipes
-from cofima.errors import CofimaError
-from cofima.experiment.cells import cells, name
-from cofima.experiment.grid import run_grid
-from cofima.progress import Progress
+from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
+from cofima.experiment.config import check, read, recipes
+from cofima.experiment.grid.cells import cells, name
+from cofima.experiment.grid.scheduler import run_grid
 from cofima.report import find
+from cofima.store import model_folder
 
 RECIPE = {
     "dataset": "blobs",
@@ -119,7 +119,7 @@ def test_cells_run_in_processes_and_only_what_is_missing_is_done_again(recipe: P
     assert sorted(f.name for f in outcome.done) == sorted(name(c) for c in chosen)
     assert [f.name for f in outcome.failed] == [name(broken)]
     assert "no folder" in next(iter(outcome.failed.values()))
-    assert all(generations.finished(folder) for folder in outcome.done)
+    assert all(model_folder.finished(folder) for folder in outcome.done)
     assert len(find(outcome.done)) == 2
     before = {f: f.stat().st_mtime_ns for f in out.rglob("*") if f.is_file()}
     ears = Ears()

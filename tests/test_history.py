@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import cofima
-from cofima import generations
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.experiment.launch import launch
-from cofima.history import HistoryRow, OldClasses, dump, is_run, parse
+from cofima.store import model_folder
+from cofima.store.history import HistoryRow, OldClasses, dump, is_run, parse
 
 ROW = HistoryRow(
     kind="extend",
@@ -48,12 +48,12 @@ def test_all_faults_are_one_error() -> None:
 
 def test_a_run_and_what_happens_to_it_later_have_one_schema(tmp_path: Path, tiny: Any) -> None:
     launch(tiny.config("slca", stream={"first": 3, "increment": 3}), tmp_path)
-    assert is_run(generations.read_history(tmp_path))
+    assert is_run(model_folder.read_history(tmp_path))
     clf = cofima.load(tmp_path)
     clf.rename(clf.classes[0], "other")
     clf.forget("other")
     clf.save()
-    rows = generations.read_history(tmp_path)
+    rows = model_folder.read_history(tmp_path)
     assert not is_run(rows)
     assert [(row.kind, row.task) for row in rows[-3:]] == [("task", 2), ("rename", 2), ("forget", 2)]
     assert all(row.date for row in rows)

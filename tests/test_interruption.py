@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from cofima import interruption
-from cofima.interruption import Interrupted, asked, listening, patient
+from cofima.core import signals
+from cofima.core.signals import Interrupted, asked, listening, patient
 
 pytestmark = pytest.mark.usefixtures("fresh_signals")
 EVERY = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -17,7 +17,7 @@ def test_a_signal_ends_impatient_work_at_once(number: int) -> None:
     with pytest.raises(Interrupted) as caught, listening():
         signal.raise_signal(number)
     assert caught.value.signal == number
-    assert signal.getsignal(number) == interruption.SIGNALS[number]
+    assert signal.getsignal(number) == signals.SIGNALS[number]
 
 
 @EVERY

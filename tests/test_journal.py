@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from cofima.errors import CofimaError, CofimaWarning
-from cofima.experiment import journal
-from cofima.experiment.journal import METRICS, Journal
+from cofima.core.errors import CofimaError, CofimaWarning
+from cofima.experiment import metrics_log
 from cofima.experiment.launch import launch
-from cofima.history import HistoryRow
+from cofima.experiment.metrics_log import METRICS, Journal
+from cofima.store.history import HistoryRow
 
 ROW = HistoryRow(task=1, classes=["a"], accuracy=[80.0], sizes=[10])
 
@@ -27,7 +27,7 @@ def epoch(book: Journal, task: int, number: int, *losses: float) -> None:
 def test_a_run_writes_down_every_epoch_and_task(tmp_path: Path, tiny: Any) -> None:
     config = tiny.config("seq_ft", train={"epochs": 3, "milestones": [2], "batch": 16})
     model = tiny.run(tmp_path, config, tiny.stream((2, 2), per_class=12))
-    lines = journal.read(tmp_path)
+    lines = metrics_log.read(tmp_path)
     assert keys(lines) == [
         (kind, task, number)
         for task in (1, 2)
@@ -55,7 +55,7 @@ def test_the_loss_is_the_mean_over_the_steps(tmp_path: Path, tiny: Any, monkeypa
 
     monkeypatch.setattr(Method, "loss", loss)
     tiny.run(tmp_path, tiny.config(train={"epochs": 1, "batch": 16}), tiny.stream((2,), per_class=12))
-    assert journal.read(tmp_path)[0]["loss"] == pytest.approx(sum(seen) / 2)
+    assert metrics_log.read(tmp_path)[0]["loss"] == pytest.approx(sum(seen) / 2)
 
 
 def test_a_run_that_was_cut_off_has_no_line_twice(tmp_path: Path, tiny: Any, stop_at: Any) -> None:
@@ -63,10 +63,10 @@ def test_a_run_that_was_cut_off_has_no_line_twice(tmp_path: Path, tiny: Any, sto
     launch(config, tmp_path / "whole")
     with pytest.raises(stop_at(1, step=8)):  # in the second task, after an epoch or more
         launch(config, tmp_path / "cut")
-    cut = journal.read(tmp_path / "cut")
+    cut = metrics_log.read(tmp_path / "cut")
     assert [k for k in keys(cut) if k[1] == 2]
     launch(config, tmp_path / "cut")
-    whole, again = journal.read(tmp_path / "whole"), journal.read(tmp_path / "cut")
+    whole, again = metrics_log.read(tmp_path / "whole"), metrics_log.read(tmp_path / "cut")
     assert keys(again) == keys(whole)
     assert [line.get("loss") for line in again] == [line.get("loss") for line in whole]
     assert [line["step"] for line in again] == [line["step"] for line in whole]
@@ -78,7 +78,7 @@ def test_epochs_before_the_one_that_goes_on_are_kept(tmp_path: Path) -> None:
         epoch(book, 0, number, 1.0, 2.0)
     again = Journal(tmp_path, [])
     epoch(again, 0, 2, 3.0, 4.0)
-    lines = journal.read(tmp_path)
+    lines = metrics_log.read(tmp_path)
     assert keys(lines) == [("epoch", 1, 1), ("epoch", 1, 2), ("epoch", 1, 3)]
     assert [line["loss"] for line in lines] == [1.5, 1.5, 3.5]
     assert [line["step"] for line in lines] == [2, 4, 6]
@@ -92,25 +92,25 @@ def test_a_method_that_trains_twice_in_a_task_counts_on(tmp_path: Path) -> None:
     book.task(ROW)
     book.begin()
     epoch(book, 1, 0)
-    assert [line.get("epoch") for line in journal.read(tmp_path)] == [1, 2, 3, 4, 5, None, 1]
+    assert [line.get("epoch") for line in metrics_log.read(tmp_path)] == [1, 2, 3, 4, 5, None, 1]
 
 
 def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path: Path) -> None:
     epoch(Journal(tmp_path, []), 0, 0)
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"kind": "epoch", "ta')
-    assert len(journal.read(tmp_path)) == 1
+    assert len(metrics_log.read(tmp_path)) == 1
     epoch(Journal(tmp_path, []), 0, 1)
-    assert keys(journal.read(tmp_path)) == [("epoch", 1, 1), ("epoch", 1, 2)]
+    assert keys(metrics_log.read(tmp_path)) == [("epoch", 1, 1), ("epoch", 1, 2)]
 
 
 def test_tasks_of_before_are_written_from_the_history(tmp_path: Path) -> None:
     second = HistoryRow(task=2, classes=["b"], accuracy=[70.0, 90.0], sizes=[10, 30])
     Journal(tmp_path, [ROW, second])
-    lines = journal.read(tmp_path)
+    lines = metrics_log.read(tmp_path)
     assert [line["seen"] for line in lines] == [80.0, 85.0]
     Journal(tmp_path, [ROW, second])
-    assert journal.read(tmp_path) == lines
+    assert metrics_log.read(tmp_path) == lines
 
 
 def test_tasks_that_were_undone_are_dropped(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_tasks_that_were_undone_are_dropped(tmp_path: Path) -> None:
         book.task(ROW.model_copy(update={"task": task}))
         book.begin()
     epoch(Journal(tmp_path, [ROW]), 1, 0)
-    assert keys(journal.read(tmp_path)) == [("epoch", 1, 1), ("task", 1, None), ("epoch", 2, 1)]
+    assert keys(metrics_log.read(tmp_path)) == [("epoch", 1, 1), ("task", 1, None), ("epoch", 2, 1)]
 
 
 def test_listeners_hear_every_line_once(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_listeners_hear_every_line_once(tmp_path: Path) -> None:
     book = Journal(tmp_path, [ROW], [heard.append])
     assert keys(heard) == [("epoch", 1, 1), ("task", 1, None)]
     epoch(book, 1, 1)
-    assert heard == journal.read(tmp_path)
+    assert heard == metrics_log.read(tmp_path)
 
 
 def test_a_listener_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
@@ -145,11 +145,11 @@ def test_a_listener_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
     with pytest.warns(CofimaWarning, match=r"left out; .*metrics\.jsonl has all it missed: no server"):
         epoch(book, 0, 0)
     epoch(book, 0, 1)
-    assert len(journal.read(tmp_path)) == 2
+    assert len(metrics_log.read(tmp_path)) == 2
 
 
 def test_only_one_of_several_processes_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cofima.ranks.rank", lambda: 1)
+    monkeypatch.setattr("cofima.core.distributed.rank", lambda: 1)
     epoch(Journal(tmp_path, []), 0, 0)
     assert not (tmp_path / METRICS).exists()
 
@@ -157,4 +157,4 @@ def test_only_one_of_several_processes_writes(tmp_path: Path, monkeypatch: pytes
 def test_what_is_no_journal_is_said(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text(json.dumps({"loss": 1}) + "\n")
     with pytest.raises(CofimaError, match=r"metrics\.jsonl line 1 is not a line of a run"):
-        journal.read(tmp_path)
+        metrics_log.read(tmp_path)

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from cofima import generations
+from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
+from cofima.core.seeds import Seeds
 from cofima.data.sources.in_memory import blobs
-from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.experiment.stream import load_stream
 from cofima.methods.base import Method
 from cofima.models.backbone import create
-from cofima.progress import Progress
-from cofima.seeds import Seeds
-from cofima.store import load_model
+from cofima.store import model_folder
+from cofima.store.model import load_model
 
 CONFTEST = Path(__file__).parent / "conftest.py"
 
@@ -54,7 +54,7 @@ spec.loader.exec_module(tiny)
 import torch
 torch.set_num_threads(1)
 from cofima.experiment.launch import launch
-from cofima.progress import Progress
+from cofima.core.progress import Progress
 
 class Loud(Progress):
     stage_now = ""
@@ -111,7 +111,7 @@ def test_a_run_stopped_by_an_exception_inside_a_task_goes_on(
     stopped = stop_at(2, step=2)
     with pytest.raises(stopped):
         launch(config, tmp_path / "cut")
-    assert generations.current(tmp_path / "cut").name == "0002"
+    assert model_folder.current(tmp_path / "cut").name == "0002"
     ears = Ears()
     cut = launch(config, tmp_path / "cut", ears)
     assert any("continuing" in line and "after task 2 of 3" in line for line in ears.heard)
@@ -204,7 +204,7 @@ def test_a_diverged_task_keeps_the_state_before_on_disk(
         patch.setattr(Method, "loss", poisoned)
         with pytest.raises(CofimaError, match="task 3, epoch 1, step 1"):
             launch(config, tmp_path)
-    assert generations.current(tmp_path).name == "0002"
+    assert model_folder.current(tmp_path).name == "0002"
     model = load_model(tmp_path)
     assert len(model.tasks) == 2
     assert all(torch.isfinite(v).all() for v in model.weights().values())

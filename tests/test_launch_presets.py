@@ -8,13 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
-from cofima import generations
 from cofima.data import Picture, Source, datasets
 from cofima.data.datasets import read
 from cofima.data.loading import loader
 from cofima.data.loading.pixel_format import PixelFormat, fit
 from cofima.experiment.launch import launch
-from cofima.store import load_model
+from cofima.store import model_folder
+from cofima.store.model import load_model
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_run_records_its_preset_and_is_loaded_with_it(
     model = launch(config(tiny, images, preset, method), tmp_path / "run")
     assert model.view.preset == preset
     assert model.view.whole == (0 if preset == "timm" else 21)
-    said = json.loads((generations.current(tmp_path / "run") / "config.json").read_text())
+    said = json.loads((model_folder.current(tmp_path / "run") / "config.json").read_text())
     assert said["preprocess"]["preset"] == preset
     again = load_model(tmp_path / "run")
     assert again.view == model.view

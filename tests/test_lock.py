@@ -11,17 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from cofima import generations, learn, lock
+from cofima import learn
 from cofima.cli.model import extend
-from cofima.errors import CofimaError, CofimaWarning
+from cofima.core import lock
+from cofima.core.errors import CofimaError, CofimaWarning
+from cofima.core.lock import alone
 from cofima.experiment.launch import launch
-from cofima.lock import alone
-from cofima.store import load_model, save_model
+from cofima.store import model_folder
+from cofima.store.model import load_model, save_model
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from cofima.lock import alone
+from cofima.core.lock import alone
 with alone(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -70,7 +72,7 @@ def test_everything_that_writes_asks_and_reading_does_not(tiny, tmp_path: Path) 
     model = tiny.run(tmp_path, tiny.config(train={"epochs": 1}), stream)
     save_model(model, tmp_path)
     handle = held_elsewhere(tmp_path)
-    for write in (lambda: save_model(model, tmp_path), lambda: generations.undo(tmp_path)):
+    for write in (lambda: save_model(model, tmp_path), lambda: model_folder.undo(tmp_path)):
         with pytest.raises(CofimaError, match="is being written by another process"):
             write()
     photos = tmp_path / "no such photos"  # refused before they are looked for
@@ -81,7 +83,7 @@ def test_everything_that_writes_asks_and_reading_does_not(tiny, tmp_path: Path) 
         os.close(other)
     assert load_model(tmp_path).classes == model.classes
     os.close(handle)
-    generations.undo(tmp_path)
+    model_folder.undo(tmp_path)
 
 
 def test_a_holder_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:

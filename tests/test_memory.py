@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cofima import generations, methods
-from cofima.store import Model
+from cofima import methods
+from cofima.store import model_folder
+from cofima.store.model import Model
 
 CLASSES = 24
 DEALT = (3, 6, 12)
@@ -95,7 +96,7 @@ def test_the_folder_and_the_run_do_not_grow_either(tiny, tmp_path: Path) -> None
         sizes.append({p.name: p.stat().st_size // 2000 for p in files})  # headers name one block more or less
         assert len(list((tmp_path / str(tasks)).iterdir())) == 4  # two generations, CURRENT, metrics.jsonl
     assert_flat(held, tiny)
-    state = [size[generations.STATE] for size in sizes]
+    state = [size[model_folder.STATE] for size in sizes]
     assert max(state) - min(state) <= 2
 
 

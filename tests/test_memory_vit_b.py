@@ -20,7 +20,7 @@ from cofima.data.stream import Stream, from_groups
 from cofima.methods import cofima as module
 from cofima.methods.base import Method
 from cofima.methods.cofima import CoFiMA
-from cofima.models.aliases import ALIASES
+from cofima.models.registry import ALIASES
 
 NAME = "vit_b16_in21k"
 MODEL = 4 * ALIASES[NAME].parameters  # bytes of the weights

@@ -14,15 +14,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima import generations, methods
-from cofima.config import check
+from cofima import methods
+from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
 from cofima.data.image_set import ImageSet
 from cofima.data.stream import Stream, Task
-from cofima.errors import CofimaError
+from cofima.experiment.config import check
 from cofima.experiment.launch import launch
-from cofima.history import dump, parse
-from cofima.progress import Progress
-from cofima.store import Model, load_model, save_model
+from cofima.store import model_folder
+from cofima.store.history import dump, parse
+from cofima.store.model import Model, load_model, save_model
 from cofima.training.evaluate import evaluate
 
 T = TypeVar("T")
@@ -65,9 +66,9 @@ class Tripwire(Progress):
 
 def tensors(folder: Path) -> dict[str, Tensor]:
     """Return everything that is kept of a model."""
-    generation = generations.current(folder)
-    weights = {f"model.{k}": v for k, v in load_file(generation / generations.WEIGHTS).items()}
-    return weights | {f"state.{k}": v for k, v in load_file(generation / generations.STATE).items()}
+    generation = model_folder.current(folder)
+    weights = {f"model.{k}": v for k, v in load_file(generation / model_folder.WEIGHTS).items()}
+    return weights | {f"state.{k}": v for k, v in load_file(generation / model_folder.STATE).items()}
 
 
 def scores(model: Model) -> list[Any]:
@@ -93,7 +94,7 @@ def test_resume_equals_an_uninterrupted_run(name: str, network: str, tiny, tmp_p
     stopped = min(2, whole.planned)
     with pytest.raises(StoppedError):
         launch(config, tmp_path / "cut", Tripwire(stopped))
-    assert (generations.current(tmp_path / "cut") is None) == (stopped == 1)
+    assert (model_folder.current(tmp_path / "cut") is None) == (stopped == 1)
     if whole.planned > 2:  # and once more, later
         with pytest.raises(StoppedError):
             launch(config, tmp_path / "cut", Tripwire(3, item=1))

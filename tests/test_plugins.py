@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from cofima import methods, plugins
+from cofima import methods
 from cofima.cli import load_plugin, split_plugins
-from cofima.config import check
+from cofima.core import plugins
+from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.data import datasets
 from cofima.data.options import DataOptions
-from cofima.errors import CofimaError, CofimaWarning
-from cofima.store import load_model
+from cofima.experiment.config import check
+from cofima.store.model import load_model
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 EMPTY = "x = 1\n"
@@ -118,7 +119,7 @@ def test_an_installed_package_brings_methods(tmp_path: Path, monkeypatch: pytest
     info = tmp_path / "my_package-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1\n")
-    entries = "[cofima.plugins]\ntheirs = my_package\nbroken = my_package.nowhere\n"
+    entries = "[cofima.core.plugins]\ntheirs = my_package\nbroken = my_package.nowhere\n"
     (info / "entry_points.txt").write_text(entries)
     monkeypatch.syspath_prepend(tmp_path)
     plugins._installed.cache_clear()

@@ -8,13 +8,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cofima import methods, ranks, torchrun
+from cofima import methods
 from cofima.cli import app, console
+from cofima.core import distributed, torchrun
+from cofima.core.errors import CofimaError
 from cofima.data.transforms import View
-from cofima.errors import CofimaError
 from cofima.experiment.launch import launch
-from cofima.parts import importance
-from cofima.parts.importance import FisherOptions, released_fisher, task_fisher
+from cofima.methods.components import fisher_options
+from cofima.methods.components.fisher_options import FisherOptions, released_fisher, task_fisher
 from cofima.training import device
 
 COLOUR = (0.5, 0.5, 0.5)
@@ -25,13 +26,13 @@ VIEWS = {
 }
 
 
-def parts(count: int, processes: int, monkeypatch: pytest.MonkeyPatch) -> list[ranks.Part]:
+def parts(count: int, processes: int, monkeypatch: pytest.MonkeyPatch) -> list[distributed.Part]:
     """Return the part of each process."""
-    monkeypatch.setattr(ranks, "world", lambda: processes)
+    monkeypatch.setattr(distributed, "world", lambda: processes)
     found = []
     for number in range(processes):
-        monkeypatch.setattr(ranks, "rank", lambda number=number: number)
-        found.append(ranks.part(count))
+        monkeypatch.setattr(distributed, "rank", lambda number=number: number)
+        found.append(distributed.part(count))
     return found
 
 
@@ -46,7 +47,7 @@ def test_parts_are_all_of_it_in_order(count: int, processes: int, monkeypatch) -
     else:
         assert torch.cat([torch.arange(count)[part.rows] for part in found]).tolist() == list(range(count))
         assert max(sizes) - min(sizes) <= 1
-        assert max(sizes) == ranks.each(count)
+        assert max(sizes) == distributed.each(count)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
@@ -87,13 +88,13 @@ def test_the_fisher_information_of_parts_adds_up_to_that_of_all(
             return released_fisher(net, task, context)
         return task_fisher(net, task, context, FisherOptions(labels=estimate))
 
-    monkeypatch.setattr(importance, "RELEASED_CLIP", torch.inf)
+    monkeypatch.setattr(fisher_options, "RELEASED_CLIP", torch.inf)
     whole = fisher()
-    monkeypatch.setattr(ranks, "total", lambda value: value)
-    monkeypatch.setattr(ranks, "world", lambda: processes)
+    monkeypatch.setattr(distributed, "total", lambda value: value)
+    monkeypatch.setattr(distributed, "world", lambda: processes)
     found = []
     for number in range(processes):
-        monkeypatch.setattr(ranks, "rank", lambda number=number: number)
+        monkeypatch.setattr(distributed, "rank", lambda number=number: number)
         found.append(fisher())
     for key, value in whole.items():
         torch.testing.assert_close(sum(one[key] for one in found), value, rtol=1e-10, atol=1e-15)
@@ -102,13 +103,13 @@ def test_the_fisher_information_of_parts_adds_up_to_that_of_all(
 
 def test_one_process_is_left_as_it_was() -> None:
     rows = torch.arange(5.0)
-    part = ranks.part(5)
+    part = distributed.part(5)
     assert (part.start, part.stop, part.whole, part.weight) == (0, 5, 5, 1.0)
     assert part.gather(rows) is rows
     assert part.mean(rows) is rows
-    assert ranks.total(rows) is rows
+    assert distributed.total(rows) is rows
     assert rows.tolist() == [0, 1, 2, 3, 4]
-    assert torchrun.world_size() == ranks.world() == 1
+    assert torchrun.world_size() == distributed.world() == 1
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_what_several_processes_cannot_share_is_refused_before_any_work(
 def test_statistics_of_batches_are_refused_unless_they_are_frozen(
     tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "joined", lambda _: nullcontext())
+    monkeypatch.setattr(distributed, "joined", lambda _: nullcontext())
     said = refused(tiny.config("slca", "resnet_test"), tmp_path / "run", monkeypatch)
     assert "train.batchnorm=frozen" in said
     from cofima.experiment.several import refuse_several

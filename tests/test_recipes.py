@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cofima import config, methods
-from cofima.config import Config, read_values, resolve
+from cofima import methods
+from cofima.core.errors import CofimaError
 from cofima.data.transforms import PAPER_DATASETS
-from cofima.errors import CofimaError
-from cofima.recipes.layers import flattened, merged
+from cofima.experiment import config
+from cofima.experiment.config import Config, read_values, resolve
+from cofima.experiment.recipes.layers import flattened, merged
 
 ORDER = ("recipe", "per_dataset", "per_backbone", "per_method", "command line")
 # each layer says its own name for the number of epochs, and for a key of its own

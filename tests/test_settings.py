@@ -8,8 +8,8 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel
 
-from cofima.config_schema import Config
-from cofima.settings import MACHINE, RECORDED, SOURCE, Role, uncounted
+from cofima.store.config import Config
+from cofima.store.settings import MACHINE, RECORDED, SOURCE, Role, uncounted
 
 
 class Inner(BaseModel):
@@ -44,10 +44,10 @@ def test_what_does_not_name_a_cell_is_neither_compared_nor_held_against_a_run_th
     assert not {"seed", "model.checkpoint", "data.preset", "dataset", "backbone"} & resumed
 
 
-HEAVY = ("torch", "timm", "matplotlib", "scipy", "cofima.methods", "cofima.config")
+HEAVY = ("torch", "timm", "matplotlib", "scipy", "cofima.methods", "cofima.experiment.config")
 
 
-@pytest.mark.parametrize("module", ["cofima.config_schema", "cofima.report", "cofima.generations"])
+@pytest.mark.parametrize("module", ["cofima.store.config", "cofima.report", "cofima.store.model_folder"])
 def test_reading_results_needs_no_torch(module: str) -> None:
     code = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

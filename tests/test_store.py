@@ -11,13 +11,13 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-from cofima import generations
-from cofima.errors import CofimaError
-from cofima.experiment.journal import METRICS
+from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
 from cofima.experiment.launch import launch
-from cofima.generations import CONFIG, CURRENT, HISTORY, STATE, WEIGHTS
-from cofima.progress import Progress
-from cofima.store import load_model, save_model
+from cofima.experiment.metrics_log import METRICS
+from cofima.store import model_folder
+from cofima.store.model import load_model, save_model
+from cofima.store.model_folder import CONFIG, CURRENT, HISTORY, STATE, WEIGHTS
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_a_loaded_model_predicts_the_same_bits(config, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["seq_ft", "cofima"])
 def test_plain_timm_loads_the_weights(network: str, method: str, tiny, tmp_path: Path) -> None:
     model = launch(tiny.config(method, network, train={"epochs": 1}), tmp_path / "model")
-    weights = load_file(generations.current(tmp_path / "model") / WEIGHTS)
+    weights = load_file(model_folder.current(tmp_path / "model") / WEIGHTS)
     plain = timm.create_model(network, num_classes=len(model.classes))
     plain.load_state_dict(weights, strict=True)
     images = pixels().float().sub(127.5).div(127.5)
@@ -253,7 +253,7 @@ def test_folders_that_came_later_are_never_deleted_either(
 ) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "mine.txt").write_text("mine")
-    monkeypatch.setattr(generations, "refuse_place", lambda folder: None)
+    monkeypatch.setattr(model_folder, "refuse_place", lambda folder: None)
     if name == "0002":
         with pytest.raises(CofimaError, match="0002 could not be written"):
             launch(config, tmp_path)
@@ -281,7 +281,7 @@ def test_a_large_state_is_announced(config, tmp_path: Path, monkeypatch: pytest.
         def say(self, message: str) -> None:
             self.heard.append(message)
 
-    monkeypatch.setattr("cofima.store.LARGE", 1000)
+    monkeypatch.setattr("cofima.store.model.LARGE", 1000)
     launch(config, tmp_path / "model", Ears())
     assert any("writing" in line and "MB" in line for line in Ears.heard)
 
@@ -290,11 +290,11 @@ def test_what_a_kill_left_of_a_generation_is_in_nobodys_way(config, tmp_path: Pa
     folder = tmp_path / "model"
     launch(config, folder)
     (folder / "0000").mkdir()  # killed while its files were removed
-    generations.refuse_place(folder)
+    model_folder.refuse_place(folder)
     model = load_model(folder)
     save_model(model, folder)
     assert not (folder / "0000").exists()
     (folder / "0099").mkdir()
     (folder / "0099" / "holiday.jpg").touch()
     with pytest.raises(CofimaError, match="0099"):
-        generations.refuse_place(folder)
+        model_folder.refuse_place(folder)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 # is busy; asked before torch is loaded, they sleep instead.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from cofima import plugins
+from cofima.core import plugins
 
 if TYPE_CHECKING:
-    from cofima.merging.fisher_file import fisher
-    from cofima.merging.merge import merge
-    from cofima.serve.check import ForgettingError
-    from cofima.serve.classifier import Classifier, learn, load
-    from cofima.serve.predict import Prediction
-    from cofima.store import Model
+    from cofima.classifier.classifier import Classifier, learn, load
+    from cofima.classifier.forgetting_check import ForgettingError
+    from cofima.classifier.merge.fisher_file import fisher
+    from cofima.classifier.merge.merge import merge
+    from cofima.classifier.predict import Prediction
+    from cofima.store.model import Model
     from cofima.weights import (
         auto_lambda,
         average,
@@ -50,20 +50,20 @@ __all__ = [
 
 # Imported when first asked for: torch and timm take seconds, which `cofima --help` should not.
 _MODULES = {
-    "Classifier": "cofima.serve.classifier",
-    "ForgettingError": "cofima.serve.check",
-    "Model": "cofima.store",
-    "Prediction": "cofima.serve.predict",
+    "Classifier": "cofima.classifier.classifier",
+    "ForgettingError": "cofima.classifier.forgetting_check",
+    "Model": "cofima.store.model",
+    "Prediction": "cofima.classifier.predict",
     "auto_lambda": "cofima.weights",
     "average": "cofima.weights",
     "average_all": "cofima.weights",
     "diagonal_fisher": "cofima.weights",
-    "fisher": "cofima.merging.fisher_file",
+    "fisher": "cofima.classifier.merge.fisher_file",
     "fisher_average": "cofima.weights",
     "fisher_average_all": "cofima.weights",
-    "learn": "cofima.serve.classifier",
-    "load": "cofima.serve.classifier",
-    "merge": "cofima.merging.merge",
+    "learn": "cofima.classifier.classifier",
+    "load": "cofima.classifier.classifier",
+    "merge": "cofima.classifier.merge.merge",
     "weight_distance": "cofima.weights",
 }
 

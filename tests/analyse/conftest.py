@@ -30,9 +30,9 @@ def kept(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Kept:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Learn the cells of an analysis in this process, which knows the tiny networks; return their names."""
-    from cofima import generations
-    from cofima.analyse import cells
-    from cofima.experiment.grid import Outcome
+    from cofima.analysis import cells
+    from cofima.experiment.grid.scheduler import Outcome
+    from cofima.store import model_folder
 
     learned: list[str] = []
 
@@ -40,7 +40,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         outcome = Outcome()
         for config in configs:
             folder = out / cells.name(config)
-            if not generations.finished(folder):
+            if not model_folder.finished(folder):
                 learned.append(folder.name)
                 launch(config, folder)
             outcome.done.append(folder)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cofima.analyse.distance import distance, measure_distances
-from cofima.analyse.run_folder import by_layer, layer_of, open_run
-from cofima.errors import CofimaError
+from cofima.analysis.distance import distance, measure_distances
+from cofima.analysis.run_folder import by_layer, layer_of, open_run
+from cofima.core.errors import CofimaError
 
 
 def test_distances_are_a_metric_and_what_the_definition_says(kept: Any) -> None:

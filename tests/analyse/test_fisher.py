@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from cofima.analyse.fisher import describe, fisher
-from cofima.analyse.relearn import Relearned, relearn
-from cofima.analyse.run_folder import open_run
-from cofima.errors import CofimaError
-from cofima.progress import SILENT
+from cofima.analysis.fisher import describe, fisher
+from cofima.analysis.relearn import Relearned, relearn
+from cofima.analysis.run_folder import open_run
+from cofima.core.errors import CofimaError
+from cofima.core.progress import SILENT
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cofima.analyse.evaluate_at import Points, fewer, measure, spread
-from cofima.analyse.landscape import axis, landscape, span, survey
-from cofima.analyse.path import Line, path, walk
-from cofima.analyse.relearn import Relearned, relearn
-from cofima.analyse.run_folder import open_run
-from cofima.analyse.share import merge_and_measure
-from cofima.errors import CofimaError
+from cofima.analysis.evaluate_at import Points, fewer, measure, spread
+from cofima.analysis.landscape import axis, landscape, span, survey
+from cofima.analysis.path import Line, path, walk
+from cofima.analysis.relearn import Relearned, relearn
+from cofima.analysis.run_folder import open_run
+from cofima.analysis.share import merge_and_measure
+from cofima.core.errors import CofimaError
+from cofima.core.progress import SILENT
+from cofima.methods.components.batchnorm import refresh_batchnorm
 from cofima.models.backbone import build_empty
 from cofima.models.net import Net
-from cofima.parts.batchnorm import refresh_batchnorm
-from cofima.progress import SILENT
 from cofima.training.loop import plain_batches
 from cofima.weights import Weights, weight_distance
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from cofima.analyse.plane import Plane, principal, through
-from cofima.errors import CofimaError
+from cofima.analysis.plane import Plane, principal, through
+from cofima.core.errors import CofimaError
 from cofima.weights import Weights, weight_distance
 
 SHAPES = {"a": (3, 4), "b": (5,), "c": (2, 2, 2)}

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima import generations
-from cofima.analyse.relearn import relearn
-from cofima.analyse.run_folder import choose_task, open_run
-from cofima.analyse.share import merge_and_measure, posthoc
-from cofima.errors import CofimaError
-from cofima.generations import Generation
-from cofima.progress import SILENT, Progress
+from cofima.analysis.relearn import relearn
+from cofima.analysis.run_folder import choose_task, open_run
+from cofima.analysis.share import merge_and_measure, posthoc
+from cofima.core.errors import CofimaError
+from cofima.core.progress import SILENT, Progress
+from cofima.store import model_folder
+from cofima.store.model_folder import Generation
 from cofima.weights import average, fisher_average, weight_distance
 
 MERGING = {
@@ -50,7 +50,7 @@ def test_merged_again_at_its_own_share_is_the_run_bit_for_bit(
     assert not [line for line in listener.heard if "gave other weights" in line]
     assert task.lam == run.history[-1].lam
     again = task.merge_again(task.lam)
-    same_bits(again.weights(), load_file(run.folder / "0003" / generations.WEIGHTS))
+    same_bits(again.weights(), load_file(run.folder / "0003" / model_folder.WEIGHTS))
     measured = merge_and_measure(task, task.lam)
     assert measured.accuracy == run.history[-1].accuracy
 
@@ -58,7 +58,7 @@ def test_merged_again_at_its_own_share_is_the_run_bit_for_bit(
 def test_a_middle_task_is_relearned_too(kept: Any, same_bits: Any) -> None:
     run = open_run(kept("cofima"))
     task = relearn(run, 2, SILENT)
-    same_bits(task.merge_again(task.lam).weights(), load_file(run.folder / "0002" / generations.WEIGHTS))
+    same_bits(task.merge_again(task.lam).weights(), load_file(run.folder / "0002" / model_folder.WEIGHTS))
     assert len(task.seen) == 2
 
 

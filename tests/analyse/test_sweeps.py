@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from cofima import generations
-from cofima.analyse.backbones import backbones, learn_backbones, scratch
-from cofima.analyse.share import Sweep, choose, sweep
-from cofima.config import read
-from cofima.errors import CofimaError
-from cofima.experiment.cells import name
+from cofima.analysis.backbones import backbones, learn_backbones, scratch
+from cofima.analysis.share import Sweep, choose, sweep
+from cofima.core.errors import CofimaError
+from cofima.experiment.config import read
+from cofima.experiment.grid.cells import name
 from cofima.report.runs import read as read_run
+from cofima.store import model_folder
 
 RECIPE = {
     "dataset": "blobs",
@@ -93,8 +93,8 @@ def test_all_mistakes_of_a_sweep_are_said_before_anything_is_learned(
 
 
 def test_a_cell_that_failed_is_named(recipe: str, tmp_path: Path, monkeypatch: Any) -> None:
-    from cofima.analyse import cells
-    from cofima.experiment.grid import Outcome
+    from cofima.analysis import cells
+    from cofima.experiment.grid.scheduler import Outcome
 
     monkeypatch.setattr(cells, "run_grid", lambda *_: Outcome([], {Path("cells/one"): "no memory"}))
     with pytest.raises(CofimaError, match="cells/one: no memory"):
@@ -153,7 +153,7 @@ def test_cells_go_on_after_an_interruption(recipe: str, tmp_path: Path, in_proce
     how = Sweep(["coma"], [0.5], tested="none")
     sweep(recipe, [], how, tmp_path)
     (folder,) = (tmp_path / "cells").iterdir()
-    (folder / generations.CURRENT).write_text("0001\n")  # as if it had been killed in the second task
+    (folder / model_folder.CURRENT).write_text("0001\n")  # as if it had been killed in the second task
     sweep(recipe, [], how, tmp_path)
-    assert (folder / generations.CURRENT).read_text() == "0002\n"
+    assert (folder / model_folder.CURRENT).read_text() == "0002\n"
     assert len(in_process) == 2

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from cofima.analyse.relearn import load_tasks, relearn
-from cofima.analyse.run_folder import open_run
-from cofima.analyse.trajectories import class_means, trajectories
-from cofima.errors import CofimaError
+from cofima.analysis.relearn import load_tasks, relearn
+from cofima.analysis.run_folder import open_run
+from cofima.analysis.trajectories import class_means, trajectories
+from cofima.core.errors import CofimaError
+from cofima.core.progress import SILENT
 from cofima.models.backbone import build_empty
-from cofima.progress import SILENT
 from cofima.weights import weight_distance
 
 
@@ -42,8 +42,8 @@ def test_the_three_ways_of_the_paper(folders: list[Path]) -> None:
 
 
 def test_training_before_a_merge_is_drawn_where_it_led(folders: list[Path]) -> None:
-    from cofima.analyse.plane import principal
-    from cofima.analyse.trajectories import _way
+    from cofima.analysis.plane import principal
+    from cofima.analysis.trajectories import _way
 
     run = open_run(folders[2])
     states = [run.backbone(t) for t in range(4)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cofima import methods
-from cofima.models.aliases import ALIASES
+from cofima.models.registry import ALIASES
 
 Run = Callable[..., Any]
 

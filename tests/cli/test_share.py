@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cofima.cli import app
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 
 
 @pytest.fixture(scope="module")

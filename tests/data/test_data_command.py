@@ -8,8 +8,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cofima.cli import app
+from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.data.sources.split_file import read_manifest
-from cofima.errors import CofimaError, CofimaWarning
 
 
 def cofima(*words: str) -> Result:
@@ -59,7 +59,7 @@ def test_check_takes_options_and_refuses_wrong_ones(make, tmp_path: Path) -> Non
         cofima("data", "check", "cub20")
 
 
-@pytest.mark.filterwarnings("ignore:.*known for:cofima.errors.CofimaWarning")
+@pytest.mark.filterwarnings("ignore:.*known for:cofima.core.errors.CofimaWarning")
 def test_copies_of_training_images_are_a_problem(make, tmp_path: Path) -> None:
     make("cub200", "folders", tmp_path)
     home = tmp_path / "data" / "cub"

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torchvision import datasets as theirs
 
+from cofima.core.errors import CofimaError
 from cofima.data import datasets
 from cofima.data.datasets import DataOptions, check
-from cofima.errors import CofimaError
 
 
 def options(root: Path, **more: Any) -> DataOptions:

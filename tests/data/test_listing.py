@@ -7,11 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
+from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.data.loading import loader
 from cofima.data.loading.decoder import decode_file
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.listing import LabeledImages, find_images
-from cofima.errors import CofimaError, CofimaWarning
 
 SQUARE = PixelFormat(8)
 

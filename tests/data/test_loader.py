@@ -13,14 +13,14 @@ import pytest
 import torch
 from PIL import Image
 
+from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
 from cofima.data import Picture
 from cofima.data.image_set import ImageSet
 from cofima.data.loading import cache, loader
 from cofima.data.loading.decoder import BadImageError
 from cofima.data.loading.loader import Loaded, decoded, load, load_small
 from cofima.data.loading.pixel_format import PixelFormat
-from cofima.errors import CofimaError
-from cofima.progress import Progress
 
 FORM = PixelFormat(side=16, size=14, whole=19)
 

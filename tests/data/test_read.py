@@ -7,13 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
+from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.data import Picture, Source, transforms
 from cofima.data.datasets import read
 from cofima.data.loading.decoder import decode_file
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.stream import split
 from cofima.data.transforms import InputDefaults
-from cofima.errors import CofimaError, CofimaWarning
 
 FORM = PixelFormat(side=16, size=14, whole=19)
 

@@ -12,15 +12,15 @@ import torch
 from PIL import Image
 from torchvision.datasets import FashionMNIST, ImageFolder
 
+from cofima.core.errors import CofimaError, CofimaWarning
+from cofima.core.progress import Progress
 from cofima.data import Source, datasets, sources
 from cofima.data.datasets import DataOptions
 from cofima.data.sources.checks import count_problem, verify
 from cofima.data.splits import shuffled, split_hash
 from cofima.data.stream import split
-from cofima.errors import CofimaError, CofimaWarning
-from cofima.progress import Progress
 
-small = pytest.mark.filterwarnings("ignore:.*known for:cofima.errors.CofimaWarning")
+small = pytest.mark.filterwarnings("ignore:.*known for:cofima.core.errors.CofimaWarning")
 pytestmark = small  # these copies have fewer images than the real ones, which is said: see below
 
 

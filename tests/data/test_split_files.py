@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
+from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.data import Source, datasets, sources
 from cofima.data.datasets import DataOptions
 from cofima.data.sources.checks import verify
 from cofima.data.sources.split_file import read_manifest, write_manifest
-from cofima.errors import CofimaError, CofimaWarning
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*known for:cofima.errors.CofimaWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*known for:cofima.core.errors.CofimaWarning")
 
 
 @pytest.fixture

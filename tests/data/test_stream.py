@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cofima.core.errors import CofimaError
 from cofima.data import Dataset, ImageSet, Stream, Task, from_groups, split
 from cofima.data.sources.in_memory import blobs
 from cofima.data.splits import share_of, shuffled
 from cofima.data.stream import class_order, increments
-from cofima.errors import CofimaError
 
 PUBLISHED = {
     (1993, 100): [68, 56, 78, 8, 23, 84, 90, 65, 74, 76, 40, 89],

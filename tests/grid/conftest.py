@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cofima import generations
-from cofima.config import Config
-from cofima.experiment.cells import cells, name
+from cofima.experiment.config import Config
+from cofima.experiment.grid.cells import cells, name
 from cofima.experiment.launch import launch
+from cofima.store import model_folder
 
 SMALL: dict[str, Any] = {
     "dataset": "blobs",
@@ -43,11 +43,11 @@ def small(tmp_path: Path) -> Callable[..., list[Config]]:
 
 def learned(folder: Path) -> tuple[str, list[Any]]:
     """Return what a cell computed: hashes of its weights and its state, and its accuracies."""
-    generation = generations.current(folder)
+    generation = model_folder.current(folder)
     assert generation is not None
     files = json.loads((generation / "config.json").read_text())["files"]
-    rows = generations.read_history(folder)
-    return files[generations.WEIGHTS] + files[generations.STATE], [row.accuracy for row in rows]
+    rows = model_folder.read_history(folder)
+    return files[model_folder.WEIGHTS] + files[model_folder.STATE], [row.accuracy for row in rows]
 
 
 @pytest.fixture

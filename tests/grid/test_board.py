@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from cofima.cli.grid import board_table, watching
-from cofima.experiment import board as boards
-from cofima.experiment.board import Board, Row, board
-from cofima.experiment.grid import Lines, line, minutes, summary
+from cofima.core.progress import SILENT
+from cofima.experiment.grid import status as boards
+from cofima.experiment.grid.scheduler import Lines, line, minutes, summary
+from cofima.experiment.grid.status import Board, Row, board
+from cofima.experiment.grid.worker import LOG
 from cofima.experiment.launch import launch
-from cofima.experiment.worker import LOG
-from cofima.progress import SILENT
 
 
 def test_a_row_follows_its_folder(tmp_path: Path, tiny: Any) -> None:

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from cofima import methods
 from cofima.cli import app
 from cofima.cli.grid import overrides_of
-from cofima.config import Config, check
-from cofima.experiment import forecast as forecasts
-from cofima.experiment import speed as speeds
-from cofima.experiment.cells import cells, name, reduced
-from cofima.experiment.forecast import forecast
-from cofima.experiment.speed import Speed, measure
+from cofima.experiment.config import Config, check
+from cofima.experiment.grid import estimate as forecasts
+from cofima.experiment.grid import speed as speeds
+from cofima.experiment.grid.cells import cells, name, reduced
+from cofima.experiment.grid.estimate import forecast
+from cofima.experiment.grid.speed import Speed, measure
 from cofima.methods.cost import FISHER_PASS, Cost, Plan
 
 
@@ -145,7 +145,7 @@ def test_the_command_lists_cells_for_people_and_for_programs(
 
 def test_what_differs_from_the_defaults_gives_the_same_cell(small: Callable[..., Any]) -> None:
     """The short form is the whole truth: written on a command line it resolves to the same."""
-    from cofima.config import resolve
+    from cofima.experiment.config import resolve
 
     for cell in small({"method": ["coma", "ranpac", "gdumb"], "seed": 4}):
         assert resolve({}, overrides_of(cell), "x") == cell
@@ -163,8 +163,8 @@ def test_a_trial_is_small_and_stands_apart(tmp_path: Path, small: Callable[..., 
 
 
 def test_a_recipe_may_extend_another(tmp_path: Path) -> None:
-    from cofima.config import read_values
-    from cofima.errors import CofimaError
+    from cofima.core.errors import CofimaError
+    from cofima.experiment.config import read_values
 
     def write(file: str, values: dict[str, Any]) -> Path:
         (tmp_path / file).write_text(yaml.safe_dump(values))
@@ -183,8 +183,8 @@ def test_a_recipe_may_extend_another(tmp_path: Path) -> None:
 
 
 def test_resources_are_read_in_layers_and_change_no_name(tmp_path: Path) -> None:
-    from cofima.errors import CofimaError
-    from cofima.experiment.cells import plan
+    from cofima.core.errors import CofimaError
+    from cofima.experiment.grid.cells import plan
 
     values: dict[str, Any] = {
         "dataset": "blobs",

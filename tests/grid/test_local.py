@@ -9,21 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from cofima import generations, lock, methods
-from cofima.config import Config
-from cofima.errors import CofimaError
-from cofima.experiment import prefix, worker
-from cofima.experiment.board import Board
-from cofima.experiment.cells import name
-from cofima.experiment.engines import make
-from cofima.experiment.engines.base import Job
-from cofima.experiment.engines.local import Local
-from cofima.experiment.grid import run_grid
+from cofima import methods
+from cofima.core import lock
+from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
+from cofima.experiment.config import Config
+from cofima.experiment.grid import shared_first_task, worker
+from cofima.experiment.grid.cells import name
+from cofima.experiment.grid.executors import make
+from cofima.experiment.grid.executors.base import Job
+from cofima.experiment.grid.executors.local import Local
+from cofima.experiment.grid.scheduler import run_grid
+from cofima.experiment.grid.shared_first_task import FOLDER
+from cofima.experiment.grid.status import Board
+from cofima.experiment.grid.worker import LOG, learn
 from cofima.experiment.launch import pending
-from cofima.experiment.prefix import FOLDER
-from cofima.experiment.worker import LOG, learn
 from cofima.methods import Method
-from cofima.progress import Progress
+from cofima.store import model_folder
 
 # averages with Fisher information, fixed features behind adapters, a memory, and no tasks at all
 KINDS = ["cofima", "ranpac", "der_pp", "joint"]
@@ -118,7 +120,7 @@ def test_a_first_task_is_learned_once_and_failures_have_a_log(
     ((folder, fault),) = outcome.failed.items()
     assert "no folder" in fault
     assert fault in (folder / LOG).read_text()
-    assert generations.current(folder) is None
+    assert model_folder.current(folder) is None
     assert "cells: 3 done, 0 running, 0 waiting, 1 failed" in ears.heard[-1]
 
 
@@ -148,12 +150,12 @@ def test_a_damaged_folder_fails_and_a_damaged_first_task_is_learned_anew(tmp_pat
     (tmp_path / name(config) / "CURRENT").write_text("0009")
     outcome = run_grid([config], tmp_path)
     assert "names '0009', which is not there" in outcome.failed[tmp_path / name(config)]
-    first = tmp_path / FOLDER / str(prefix.key(config))
+    first = tmp_path / FOLDER / str(shared_first_task.key(config))
     (first / "0001").mkdir(parents=True)
     (first / "CURRENT").write_text("0001")
     assert learn(Job(config, tmp_path / "cell", first=first, threads=1)) is None
     assert "learned here once more" in (tmp_path / "cell" / LOG).read_text()
-    assert generations.finished(tmp_path / "cell")
+    assert model_folder.finished(tmp_path / "cell")
 
 
 def test_a_folder_that_another_process_holds_is_left_alone(
@@ -164,7 +166,7 @@ def test_a_folder_that_another_process_holds_is_left_alone(
     with (tmp_path / lock.NAME).open("w") as other:  # an open file of its own holds, as a process does
         fcntl.flock(other, fcntl.LOCK_EX)
         assert "is being written by another process" in str(learn(Job(config, tmp_path, threads=1)))
-    assert generations.current(tmp_path) is None
+    assert model_folder.current(tmp_path) is None
     assert learn(Job(config, tmp_path, threads=1)) is None
 
 

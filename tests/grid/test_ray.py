@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from cofima.errors import CofimaError
-from cofima.experiment.board import Board
-from cofima.experiment.cells import name
-from cofima.experiment.engines.on_ray import OnRay
-from cofima.experiment.grid import run_grid
-from cofima.experiment.worker import LOG
+from cofima.core.errors import CofimaError
+from cofima.experiment.grid.cells import name
+from cofima.experiment.grid.executors.ray import OnRay
+from cofima.experiment.grid.scheduler import run_grid
+from cofima.experiment.grid.status import Board
+from cofima.experiment.grid.worker import LOG
 
 ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")

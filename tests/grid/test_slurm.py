@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from cofima.errors import CofimaError
-from cofima.experiment.engines.base import Job
-from cofima.experiment.engines.on_slurm import OnSlurm
-from cofima.experiment.grid import run_grid
-from cofima.experiment.resources import Resources
-from cofima.experiment.worker import LOG
+from cofima.core.errors import CofimaError
+from cofima.experiment.grid.executors.base import Job
+from cofima.experiment.grid.executors.slurm import OnSlurm
+from cofima.experiment.grid.resources import Resources
+from cofima.experiment.grid.scheduler import run_grid
+from cofima.experiment.grid.worker import LOG
 
 submitit = pytest.importorskip("submitit", reason="the extra [slurm] is not installed")
 

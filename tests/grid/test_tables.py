@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cofima.config import Config
-from cofima.experiment.cells import cells, name, reduced
-from cofima.experiment.grid import run_grid
+from cofima.experiment.config import Config
+from cofima.experiment.grid.cells import cells, name, reduced
+from cofima.experiment.grid.scheduler import run_grid
 
 FOUR = {"cub200", "cars196", "cifar100", "imagenet_r"}
 SEEDS = {1993, 1996, 1997}

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cofima
-from cofima import generations
+from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.data.sources.in_memory import blobs
-from cofima.errors import CofimaError, CofimaWarning
-from cofima.store import Model, load_model
+from cofima.store import model_folder
+from cofima.store.model import Model, load_model
 
 FIRST = ((0, 1), (2, 3))
 
@@ -98,8 +98,8 @@ def test_the_file_says_how_it_was_made(known, tmp_path: Path) -> None:
     assert said["estimator"] == "sample"
     assert (said["labels"], said["logits"]) == ("data", "seen")
     assert json.loads(said["classes"]) == model.classes
-    config = json.loads((generations.current(path) / generations.CONFIG).read_text())  # type: ignore[operator]
-    assert said["model_sha256"] == config["files"][generations.WEIGHTS]
+    config = json.loads((model_folder.current(path) / model_folder.CONFIG).read_text())  # type: ignore[operator]
+    assert said["model_sha256"] == config["files"][model_folder.WEIGHTS]
     assert len(said["data"]) == 64
 
 

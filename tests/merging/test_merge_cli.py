@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from cofima.cli import main
 from cofima.cli.weights import spread
-from cofima.store import load_model
+from cofima.store.model import load_model
 from cofima.weights import average_all
 
 

@@ -10,9 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import cofima
-from cofima.errors import CofimaError
-from cofima.merging import tensors
-from cofima.progress import Progress
+from cofima.classifier.merge import tensors
+from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
 from cofima.weights import average, average_all, fisher_average, fisher_average_all
 
 
@@ -301,7 +301,7 @@ def test_an_interruption_leaves_nothing_behind(files, monkeypatch: pytest.Monkey
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cofima.merging.tensors._merge", stop)
+    monkeypatch.setattr("cofima.classifier.merge.tensors._merge", stop)
     before = set(files[0].parent.iterdir())
     with pytest.raises(KeyboardInterrupt):
         cofima.merge(files[:2], files[0].parent / "out.safetensors")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import cofima
-from cofima import plugins
+from cofima.core import plugins
+from cofima.core.errors import CofimaError
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups
-from cofima.errors import CofimaError
-from cofima.store import load_model
+from cofima.store.model import load_model
 
 FIRST, SECOND = ((0, 1), (2, 3)), ((3, 2), (4, 5))  # share the classes 2 and 3, in another order
 

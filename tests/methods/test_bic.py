@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.methods import bic
-from cofima.parts.distill import distillation
+from cofima.methods.components.distillation import distillation
 from cofima.training.loop import plain_batches
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cofima.errors import CofimaWarning
+from cofima.core.errors import CofimaWarning
 from cofima.methods import coma as module
 from cofima.methods.coma import CoMA
-from cofima.parts import averaging
+from cofima.methods.components import averaging
 from cofima.weights import auto_lambda, average, snapshot, weight_distance
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, softmax
 
-from cofima.config import check
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
+from cofima.experiment.config import check
 from cofima.experiment.launch import launch
 from cofima.models.net import Net
 

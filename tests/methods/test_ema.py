@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cofima.methods._aligned import Aligned
+from cofima.methods.components.aligned import Aligned
 from cofima.weights import snapshot
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])

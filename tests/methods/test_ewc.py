@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cofima.parts.importance import FisherOptions, task_fisher
+from cofima.methods.components.fisher_options import FisherOptions, task_fisher
 from cofima.training.loop import plain_batches
 
 

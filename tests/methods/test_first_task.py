@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from cofima import generations, methods
-from cofima.errors import CofimaError
-from cofima.experiment import prefix
+from cofima import methods
+from cofima.core.errors import CofimaError
+from cofima.experiment.grid import shared_first_task
 from cofima.experiment.launch import launch
 from cofima.methods import first_task_key
 from cofima.methods.slca import SLCA
+from cofima.store import model_folder
 
 NORM = {"norm": "mean"}
 # settings with one and the same first task; the first of each learns it, all others take it over
@@ -58,13 +59,13 @@ def test_a_first_task_that_is_taken_over_is_the_one_that_would_have_been_learned
     group: str, network: str, tmp_path: Path, tiny: Any, same_bits: Callable[..., None]
 ) -> None:
     configs = [config_of(tiny, *setting, network) for setting in SAME[group]]
-    assert len({prefix.key(config) for config in configs}) == 1
+    assert len({shared_first_task.key(config) for config in configs}) == 1
     launch(configs[0], tmp_path / "first", tasks=1)
     for number, config in enumerate(configs[1:]):
         alone, taken = tmp_path / f"alone {number}", tmp_path / f"taken {number}"
         launch(config, alone, tasks=1)
-        assert prefix.take(tmp_path / "first", config, taken)
-        for name in (generations.WEIGHTS, generations.STATE):
+        assert shared_first_task.take(tmp_path / "first", config, taken)
+        for name in (model_folder.WEIGHTS, model_folder.STATE):
             same_bits(load_file(taken / "0001" / name), load_file(alone / "0001" / name))
         assert said(taken) == said(alone)
 
@@ -72,12 +73,12 @@ def test_a_first_task_that_is_taken_over_is_the_one_that_would_have_been_learned
 def said(folder: Path) -> list[Any]:
     """Return what a folder says of itself, but for times, memory and where its first task is from."""
     kept = json.loads((folder / "0001" / "config.json").read_text())
-    (row,) = generations.read_history(folder)
+    (row,) = model_folder.read_history(folder)
     gone = {"date", "seconds", "peak_memory_mb", "notes"}
     return [
         {key: value for key, value in kept.items() if key not in ("files", "sha256")},
         row.model_dump(exclude=gone),
-        [note for note in row.notes if note != prefix.NOTE],
+        [note for note in row.notes if note != shared_first_task.NOTE],
     ]
 
 
@@ -86,13 +87,15 @@ def test_a_cell_that_took_its_first_task_over_ends_like_one_that_learned_it(
 ) -> None:
     lead, other = (config_of(tiny, "cofima", {"lam": lam}) for lam in (0.2, 0.7))
     launch(lead, tmp_path / "first", tasks=1)
-    assert prefix.take(tmp_path / "first", other, tmp_path / "taken")
+    assert shared_first_task.take(tmp_path / "first", other, tmp_path / "taken")
     whole, taken = launch(other, tmp_path / "whole"), launch(other, tmp_path / "taken")
     same_bits(taken.weights(), whole.weights())
     same_bits(taken.method.state(), whole.method.state())
     assert [row.accuracy for row in taken.history] == [row.accuracy for row in whole.history]
-    assert prefix.NOTE in taken.history[0].notes
-    assert not prefix.take(tmp_path / "first", other, tmp_path / "taken")  # it has begun: it is left alone
+    assert shared_first_task.NOTE in taken.history[0].notes
+    assert not shared_first_task.take(
+        tmp_path / "first", other, tmp_path / "taken"
+    )  # it has begun: it is left alone
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,9 @@ def test_a_cell_that_took_its_first_task_over_ends_like_one_that_learned_it(
 def test_options_that_decide_the_first_task_keep_cells_apart(
     method: str, one: dict[str, Any], two: dict[str, Any], tiny: Any
 ) -> None:
-    assert prefix.key(config_of(tiny, method, one)) != prefix.key(config_of(tiny, method, two))
+    assert shared_first_task.key(config_of(tiny, method, one)) != shared_first_task.key(
+        config_of(tiny, method, two)
+    )
 
 
 @pytest.mark.parametrize("change", ["seed", "train.epochs", "data.limit", "stream.increment", "held_out"])
@@ -123,9 +128,9 @@ def test_everything_else_keeps_cells_apart_too(change: str, tiny: Any) -> None:
     *parents, last = change.split(".")
     place = values[parents[0]] if parents else values
     place[last] = 0.5 if last == "held_out" else 1
-    from cofima.config import check
+    from cofima.experiment.config import check
 
-    assert prefix.key(check(values)) not in (prefix.key(plain), None)
+    assert shared_first_task.key(check(values)) not in (shared_first_task.key(plain), None)
 
 
 def test_a_method_that_says_nothing_shares_nothing() -> None:
@@ -143,8 +148,8 @@ def test_a_method_that_says_nothing_shares_nothing() -> None:
 def test_a_damaged_first_task_is_refused(tmp_path: Path, tiny: Any) -> None:
     config = config_of(tiny, "slca", {})
     launch(config, tmp_path / "first", tasks=1)
-    with (tmp_path / "first" / "0001" / generations.WEIGHTS).open("ab") as file:
+    with (tmp_path / "first" / "0001" / model_folder.WEIGHTS).open("ab") as file:
         file.write(b"more")
     with pytest.raises(CofimaError, match="sha256 differs"):
-        prefix.take(tmp_path / "first", config, tmp_path / "taken")
-    assert generations.current(tmp_path / "taken") is None
+        shared_first_task.take(tmp_path / "first", config, tmp_path / "taken")
+    assert model_folder.current(tmp_path / "taken") is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.models.net import Net
 from cofima.training.loop import sgd
 

@@ -9,9 +9,9 @@ import timm
 import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from cofima.config import check
-from cofima.errors import CofimaError
-from cofima.parts.prompts import mean_of_tokens
+from cofima.core.errors import CofimaError
+from cofima.experiment.config import check
+from cofima.methods.components.prompts import mean_of_tokens
 
 
 def started(tiny: Any, task: int = 1, train: dict[str, Any] | None = None, **options: Any) -> Any:

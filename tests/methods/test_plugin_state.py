@@ -10,13 +10,14 @@ import torch
 from PIL import Image
 
 import cofima
-from cofima import methods, plugins
-from cofima.config import Config
+from cofima import methods
+from cofima.core import plugins
+from cofima.core.errors import CofimaError
 from cofima.data.sources.in_memory import blobs
-from cofima.errors import CofimaError
-from cofima.experiment import forecast, prefix
+from cofima.experiment.config import Config
+from cofima.experiment.grid import estimate, shared_first_task
+from cofima.experiment.grid.speed import Speed
 from cofima.experiment.launch import launch
-from cofima.experiment.speed import Speed
 
 UNDECLARED = '''
 from dataclasses import dataclass
@@ -193,8 +194,8 @@ def test_a_dry_run_asks_it_for_its_cost(
     text: str, features: int, write: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(text)
-    monkeypatch.setattr(forecast, "measure", lambda *_: Speed(1.0, 0.25))
-    (found,) = forecast.forecast([small(tiny)], tmp_path, 1)
+    monkeypatch.setattr(estimate, "measure", lambda *_: Speed(1.0, 0.25))
+    (found,) = estimate.forecast([small(tiny)], tmp_path, 1)
     assert found.images is not None
     assert found.tasks is not None
     train, test = found.images
@@ -206,10 +207,10 @@ def test_cells_share_its_first_task_where_it_says_so(
 ) -> None:
     write(DECLARED)
     one, two = small(tiny, strength=0.2), small(tiny, strength=0.8)
-    assert prefix.key(one) is not None
-    assert prefix.key(one) == prefix.key(two)
+    assert shared_first_task.key(one) is not None
+    assert shared_first_task.key(one) == shared_first_task.key(two)
     launch(one, tmp_path / "first", tasks=1)
-    assert prefix.take(tmp_path / "first", two, tmp_path / "taken")
+    assert shared_first_task.take(tmp_path / "first", two, tmp_path / "taken")
     taken, alone = launch(two, tmp_path / "taken"), launch(two, tmp_path / "alone")
     same_bits(taken.weights(), alone.weights())
     same_bits(taken.method.state(), alone.method.state())
@@ -217,7 +218,7 @@ def test_cells_share_its_first_task_where_it_says_so(
 
 def test_cells_share_nothing_where_it_says_nothing(write: Any, tiny: Any) -> None:
     write(UNDECLARED)
-    assert prefix.key(small(tiny)) is None
+    assert shared_first_task.key(small(tiny)) is None
 
 
 def test_a_method_derived_from_one_of_ours_shares_and_declares_only_what_it_says_itself(
@@ -228,5 +229,5 @@ def test_a_method_derived_from_one_of_ours_shares_and_declares_only_what_it_says
         "from cofima.methods.slca import SLCA\n\n"
         "@dataclass(eq=False)\nclass Means(SLCA):\n    '''Align.'''\n    label = 'Means'\n"
     )
-    assert prefix.key(small(tiny)) is None
+    assert shared_first_task.key(small(tiny)) is None
     assert methods.generic({"raw_head.", "gaussians."}) == "slca"

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.experiment import launch as launching
 from cofima.experiment.launch import launch
-from cofima.parts.projection import best_ridge
-from cofima.store import load_model
+from cofima.methods.components.projection import best_ridge
+from cofima.store.model import load_model
 from cofima.training.features import AT_ONCE
 from cofima.weights import snapshot
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cofima.parts.align import align
+from cofima.methods.components.alignment import align
 from cofima.training.loop import plain_batches
 
 SIZES = (2, 1, 3)
@@ -112,7 +112,7 @@ def test_a_single_class_meets_features_of_the_old_ones(tiny) -> None:
 
 
 def test_as_many_old_features_as_new_images_are_drawn(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cofima.parts.gaussians import Sampler
+    from cofima.methods.components.gaussians import Sampler
 
     counts = []
     draw = Sampler.draw

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from cofima import methods
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.methods.base import Method
+from cofima.methods.components.gaussians import ClassGaussians, pool_rows
 from cofima.methods.state import Entry, check, declared, drop_row, place_of, remove_class, tagged, untagged
-from cofima.parts.gaussians import ClassGaussians, pool_rows
 
 SIZES = [2, 1, 2]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cofima.methods._aligned import Aligned
+from cofima.methods.components.aligned import Aligned
 from cofima.weights import snapshot
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])

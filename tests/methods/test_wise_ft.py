@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cofima.errors import CofimaError
-from cofima.methods._aligned import Aligned
-from cofima.store import load_model
+from cofima.core.errors import CofimaError
+from cofima.methods.components.aligned import Aligned
+from cofima.store.model import load_model
 from cofima.weights import average, snapshot
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])

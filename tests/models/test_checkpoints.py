@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.models import backbone
 from cofima.models.backbone import ModelOptions, create, fingerprint, load_checkpoint, read_weights
-from cofima.models.checkpoints import FORMATS
+from cofima.models.checkpoint_formats.files import FORMATS
 
 Weights = dict[str, Tensor]
 SCRATCH = ModelOptions(pretrained=False)

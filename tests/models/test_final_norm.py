@@ -8,12 +8,12 @@ import timm
 import torch
 from torch import nn
 
-from cofima import generations
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.models import final_norm
 from cofima.models.backbone import ModelOptions, create
-from cofima.store import load_model
+from cofima.store import model_folder
+from cofima.store.model import load_model
 
 
 def test_a_reset_norm_is_a_fresh_one_and_nothing_else_changes(pretrained: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_model_folder_reads_the_norm_back(tiny, tmp_path: Path, same_bits) -> 
 def test_a_run_records_the_identity_of_its_backbone(tiny, tmp_path: Path, pretrained: Path) -> None:
     config = tiny.config("seq_ft", model={"checkpoint": str(pretrained)}, train={"epochs": 1})
     launch(config, tmp_path / "run")
-    kept = json.loads((generations.current(tmp_path / "run") / "config.json").read_text())["backbone"]
+    kept = json.loads((model_folder.current(tmp_path / "run") / "config.json").read_text())["backbone"]
     assert kept["pretraining"] == "not known (weights from vit_test.safetensors)"
     assert (kept["overlap"], kept["layout"], kept["final_norm"]) == (
         "not known",

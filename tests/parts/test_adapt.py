@@ -7,8 +7,8 @@ import timm
 import torch
 from torch.nn.functional import cosine_similarity
 
+from cofima.methods.components.adapters import Adapt, Prompt, ScaleShift, adapt, insert, unsuited
 from cofima.models.head import CosineHead
-from cofima.parts.adapt import Adapt, Prompt, ScaleShift, adapt, insert, unsuited
 from cofima.weights import snapshot
 
 HOW = Adapt(epochs=3, batch=8, width=4, tokens=3)
@@ -133,7 +133,7 @@ def test_only_what_was_inserted_is_trained(petl: str, tiny, same_bits) -> None:
 
 @every_petl
 def test_training_lowers_the_loss(petl: str, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cofima.parts import adapt as module
+    from cofima.methods.components import adapters as module
 
     losses = []
     real = module.cross_entropy

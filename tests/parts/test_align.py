@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
+from cofima.methods.components.alignment import Align, align, logit_norm, task_of_class
+from cofima.methods.components.gaussians import ClassGaussians, Sampler
 from cofima.models.head import Head
-from cofima.parts.align import Align, align, logit_norm, task_of_class
-from cofima.parts.gaussians import ClassGaussians, Sampler
 
 WIDTH = 5
 

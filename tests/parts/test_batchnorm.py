@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cofima.parts.batchnorm import refresh_batchnorm
+from cofima.methods.components.batchnorm import refresh_batchnorm
 
 
 @pytest.fixture

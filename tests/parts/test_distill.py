@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cofima.parts.correction import Correction, fit_correction
-from cofima.parts.distill import distillation, known_mse
-from cofima.parts.quadratic import quadratic
+from cofima.methods.components.correction import Correction, fit_correction
+from cofima.methods.components.distillation import distillation, known_mse
+from cofima.methods.components.quadratic import quadratic
 
 
 def test_distillation_by_hand() -> None:

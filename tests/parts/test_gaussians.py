@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cofima.parts import gaussians as module
-from cofima.parts.gaussians import RIDGE, ClassGaussians, Sampler, mean_scale, pooled
+from cofima.methods.components import gaussians as module
+from cofima.methods.components.gaussians import RIDGE, ClassGaussians, Sampler, mean_scale, pooled
 
 CPU = torch.device("cpu")
 

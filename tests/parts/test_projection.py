@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from cofima.parts.projection import (
+from cofima.methods.components.projection import (
     RIDGES,
     ProjectedHead,
     RidgeSums,
@@ -72,7 +72,7 @@ def test_columns_that_grow_are_columns_that_were_there_all_along() -> None:
 
 
 def test_rows_are_summed_whatever_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cofima.parts import projection
+    from cofima.methods.components import projection
 
     features, labels, head = some(50, 3)
     whole, parts = RidgeSums.empty(WIDTH), RidgeSums.empty(WIDTH)

@@ -10,8 +10,7 @@ from timm.models.vision_transformer import Attention, ParallelScalingBlock, Visi
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from cofima.models.vit import unsuited
-from cofima.parts.prompts import (
+from cofima.methods.components.prompts import (
     Pool,
     adam,
     mean_of_tokens,
@@ -21,6 +20,7 @@ from cofima.parts.prompts import (
     uniform,
     voted,
 )
+from cofima.models.vit import unsuited
 
 SHAPE = {"img_size": 16, "patch_size": 8, "embed_dim": 12, "depth": 3, "num_heads": 3, "num_classes": 0}
 KINDS: dict[str, dict[str, Any]] = {

@@ -3,10 +3,16 @@
 import pytest
 import torch
 
+from cofima.core.errors import CofimaError
 from cofima.data.image_set import ImageSet, owned
-from cofima.errors import CofimaError
-from cofima.parts.exemplars import best_of_each, first_of_each, greedy_balanced, held_out, herding
-from cofima.parts.replay import Both, Reservoir, apart, refuse_small_memory, with_exemplars
+from cofima.methods.components.exemplars import (
+    best_of_each,
+    first_of_each,
+    greedy_balanced,
+    held_out,
+    herding,
+)
+from cofima.methods.components.replay import Both, Reservoir, apart, refuse_small_memory, with_exemplars
 
 
 def generator(seed: int = 0) -> torch.Generator:

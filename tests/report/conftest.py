@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cofima import generations
-from cofima.files import file_digest
-from cofima.generations import Record
+from cofima.core.atomic import file_digest
+from cofima.store import model_folder
+from cofima.store.model_folder import Record
 
 LABELS = {"seq_ft": "Seq FT", "slca": "SLCA", "coma": "CoMA", "cofima": "CoFiMA", "joint": "Joint"}
 
@@ -90,7 +90,7 @@ def save(folder: Path, content: dict, steps: list[dict]) -> None:
 
 def change_run(folder: Path, change) -> Path:
     """Let ``change`` edit config.json and the rows of the history, and write both again, hashes included."""
-    generation = generations.read(folder)
+    generation = model_folder.read(folder)
     content = generation.record.model_dump(exclude={"files"})
     steps = [json.loads(line) for line in (generation.path / "history.jsonl").read_text().splitlines()]
     change(content, steps)

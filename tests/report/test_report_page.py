@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from cofima import report
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.report import figure
 from cofima.report.html import page as html_page
 

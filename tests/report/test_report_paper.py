@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from cofima import config, report
+from cofima import report
 from cofima.cli.report import Format, Paper, paper_settings
 from cofima.cli.report import report as report_command
-from cofima.experiment.cells import cells
-from cofima.generations import MethodFacts, Record
-from cofima.history import HistoryRow
+from cofima.experiment import config
+from cofima.experiment.grid.cells import cells
 from cofima.report import render
 from cofima.report.paper import protocol
 from cofima.report.paper.layouts import LAYOUTS
 from cofima.report.paper.protocol import Placed, place
 from cofima.report.paper.published import published
 from cofima.report.paper.tables import record, table
+from cofima.store.history import HistoryRow
+from cofima.store.model_folder import MethodFacts, Record
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 IMAGES = {"cifar100": (50_000, 10_000), "imagenet_r": (24_000, 6_000), "cub200": (9_430, 2_358)}

@@ -3,7 +3,8 @@
 import pytest
 import yaml
 
-from cofima import config, report
+from cofima import report
+from cofima.experiment import config
 from cofima.report.html import config_yaml
 
 

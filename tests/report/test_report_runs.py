@@ -2,7 +2,7 @@
 
 import pytest
 
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.report import runs
 from cofima.report.comparison import compare
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from cofima import report
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.report import significance
 from cofima.report.significance import against, holm, paired, table_of_tests
 

@@ -16,10 +16,10 @@ import pytest
 from PIL import Image
 
 import cofima
-from cofima import generations
-from cofima.errors import CofimaError
-from cofima.progress import Progress
-from cofima.serve.studio import Limits, Studio
+from cofima.classifier.web.session import Limits, Studio
+from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
+from cofima.store import model_folder
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 COLOURS = {"red": (220, 30, 30), "green": (30, 190, 40), "blue": (30, 60, 220), "yellow": (230, 220, 40)}
@@ -100,7 +100,7 @@ def test_what_is_no_image_too_large_or_too_many_is_said(model: Path, tmp_path: P
         studio.ask([])
     with pytest.raises(CofimaError, match="give the new class a name"):
         studio.add(" ", [good])
-    assert generations.current(model) == Studio(model).classifier.generation
+    assert model_folder.current(model) == Studio(model).classifier.generation
     assert len(studio.history()) == 1
 
 
@@ -145,7 +145,7 @@ def test_a_change_from_outside_is_seen(model: Path) -> None:
 @pytest.fixture
 def served(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("gradio", reason="needs cofima[app]")
-    from cofima.serve import app
+    from cofima.classifier.web import app
 
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")

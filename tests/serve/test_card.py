@@ -13,12 +13,12 @@ import torch
 from huggingface_hub import ModelCard
 
 import cofima
+from cofima.classifier.export.card import model_card
+from cofima.classifier.export.hub import push
+from cofima.core.errors import CofimaError
 from cofima.data.image_set import image_set
-from cofima.errors import CofimaError
-from cofima.history import HistoryRow
-from cofima.serve.card import model_card
-from cofima.serve.hub import push
-from cofima.store import load_model, save_model
+from cofima.store.history import HistoryRow
+from cofima.store.model import load_model, save_model
 
 
 @pytest.fixture(scope="module")
@@ -216,10 +216,10 @@ def test_offline_no_token_bad_name_and_no_network_are_said(
     with pytest.raises(CofimaError, match="HF_HUB_OFFLINE is set"):
         push(folder, "me/parts")
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr("cofima.serve.hub.get_token", lambda: None)
+    monkeypatch.setattr("cofima.classifier.export.hub.get_token", lambda: None)
     with pytest.raises(CofimaError, match="no token"):
         push(folder, "me/parts")
-    monkeypatch.setattr("cofima.serve.hub.get_token", lambda: "hf_test")
+    monkeypatch.setattr("cofima.classifier.export.hub.get_token", lambda: "hf_test")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(CofimaError, match="cannot be reached"):
         push(folder, "me/parts")

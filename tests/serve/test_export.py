@@ -13,11 +13,12 @@ from PIL import Image
 from safetensors import safe_open
 
 from cofima import methods
-from cofima.errors import CofimaError
-from cofima.serve import export, plain_timm
-from cofima.serve.classifier import Classifier
-from cofima.serve.portable import Portable
-from cofima.store import Model, load_model
+from cofima.classifier.classifier import Classifier
+from cofima.classifier.export import export
+from cofima.classifier.export import timm as timm_export
+from cofima.classifier.export.torch import Portable
+from cofima.core.errors import CofimaError
+from cofima.store.model import Model, load_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "using_a_model.md"
 NOT_PLAIN = {"l2p": "prompts", "dual_prompt": "prompts", "ranpac": "random projection"}
@@ -83,10 +84,10 @@ def test_plain_timm_loads_the_weights_or_the_reason_is_said(
     model, path = learned(method), tmp_path / "a.safetensors"
     if method in NOT_PLAIN:
         with pytest.raises(CofimaError, match=NOT_PLAIN[method]):
-            plain_timm.to_timm(model, path, images(2))
+            timm_export.to_timm(model, path, images(2))
         assert not list(tmp_path.iterdir())
         return
-    plain_timm.to_timm(model, path, images(2))
+    timm_export.to_timm(model, path, images(2))
     net = timm.create_model("vit_test", num_classes=3, checkpoint_path=str(path)).eval()
     with torch.inference_mode():
         logits = net(model.view.test(images(4)))
@@ -100,7 +101,7 @@ def test_plain_timm_loads_the_weights_or_the_reason_is_said(
 def test_adapters_in_the_backbone_are_not_plain_either(learned: Any) -> None:
     model = learned("ranpac", petl="adapter")
     model.method.net.head = model.method.net.head.__class__.__mro__[1](16, [2, 1])  # a plain head
-    assert "blocks.0.adapter" in str(plain_timm.not_plain(model))
+    assert "blocks.0.adapter" in str(timm_export.not_plain(model))
 
 
 @pytest.mark.parametrize("method", some("cofima"))

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import cofima
-from cofima import generations, methods
-from cofima.errors import CofimaError
+from cofima import methods
+from cofima.classifier import extend as extending
+from cofima.core.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.methods.base import Method
-from cofima.serve import extend as extending
+from cofima.store import model_folder
 
 Photos = Callable[..., Path]
 
@@ -116,7 +117,7 @@ def test_without_images_of_old_classes_the_loss_is_an_estimate(
 
 def test_the_estimate_sees_what_drift_and_head_do(model: Path) -> None:
     """Without drift and with the same head nothing is lost; with a drift across the borders much is."""
-    from cofima.serve.check import estimate
+    from cofima.classifier.forgetting_check import estimate
 
     old = cofima.load(model).model
     gaussians = old.method.gaussians
@@ -229,5 +230,5 @@ def test_a_run_s_model_can_be_extended(preset: str, tmp_path: Path, photos: Phot
     clf = cofima.load(tmp_path / "run")
     clf.extend(photos(tmp_path / "new", (6,)))
     clf.save()
-    assert generations.current(tmp_path / "run").name == "0003"
+    assert model_folder.current(tmp_path / "run").name == "0003"
     assert cofima.load(tmp_path / "run").classes[-1] == "class 6"

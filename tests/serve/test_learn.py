@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import cofima
-from cofima import config as configs
-from cofima import generations
-from cofima.errors import CofimaError
-from cofima.models import lite
-from cofima.serve import learn as learning
+from cofima.classifier import learn as learning
+from cofima.core.errors import CofimaError
+from cofima.experiment import config as configs
+from cofima.models import efficientnet_lite
+from cofima.store import model_folder
 
 
 def test_it_learns_measures_and_is_loaded_as_it_was_saved(three: Path, photos: Callable[..., Path]) -> None:
@@ -102,7 +102,7 @@ def test_everything_wrong_with_a_folder_is_one_error_and_nothing_is_written(
     with pytest.raises(CofimaError, match=r"2 problems:\n.*bad.png: empty file\n.*bad.jpg: not an image"):
         cofima.learn(folder, tmp_path / "m", settings=settings)
     assert not (tmp_path / "m").exists()
-    with pytest.warns(cofima.errors.CofimaWarning, match="left out 2 unreadable"):
+    with pytest.warns(cofima.core.errors.CofimaWarning, match="left out 2 unreadable"):
         made = cofima.learn(folder, settings=[*settings, "train.epochs=1"], skip_bad=True)
     assert made.history[0].train_images == 16
 
@@ -110,7 +110,9 @@ def test_everything_wrong_with_a_folder_is_one_error_and_nothing_is_written(
 def test_a_folder_with_a_model_is_refused_before_any_work(
     model: Path, photos: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cofima.serve.classifier.learn_model", lambda *_, **__: pytest.fail("work was done"))
+    monkeypatch.setattr(
+        "cofima.classifier.classifier.learn_model", lambda *_, **__: pytest.fail("work was done")
+    )
     with pytest.raises(CofimaError, match="holds a model already"):
         cofima.learn(photos(tmp_path / "p", (0, 1)), model)
 
@@ -119,7 +121,7 @@ def test_a_folder_with_a_model_is_refused_before_any_work(
 def test_the_default_backbone_is_for_photographs_where_it_is_installed(
     found: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lite, "installed", lambda _: found)
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda _: found)
     config = learning.resolve(tmp_path)
     assert config.backbone == ("tf_efficientnet_lite0" if found else "vit_micro")
     assert config.train.backbone_lr_scale == (0.01 if found else 0.03)
@@ -142,4 +144,4 @@ def test_saving_takes_no_other_model_s_place(model: Path, three: Path) -> None:
     cofima.load(model).save()
     with pytest.raises(CofimaError, match=r"has changed since it was loaded \(0001 then, 0002 now\)"):
         clf.save()
-    assert generations.current(model).name == "0002"
+    assert model_folder.current(model).name == "0002"

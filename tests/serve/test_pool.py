@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from cofima.data.image_set import ImageSet
+from cofima.methods.components.alignment import logit_norm
+from cofima.methods.components.gaussians import ClassGaussians
 from cofima.models.head import Head
-from cofima.parts.align import logit_norm
-from cofima.parts.gaussians import ClassGaussians
 from cofima.training.loop import batches, repeats
 
 

@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 
 import cofima
+from cofima.classifier.calibrate import farthest, temperature
+from cofima.classifier.evaluate import calibration_error
+from cofima.core.errors import CofimaError
 from cofima.data.loading.decoder import decode_file
-from cofima.errors import CofimaError
-from cofima.parts.gaussians import ClassGaussians
-from cofima.serve.calibrate import farthest, temperature
-from cofima.serve.evaluation import calibration_error
+from cofima.methods.components.gaussians import ClassGaussians
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import cofima
-from cofima import generations
+from cofima.classifier import extend as extending
 from cofima.cli import main
-from cofima.serve import extend as extending
+from cofima.store import model_folder
 
 Photos = Callable[..., Path]
 
@@ -86,7 +86,7 @@ def test_another_folder_leaves_the_model_as_it_is(
 ) -> None:
     new = photos(tmp_path / "new", (3,))
     assert run("extend", model, new, "-o", tmp_path / "other", "--epochs", "1")[0] == 0
-    assert generations.current(model).name == "0001"
+    assert model_folder.current(model).name == "0001"
     assert len(cofima.load(tmp_path / "other").classes) == 4
     code, _, err = run("extend", model, photos(tmp_path / "newer", (4,)), "-o", tmp_path / "other")
     assert (code, "holds a model already" in err) == (2, True)
@@ -113,7 +113,7 @@ def test_a_broken_budget_exits_with_3_and_a_table(
     assert "more than the 1 allowed" in err
     assert "Traceback" not in err
     assert "before %" in out
-    assert generations.current(model).name == "0001"
+    assert model_folder.current(model).name == "0001"
     assert len(cofima.load(model).classes) == 3
 
 
@@ -216,7 +216,7 @@ def test_a_kill_at_any_moment_leaves_a_model_that_predicts(
         clf = cofima.load(model)
         assert clf.classes[:3] == ["class 0", "class 1", "class 2"]
         assert clf.predict(sorted(new.rglob("*.png"))[0])[0].label in clf.classes
-        reached.add(generations.current(model).name)
+        reached.add(model_folder.current(model).name)
         if len(clf.classes) > 3:
             clf.forget("class 3")
             clf.save()  # and it can go on

@@ -15,11 +15,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import conftest as tiny
-from cofima import ranks
+from cofima.core import distributed
+from cofima.core.errors import CofimaError
 from cofima.data.stream import Stream
 from cofima.data.transforms import View
-from cofima.errors import CofimaError
-from cofima.store import Model
+from cofima.store.model import Model
 from cofima.training.loop import plain_batches
 
 CASES: dict[str, dict[str, Any]] = {
@@ -79,16 +79,16 @@ def main(folder: Path, cases: list[str]) -> None:
     """Learn the cases one after the other."""
     in_double_precision()
     torch.use_deterministic_algorithms(True)
-    with ranks.joined(torch.device("cpu")):
+    with distributed.joined(torch.device("cpu")):
         for case in cases:
             model, stream, scores = learn(case)
-            save_file(found(model, stream), folder / f"{case}.{ranks.rank()}.safetensors")
-            (folder / f"{case}.{ranks.rank()}.json").write_text(json.dumps(scores))
-        ranks.refuse_difference("the same", 1)
+            save_file(found(model, stream), folder / f"{case}.{distributed.rank()}.safetensors")
+            (folder / f"{case}.{distributed.rank()}.json").write_text(json.dumps(scores))
+        distributed.refuse_difference("the same", 1)
         try:
-            ranks.refuse_difference("the number", ranks.rank())
+            distributed.refuse_difference("the number", distributed.rank())
         except CofimaError as error:
-            (folder / f"refused.{ranks.rank()}.txt").write_text(str(error))
+            (folder / f"refused.{distributed.rank()}.txt").write_text(str(error))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cofima import generations, methods
+from cofima import methods
+from cofima.store import model_folder
 
 HERE = Path(__file__).parent
 SHARED = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -135,7 +136,7 @@ def children(parent: int) -> dict[int, int]:
 
 def kill_one(process: "subprocess.Popen[str]", folder: Path) -> None:
     """Kill the second of two processes in the middle of the second task."""
-    while not (folder / generations.CURRENT).is_file():
+    while not (folder / model_folder.CURRENT).is_file():
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
     time.sleep(0.5)
@@ -151,23 +152,23 @@ def test_a_killed_process_ends_the_job_and_the_same_command_continues(tmp_path: 
     kill_one(process, cut)
     process.communicate(timeout=120)  # nobody waits for the dead one
     assert process.returncode != 0
-    assert generations.current(cut).name == "0001"
+    assert model_folder.current(cut).name == "0001"
     said = finish(start(2, *arguments, str(cut)))
     assert said.count("continuing") == 1  # one process speaks
     process = start(2, *arguments, str(again), restarts=1)
     kill_one(process, again)
     assert "continuing" in finish(process)  # torchrun itself gave the command again
     finish(start(2, *arguments, str(whole)))
-    states = [generations.current(folder) for folder in (cut, again, whole)]
-    for name in (generations.WEIGHTS, generations.STATE):
+    states = [model_folder.current(folder) for folder in (cut, again, whole)]
+    for name in (model_folder.WEIGHTS, model_folder.STATE):
         first, second, third = (load_file(generation / name) for generation in states)
         same_bits(first, third)
         same_bits(second, third)
-    rows = generations.read_history(cut)
+    rows = model_folder.read_history(cut)
     assert [row.processes for row in rows] == [2, 2, 2]
     finish(start(1, *arguments, str(one)))
-    assert [row.accuracy for row in generations.read_history(one)] == [row.accuracy for row in rows]
-    assert generations.read_history(one)[0].processes == 1
+    assert [row.accuracy for row in model_folder.read_history(one)] == [row.accuracy for row in rows]
+    assert model_folder.read_history(one)[0].processes == 1
     assert "done" in finish(start(2, *arguments, str(cut)))
 
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from cofima import trackers
-from cofima.errors import CofimaError
-from cofima.experiment import journal
-from cofima.trackers.scalars import scalars
+from cofima.core.errors import CofimaError
+from cofima.experiment import metrics_log, trackers
+from cofima.experiment.trackers.scalars import scalars
 
 CONFIG = {"method": "coma", "options": {"lam": 0.4}, "train": {"epochs": 2}}
 ROW = {
@@ -49,7 +48,7 @@ def run(tmp_path: Path) -> Path:
     """Return a folder with the metrics of a run."""
     folder = tmp_path / "parts"
     folder.mkdir()
-    (folder / journal.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines()))
+    (folder / metrics_log.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines()))
     return folder
 
 
@@ -193,7 +192,7 @@ def test_mlflow_keeps_a_run_that_goes_on(run: Path, calls: list[Any]) -> None:
 
 
 def test_what_is_wrong_is_said_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cofima.trackers.kinds.find_spec", lambda name: None)
+    monkeypatch.setattr("cofima.experiment.trackers.kinds.find_spec", lambda name: None)
     with pytest.raises(CofimaError) as caught:
         trackers.choose(["tensorbord", "wandb:cloud", "mlflow"], tmp_path, {})
     text = str(caught.value)
@@ -224,7 +223,7 @@ def test_a_run_is_tracked_as_it_goes(tmp_path: Path, tiny: Any) -> None:
         events.Reload()
         return [event.value for event in events.Scalars("train/loss")]
 
-    known = [line["loss"] for line in journal.read(folder) if line["kind"] == "epoch"]
+    known = [line["loss"] for line in metrics_log.read(folder) if line["kind"] == "epoch"]
     assert losses() == pytest.approx(known)
     for file in place.iterdir():
         file.unlink()

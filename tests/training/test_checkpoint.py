@@ -15,19 +15,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima import files, generations, methods
+from cofima import methods
+from cofima.core import atomic
+from cofima.core.errors import CofimaError
+from cofima.core.progress import SILENT, Progress
+from cofima.core.signals import Interrupted, listening
 from cofima.data.stream import Stream
-from cofima.errors import CofimaError
-from cofima.experiment.journal import read
 from cofima.experiment.launch import _interrupted, launch, pending
+from cofima.experiment.metrics_log import read
 from cofima.experiment.run import run
-from cofima.interruption import Interrupted, listening
 from cofima.methods import Batch, Method
-from cofima.progress import SILENT, Progress
-from cofima.store import Model, load_model
+from cofima.store import model_folder
+from cofima.store.model import Model, load_model
 from cofima.training import checkpoint
 from cofima.training.checkpoint import Budget, RunCheckpoint
-from cofima.weights.mapped import MappedFile
+from cofima.weights.mmap import MappedFile
 
 QUICK = {"epochs": 2, "batch": 4}
 GROUPS = (2, 1, 2)  # a task of one class has random streams of its own
@@ -74,16 +76,16 @@ def killed_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def go_on(tiny, config: Any, stream: Stream, folder: Path, progress: Progress = SILENT) -> Model:
     """Learn as a fresh process does: from what is on disk, and nothing else."""
-    started = generations.current(folder) is not None
+    started = model_folder.current(folder) is not None
     model = load_model(folder, progress=progress) if started else tiny.model(config, stream, progress)
     return run(model, model.method.stream(stream), folder, progress)
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    generation = generations.current(folder)
-    weights = {f"model.{key}": value for key, value in load_file(generation / generations.WEIGHTS).items()}
+    generation = model_folder.current(folder)
+    weights = {f"model.{key}": value for key, value in load_file(generation / model_folder.WEIGHTS).items()}
     return weights | {
-        f"state.{key}": value for key, value in load_file(generation / generations.STATE).items()
+        f"state.{key}": value for key, value in load_file(generation / model_folder.STATE).items()
     }
 
 
@@ -109,7 +111,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
 ) -> None:
     config, stream = tiny.config(name, network, train=QUICK), tiny.stream(GROUPS, per_class=4)
     whole = go_on(tiny, config, stream, tmp_path / "whole")
-    assert not (tmp_path / "whole" / generations.INFLIGHT).exists()
+    assert not (tmp_path / "whole" / model_folder.INFLIGHT).exists()
     chance = random.Random(f"{name} {network}")
     monkeypatch.setattr(Budget, "due", lambda self: chance.random() < 0.6)  # some steps are lost
     kills = 0
@@ -125,7 +127,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
     same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
     assert scores(cut) == scores(whole)
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
-    assert not (tmp_path / "cut" / generations.INFLIGHT).exists()
+    assert not (tmp_path / "cut" / model_folder.INFLIGHT).exists()
 
 
 def test_it_goes_on_at_the_step_where_it_was(
@@ -232,7 +234,7 @@ def cut(tiny, tmp_path: Path, often, killed_after, same_bits) -> Iterator[tuple[
 
 def test_what_is_damaged_is_left_out_and_said(cut) -> None:
     folder, finish = cut
-    path = folder / generations.INFLIGHT / checkpoint.FILE
+    path = folder / model_folder.INFLIGHT / checkpoint.FILE
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     notes = finish().history[0].notes
     assert any("was not taken up: its tensors are not what was written" in note for note in notes)
@@ -240,21 +242,21 @@ def test_what_is_damaged_is_left_out_and_said(cut) -> None:
 
 def test_a_description_that_is_damaged_is_left_out_and_said(cut) -> None:
     folder, finish = cut
-    path = folder / generations.INFLIGHT / checkpoint.FILE
+    path = folder / model_folder.INFLIGHT / checkpoint.FILE
     path.write_bytes(path.read_bytes().replace(b'\\"epoch\\": 1', b'\\"epoch\\": 0'))
     assert any("its description is not what was written" in note for note in finish().history[0].notes)
 
 
 def said_otherwise(folder: Path, **changes: Any) -> None:
     said = pending(folder)
-    place = folder / generations.INFLIGHT
+    place = folder / model_folder.INFLIGHT
     checkpoint.write(place, checkpoint.read_tensors(place, said), said | changes)
 
 
 def test_another_network_is_left_out_and_said(cut) -> None:
     folder, finish = cut
     said = pending(folder)
-    place = folder / generations.INFLIGHT
+    place = folder / model_folder.INFLIGHT
     kept = checkpoint.read_tensors(place, said)
     checkpoint.write(place, kept | {"net.more": torch.zeros(2)}, said)
     assert any("missing or too many, the first is net.more" in n for n in finish().history[0].notes)
@@ -291,7 +293,7 @@ def test_another_configuration_is_refused_and_the_task_kept(
     with pytest.raises(CofimaError) as refused:
         launch(tiny.config("seq_ft", train=QUICK | {"lr": 0.9}), tmp_path)
     assert "train.lr: 0.05 before, 0.9 now" in str(refused.value)
-    assert f"remove {tmp_path / generations.INFLIGHT} to begin anew" in str(refused.value)
+    assert f"remove {tmp_path / model_folder.INFLIGHT} to begin anew" in str(refused.value)
     assert pending(tmp_path) == before
     ears = Ears()
     killed_after(-1)
@@ -308,7 +310,7 @@ def test_undoing_a_task_forgets_what_went_out_from_it(
     with pytest.raises(Killed):
         go_on(tiny, config, stream, tmp_path / "cut")
     assert pending(tmp_path / "cut")["task"] == 2
-    generations.undo(tmp_path / "cut")
+    model_folder.undo(tmp_path / "cut")
     killed_after(-1)
     assert scores(go_on(tiny, config, stream, tmp_path / "cut")) == scores(whole)
     same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
@@ -324,7 +326,7 @@ def test_the_environment_says_how_often_or_never(
     monkeypatch.setenv("COFIMA_INFLIGHT", "off")
     killed_after(2)
     go_on(tiny, config, stream, tmp_path)  # nobody kills what nobody writes
-    assert not (tmp_path / generations.INFLIGHT).exists()
+    assert not (tmp_path / model_folder.INFLIGHT).exists()
 
 
 # --- how often -------------------------------------------------------------------------------------
@@ -473,7 +475,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_what_was_there(
                 os._exit(9)
 
         MappedFile.put = die  # type: ignore[method-assign]
-        files.sync = die
+        atomic.sync = die
         checkpoint.write(tmp_path, TENSORS, {"number": 2})
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9

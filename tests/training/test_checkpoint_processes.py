@@ -15,11 +15,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cofima import generations, methods
-from cofima.errors import CofimaError
+from cofima import methods
+from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
 from cofima.experiment.launch import launch, pending
-from cofima.progress import Progress
-from cofima.store import load_model, save_model
+from cofima.store import model_folder
+from cofima.store.model import load_model, save_model
 from cofima.training.checkpoint import Budget, place
 
 CONFTEST = Path(__file__).parent.parent / "conftest.py"
@@ -89,10 +90,10 @@ def kill(names: list[str], times: int, folder: Path) -> dict[str, int]:
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    generation = generations.current(folder)
-    weights = {f"model.{key}": value for key, value in load_file(generation / generations.WEIGHTS).items()}
+    generation = model_folder.current(folder)
+    weights = {f"model.{key}": value for key, value in load_file(generation / model_folder.WEIGHTS).items()}
     return weights | {
-        f"state.{key}": value for key, value in load_file(generation / generations.STATE).items()
+        f"state.{key}": value for key, value in load_file(generation / model_folder.STATE).items()
     }
 
 
@@ -103,7 +104,7 @@ def killed_runs_are_the_same(names: list[str], folder: Path, same_bits) -> None:
         cut, whole = (load_model(folder / name / which) for which in ("cut", "whole"))
         assert [row.accuracy for row in cut.history] == [row.accuracy for row in whole.history]
         assert torch.equal(cut.logits(images), whole.logits(images))
-        assert not (folder / name / "cut" / generations.INFLIGHT).exists()
+        assert not (folder / name / "cut" / model_folder.INFLIGHT).exists()
 
 
 def test_killed_by_the_system_in_the_middle_of_tasks(tmp_path: Path, same_bits) -> None:
@@ -215,7 +216,7 @@ def test_a_read_only_disk_is_refused_and_still_read(small_disk: Path, tiny) -> N
         lambda: launch(config, folder),
         lambda: launch(config, small_disk / "new"),
         lambda: save_model(model, folder),
-        lambda: generations.undo(folder),
+        lambda: model_folder.undo(folder),
     ):
         with pytest.raises(CofimaError, match=r"cannot be written"):
             refused()

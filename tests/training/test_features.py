@@ -11,14 +11,14 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cofima import generations
+from cofima.core.atomic import cache_folder
+from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.data.image_set import ImageSet
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups
-from cofima.errors import CofimaError, CofimaWarning
-from cofima.files import cache_folder
 from cofima.models.net import Net
+from cofima.store import model_folder
 from cofima.training import features as module
 from cofima.training.evaluate import evaluate
 from cofima.training.features import AT_ONCE, FixedFeatures
@@ -70,8 +70,8 @@ def test_a_feature_depends_on_its_image_alone(network: str, tiny, monkeypatch: p
 
 
 def kept(folder: Path) -> dict[str, Tensor]:
-    generation = generations.current(folder)
-    return load_file(generation / generations.WEIGHTS) | load_file(generation / generations.STATE)
+    generation = model_folder.current(folder)
+    return load_file(generation / model_folder.WEIGHTS) | load_file(generation / model_folder.STATE)
 
 
 @pytest.mark.parametrize(("name", "options"), USERS, ids=str)

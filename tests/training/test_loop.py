@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from cofima.core.errors import CofimaError
+from cofima.core.seeds import Seeds
 from cofima.data.image_set import ImageSet
-from cofima.errors import CofimaError
 from cofima.models.net import Net
-from cofima.seeds import Seeds
 from cofima.training import device
 from cofima.training.context import Batch
 from cofima.training.evaluate import evaluate

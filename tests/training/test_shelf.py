@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cofima.errors import CofimaWarning
-from cofima.training import shelf
-from cofima.training.shelf import Shelf
+from cofima.core.errors import CofimaWarning
+from cofima.training import feature_cache
+from cofima.training.feature_cache import Shelf
 
 
 def named(*numbers: int) -> dict[bytes, Tensor]:
@@ -173,11 +173,11 @@ def test_above_the_limit_the_keys_not_used_for_longest_go(
         Shelf(key).add(named(*range(50)))
         os.utime(key, (1000 + age, 1000 + age))
     size = sum(file.stat().st_size for file in keys[0].iterdir())
-    monkeypatch.setattr(shelf, "LIMIT", 2.5 * size)
+    monkeypatch.setattr(feature_cache, "LIMIT", 2.5 * size)
     assert holds(Shelf(keys[0]), 7)  # used now: no longer the first to go
     Shelf(keys[3]).add(named(*range(50)))
     assert [key.exists() for key in keys] == [True, False, False, True]
-    monkeypatch.setattr(shelf, "LIMIT", 0)
+    monkeypatch.setattr(feature_cache, "LIMIT", 0)
     one = Shelf(keys[3])
     one.add(named(*range(50, 60)))
     assert [key.exists() for key in keys] == [False, False, False, True]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cofima.weights.arithmetic import magnitudes, task_arithmetic, threshold, ties
+from cofima.weights.task_vectors import magnitudes, task_arithmetic, threshold, ties
 
 
 def normal(seed: int, size: int = 200) -> Tensor:

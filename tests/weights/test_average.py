@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor, nn
 
 import cofima
-from cofima.errors import CofimaError, CofimaWarning
+from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.weights import (
     auto_lambda,
     average,
@@ -22,7 +22,7 @@ from cofima.weights import (
     snapshot,
     weight_distance,
 )
-from cofima.weights.pieces import PIECE
+from cofima.weights.ops import PIECE
 
 settings.register_profile("laws", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("laws")

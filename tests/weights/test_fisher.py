@@ -9,12 +9,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cofima.errors import CofimaError
-from cofima.weights import fisher
-from cofima.weights.fisher import Weights, diagonal_fisher
-from cofima.weights.labels import Labels
-from cofima.weights.per_sample import add_batch
-from cofima.weights.squares import add_products
+from cofima.core.errors import CofimaError
+from cofima.weights.fisher import diagonal
+from cofima.weights.fisher.diagonal import Weights, diagonal_fisher
+from cofima.weights.fisher.kernels import add_products
+from cofima.weights.fisher.labels import Labels
+from cofima.weights.fisher.per_sample import add_batch
 
 CLASSES = 5
 
@@ -90,7 +90,7 @@ def no_fallback(monkeypatch):
     def refuse(model, names, *args):
         pytest.fail(f"not covered by rules: {sorted(names)}")
 
-    monkeypatch.setattr(fisher, "add_each", refuse)
+    monkeypatch.setattr(diagonal, "add_each", refuse)
 
 
 @pytest.mark.usefixtures("no_fallback")

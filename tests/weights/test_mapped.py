@@ -7,8 +7,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from cofima.errors import CofimaError
-from cofima.weights.mapped import NAMES, Kind, create_mapped, kind_of, read_mapped
+from cofima.core.errors import CofimaError
+from cofima.weights.mmap import NAMES, Kind, create_mapped, kind_of, read_mapped
 
 
 def written(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:

@@ -12,10 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 import cofima
-from cofima import plugins, torchrun
 from cofima.cli import catalog, grid, model, report, run, share, weights
 from cofima.cli.console import be_quiet, complain, errors, out, register, show_warnings
-from cofima.errors import CofimaError
+from cofima.core import plugins, torchrun
+from cofima.core.errors import CofimaError
 
 PLUGIN = "--plugin"
 

@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from cofima.cli.console import DataRoot, out, out_option, plain_table, progress, register, say
-from cofima.errors import CofimaWarning, first_problems
+from cofima.core.errors import CofimaWarning, first_problems
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -229,7 +229,7 @@ register(
 
 
 def _resolve(name: str, overrides: list[str] | None) -> DataOptions:
-    from cofima import config
+    from cofima.experiment import config
 
     return config.resolve({"dataset": name}, overrides or [], "the command line").data
 

@@ -19,9 +19,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from typer.core import TyperCommand
 
-from cofima import torchrun
-from cofima.errors import CofimaError, CofimaWarning
-from cofima.progress import SILENT, Progress
+from cofima.core import torchrun
+from cofima.core.errors import CofimaError, CofimaWarning
+from cofima.core.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from cofima.report import Run

@@ -27,13 +27,13 @@ from cofima.cli.console import (
     progress,
     say,
 )
-from cofima.progress import SILENT, Progress
+from cofima.core.progress import SILENT, Progress
 
 if TYPE_CHECKING:
-    from cofima.config import Config
-    from cofima.experiment.board import Board, Row
-    from cofima.experiment.forecast import Forecast
-    from cofima.experiment.grid import Outcome
+    from cofima.experiment.config import Config
+    from cofima.experiment.grid.estimate import Forecast
+    from cofima.experiment.grid.scheduler import Outcome
+    from cofima.experiment.grid.status import Board, Row
 
 ORDER = ("running", "failed", "waiting", "done")
 STYLE = {"running": "", "failed": "red", "waiting": "dim", "done": "green"}
@@ -88,10 +88,10 @@ def grid(
     data_root: DataRoot = None,
 ) -> None:
     """Learn every combination of a recipe's grid; the same command continues, and repeats what failed."""
-    from cofima.experiment import engines
-    from cofima.experiment.cells import name, plan, reduced
-    from cofima.experiment.forecast import forecast
-    from cofima.experiment.grid import run_grid
+    from cofima.experiment.grid import executors
+    from cofima.experiment.grid.cells import name, plan, reduced
+    from cofima.experiment.grid.estimate import forecast
+    from cofima.experiment.grid.scheduler import run_grid
 
     planned = plan(config, reduced(limit, overrides or []), only or [])
     suffix = "" if limit is None else f"-limit{limit}"
@@ -103,7 +103,7 @@ def grid(
         print_json(found) if as_json else print_plan(found, width, verbose)
         return
     with interruptible():
-        runs = engines.make(engine.value, where, jobs, address, cells)
+        runs = executors.make(engine.value, where, jobs, address, cells)
         with watching(out, progress(), is_quiet()) as watch:
             outcome = run_grid(cells, where, progress=progress(), engine=runs, watch=watch, needs=needs)
     _finish(outcome)
@@ -112,7 +112,7 @@ def grid(
 def _finish(outcome: Outcome) -> None:
     """Print the table of finished cells, then each failure with its log."""
     from cofima import report
-    from cofima.experiment.worker import LOG
+    from cofima.experiment.grid.worker import LOG
 
     if outcome.done:
         print_runs(report.find(outcome.done))
@@ -127,7 +127,7 @@ def print_plan(found: Sequence[Forecast], jobs: int, verbose: bool) -> None:
     """Print a block for each cell, what is missing once, and the sum."""
     import yaml
 
-    from cofima.experiment.grid import minutes
+    from cofima.experiment.grid.scheduler import minutes
 
     for one in found:
         say(str(one.folder))
@@ -170,7 +170,7 @@ def print_json(found: Sequence[Forecast]) -> None:
 def overrides_of(config: Config) -> list[str]:
     """Return what differs from the defaults, as it would be written on a command line."""
     from cofima import methods
-    from cofima.config import Config as Defaults
+    from cofima.experiment.config import Config as Defaults
     from cofima.report.groups import flat
 
     usual = Defaults(method=config.method).model_dump(mode="json")
@@ -185,7 +185,7 @@ def overrides_of(config: Config) -> list[str]:
 @contextmanager
 def watching(console: Console, progress: Progress, quiet: bool) -> Iterator[Callable[[Board], None]]:
     """Yield the display of a grid: a table that changes in a terminal, lines elsewhere."""
-    from cofima.experiment.grid import Lines
+    from cofima.experiment.grid.scheduler import Lines
 
     if quiet or not console.is_terminal:
         yield Lines(progress)
@@ -196,7 +196,7 @@ def watching(console: Console, progress: Progress, quiet: bool) -> Iterator[Call
 
 def board_table(seen: Board, height: int) -> Group:
     """Draw the rows that matter most, as many as there is room for, and a line about all."""
-    from cofima.experiment.grid import summary
+    from cofima.experiment.grid.scheduler import summary
 
     rows = sorted(seen.rows.values(), key=lambda row: (ORDER.index(row.state), -(row.ended or 0)))
     rows = [row for row in rows if row.counts or row.state in ("running", "failed")]
@@ -209,7 +209,7 @@ def board_table(seen: Board, height: int) -> Group:
 
 def _cells(row: Row) -> list[Text]:
     """Return a row's name, state, tasks, accuracy so far, and times."""
-    from cofima.experiment.grid import minutes
+    from cofima.experiment.grid.scheduler import minutes
 
     state = f"{row.state}, first task shared" if row.taken and row.state == "running" else row.state
     fault = f": {row.fault.splitlines()[0]}" if row.fault else ""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from cofima import generations
 from cofima.cli.console import (
     Epochs,
     ModelFolder,
@@ -28,16 +27,17 @@ from cofima.cli.console import (
     say,
     some,
 )
-from cofima.errors import CofimaError, problems
-from cofima.lock import alone
+from cofima.core.errors import CofimaError, problems
+from cofima.core.lock import alone
+from cofima.store import model_folder
 
 if TYPE_CHECKING:
-    from cofima.history import HistoryRow
-    from cofima.serve.check import Comparison
-    from cofima.serve.classifier import Classifier
-    from cofima.serve.evaluation import Evaluation
-    from cofima.serve.extend import Extension
-    from cofima.serve.predict import Prediction
+    from cofima.classifier.classifier import Classifier
+    from cofima.classifier.evaluate import Evaluation
+    from cofima.classifier.extend import Extension
+    from cofima.classifier.forgetting_check import Comparison
+    from cofima.classifier.predict import Prediction
+    from cofima.store.history import HistoryRow
 
 BUDGET_BROKEN = 3  # exit code: old classes lost more than --max-drop
 WORST = 3
@@ -68,7 +68,7 @@ def learn(
     A part of each class is held out: it says how good the classifier is, calibrates its probabilities,
     and decides when to stop. Nothing is written before the model is complete.
     """
-    from cofima.serve.classifier import learn as learn_classifier
+    from cofima.classifier.classifier import learn as learn_classifier
 
     with interruptible("nothing was written; run the same command again"):
         made = learn_classifier(
@@ -115,14 +115,14 @@ def extend(
 
     The old model stays in force until the new one is complete, and cofima undo brings it back.
     """
-    from cofima.serve.check import ForgettingError
-    from cofima.serve.classifier import load
+    from cofima.classifier.classifier import load
+    from cofima.classifier.forgetting_check import ForgettingError
 
     classifier = load(model, progress=progress())
     if folder is not None:
-        generations.refuse_other(folder, classifier.generation)
+        model_folder.refuse_other(folder, classifier.generation)
     with alone(folder or model), interruptible("the model is as it was; run the same command again"):
-        generations.refuse_other(folder or model, classifier.generation)
+        model_folder.refuse_other(folder or model, classifier.generation)
         try:
             outcome = classifier.extend(
                 photos,
@@ -175,7 +175,7 @@ def predict(
 
     Exit code 1 if some images could not be read, 2 if none could.
     """
-    from cofima.serve.classifier import load
+    from cofima.classifier.classifier import load
 
     if as_json and as_csv:
         raise CofimaError("give --json or --csv, not both")
@@ -247,14 +247,14 @@ def evaluate(
     skip_bad: SkipBad = False,
 ) -> None:
     """Measure accuracy on labelled images, class by class, and show what is confused with what."""
-    from cofima.serve.classifier import load
+    from cofima.classifier.classifier import load
 
     classifier = load(model, progress=progress())
     with interruptible("nothing was written"):
         found = classifier.evaluate(photos, skip_bad=skip_bad, progress=progress())
     _print_evaluation(found)
     if folder is not None:
-        from cofima.serve.page import write  # figures take a second to import
+        from cofima.classifier.web.page import write  # figures take a second to import
 
         for path in write(found, folder):
             say(f"Wrote {path}")
@@ -280,7 +280,7 @@ def _print_evaluation(found: Evaluation) -> None:
 def history(model: ModelFolder) -> None:
     """Show what a model learned, when, from how many images, and what was measured."""
     table = Table("", "what", "classes", "images", "accuracy %", "old classes %", "lam", "date")
-    for number, row in enumerate(generations.read_history(model), start=1):
+    for number, row in enumerate(model_folder.read_history(model), start=1):
         table.add_row(str(number), *_history_cells(row))
     out.print(table)
 
@@ -302,7 +302,7 @@ def _history_cells(row: HistoryRow) -> list[str]:
 
 def undo(model: ModelFolder) -> None:
     """Go back to the state before the last change; the state before that one is no longer kept."""
-    left, now = generations.undo(model)
+    left, now = model_folder.undo(model)
     say(
         f"{model} is again as it was: {now.name} with {len(now.record.classes)} classes "
         f"({left.name} is no longer in force)"
@@ -315,7 +315,7 @@ def rename(
     new: Annotated[str, typer.Argument(help="Its new name.")],
 ) -> None:
     """Give a class another name; cofima undo takes it back."""
-    from cofima.serve.classifier import load
+    from cofima.classifier.classifier import load
 
     classifier = load(model)
     classifier.rename(old, new)
@@ -331,7 +331,7 @@ def remove_class(
 
     Its row, its statistics and its kept images go; what the backbone learned from it stays.
     """
-    from cofima.serve.classifier import load
+    from cofima.classifier.classifier import load
 
     classifier = load(model)
     classifier.forget(name)

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cofima.analyse.output import Result, ready
+from cofima.analysis.output import Result, ready
 from cofima.cli.console import Overrides, interruptible, out_option, print_runs, progress, register, say
-from cofima.errors import CofimaError
-from cofima.files import write_texts
+from cofima.core.atomic import write_texts
+from cofima.core.errors import CofimaError
 
 ANALYSE = "analyse"
 RECIPE = "table1.yaml"  # the protocol of the paper
@@ -118,7 +118,8 @@ def report(
 @cache
 def paper_settings(dataset: str, backbone: str, method: str) -> dict[str, Any]:
     """Return the settings of the paper's protocol; a method of the user's own has no options in it."""
-    from cofima import config, methods
+    from cofima import methods
+    from cofima.experiment import config
 
     known = method in methods.names()
     chosen = [f"dataset={dataset}", f"backbone={backbone}", *([f"method={method}"] if known else [])]
@@ -128,7 +129,7 @@ def paper_settings(dataset: str, backbone: str, method: str) -> dict[str, Any]:
 
 def _distance(runs: Runs, out: Out = OUT) -> None:
     """Measure how far apart the weights are after each task, over all of them and per layer."""
-    from cofima.analyse.distance import distance
+    from cofima.analysis.distance import distance
 
     ready(out)
     _finish(distance(runs, progress()), out)
@@ -143,7 +144,7 @@ def _path(
     images: Annotated[int | None, typer.Option(min=1, help="Test images a task; by default all.")] = None,
 ) -> None:
     """Measure loss and accuracy from the weights before a task to those after its training."""
-    from cofima.analyse.path import path
+    from cofima.analysis.path import path
 
     ready(out)
     _finish(path(run, task, points, head.value, images, progress()), out)
@@ -158,7 +159,7 @@ def _landscape(
     head: Head = HeadKind.raw,
 ) -> None:
     """Measure the plane through the weights at the start, before a task, and after its training."""
-    from cofima.analyse.landscape import landscape
+    from cofima.analysis.landscape import landscape
 
     ready(out)
     _finish(landscape(run, task, grid, images, head.value, progress()), out)
@@ -171,7 +172,7 @@ def _trajectories(
     images: Annotated[int, typer.Option(min=1, help="Training and test images a task.")] = 60,
 ) -> None:
     """Draw the ways of runs from one start (the paper's Fig. 2), over what class means reach around them."""
-    from cofima.analyse.trajectories import trajectories
+    from cofima.analysis.trajectories import trajectories
 
     ready(out)
     _finish(trajectories(runs, grid, images, progress()), out)
@@ -179,7 +180,7 @@ def _trajectories(
 
 def _fisher(run: Run, out: Out = OUT, task: Task = None) -> None:
     """Measure Fisher information per layer: how old and new overlap, and which weights each side gets."""
-    from cofima.analyse.fisher import fisher
+    from cofima.analysis.fisher import fisher
 
     ready(out)
     _finish(fisher(run, task, progress()), out)
@@ -205,7 +206,7 @@ def _lambda(
     A recipe is learned at every share on part of its training images, and the best share is chosen on the
     rest. Of a run, one task is merged at every share, without training.
     """
-    from cofima.analyse.share import Sweep, posthoc, sweep
+    from cofima.analysis.share import Sweep, posthoc, sweep
 
     ready(out)
     shares = _numbers("--lams", lams)
@@ -231,7 +232,7 @@ def _backbones(
     jobs: Jobs = None,
 ) -> None:
     """Compare methods on different backbones."""
-    from cofima.analyse import backbones as compare
+    from cofima.analysis import backbones as compare
 
     ready(out)
     if Path(what[0]).is_dir():
@@ -258,7 +259,7 @@ def _scratch(
     jobs: Jobs = None,
 ) -> None:
     """Compare pre-trained weights with weights from scratch."""
-    from cofima.analyse import backbones as compare
+    from cofima.analysis import backbones as compare
 
     ready(out)
     with interruptible(KEPT):

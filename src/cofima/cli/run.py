@@ -18,7 +18,7 @@ def demo(
 
     Takes two to three minutes on two CPU cores, offline. The same command continues after an interruption.
     """
-    from cofima.demo import demo as learn_demo
+    from cofima.experiment.demo import demo as learn_demo
 
     with interruptible():
         runs = learn_demo(folder, seed, progress())
@@ -48,9 +48,10 @@ def run(
     track_with: Annotated[list[str] | None, typer.Option("--track", metavar=KIND, help=TRACKERS)] = None,
 ) -> None:
     """Learn a stream of tasks; the same command continues after a crash, and says when it is done."""
-    from cofima import config as configs
-    from cofima import report, trackers
-    from cofima.experiment.cells import plain_name
+    from cofima import report
+    from cofima.experiment import config as configs
+    from cofima.experiment import trackers
+    from cofima.experiment.grid.cells import plain_name
     from cofima.experiment.launch import launch
 
     how = configs.read(config, [*(overrides or []), *(["data.skip_bad=true"] if skip_bad else [])])
@@ -66,7 +67,8 @@ def track(
     to: Annotated[list[str], typer.Option("--to", metavar=KIND, help=TRACKERS)],
 ) -> None:
     """Show a run in TensorBoard, Weights & Biases or MLflow: on disk, unless you name a server."""
-    from cofima import report, trackers
+    from cofima import report
+    from cofima.experiment import trackers
 
     chosen = trackers.choose(to, folder, report.read(folder).config)
     lines = trackers.replay(chosen, folder)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cofima.classifier.web.limits import Limits
 from cofima.cli.console import ModelFolder, errors, interruptible, out_option, progress, say
 from cofima.cli.model import find_images
-from cofima.errors import CofimaError
-from cofima.files import write_text
-from cofima.serve.limits import Limits
+from cofima.core.atomic import write_text
+from cofima.core.errors import CofimaError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,20 +47,20 @@ def export(
 
     What was written is compared with the model on images before it gets its name.
     """
-    from cofima.serve import export as exports
-    from cofima.serve import plain_timm
-    from cofima.store import load_model
+    from cofima.classifier.export import export as exports
+    from cofima.classifier.export import timm as timm_export
+    from cofima.store.model import load_model
 
     wanted = [
         (onnx, exports.to_onnx),
         (torchscript, exports.to_torchscript),
-        (timm, plain_timm.to_timm),
+        (timm, timm_export.to_timm),
     ]
     if not any(path for path, _ in wanted):
         raise CofimaError("say what to write: --onnx FILE, --torchscript FILE or --timm FILE")
     loaded = exports.on_squares(load_model(model, where="cpu", progress=progress()))
     if timm is not None:
-        plain_timm.refuse_not_plain(loaded, timm)  # before a slower export has been done for nothing
+        timm_export.refuse_not_plain(loaded, timm)  # before a slower export has been done for nothing
     pixels, source = _read_images(images, loaded.view.form) if images else exports.sample_images(loaded)
     with interruptible("files that were not finished are not there"):
         for path, write in wanted:
@@ -74,7 +74,7 @@ def export(
                 f"{done.difference:.1e} (the largest is {done.largest:.1f})"
             )
     if timm is not None:
-        settings = plain_timm.timm_settings(loaded)
+        settings = timm_export.timm_settings(loaded)
         arguments = "".join(f", {key}={value}" for key, value in settings["arguments"].items())
         say(f"  timm.create_model('{settings['architecture']}'{arguments}, checkpoint_path='{timm}')")
 
@@ -102,8 +102,8 @@ def card(
 
     Markdown with the front matter that the Hugging Face hub reads.
     """
-    from cofima.serve.card import model_card, name_of
-    from cofima.store import load_model
+    from cofima.classifier.export.card import model_card, name_of
+    from cofima.store.model import load_model
 
     text = model_card(load_model(model, where="cpu", progress=progress()), name_of(model), license)
     if path is None:
@@ -128,7 +128,7 @@ def push(
 
     Needs a token (hf auth login, or HF_TOKEN). The model can be loaded from a download of the repository.
     """
-    from cofima.serve import hub
+    from cofima.classifier.export import hub
 
     with interruptible("the hub has all of it or nothing"), progress().stage(f"uploading to {repo}"):
         where = hub.push(model, repo, private=private, licence=license, with_images=with_images)
@@ -149,9 +149,9 @@ def serve(
 
     Needs cofima[app]. Whoever can open the page can change the model.
     """
-    from cofima.serve import app
-    from cofima.serve.extras import needed
-    from cofima.serve.studio import Studio
+    from cofima.classifier.web import app
+    from cofima.classifier.web.session import Studio
+    from cofima.core.extras import needed
 
     needed("gradio", "app")
     studio = Studio(model, Limits(max_files, max_megabytes, max_megapixels))

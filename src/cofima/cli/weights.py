@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from cofima.classifier.merge.request import MergeMethod
 from cofima.cli.console import Force, ModelFolder, SkipBad, count, out_option, progress, say
-from cofima.merging.request import MergeMethod
 
 LISTS = ("--weights", "--fisher")
 
@@ -85,7 +85,7 @@ def merge(
     force: Force = False,
 ) -> None:
     """Merge models of one architecture; folders may know different classes."""
-    from cofima.merging.merge import merge as merge_models
+    from cofima.classifier.merge.merge import merge as merge_models
 
     done = merge_models(
         models,
@@ -127,7 +127,7 @@ def fisher(
     force: Force = False,
 ) -> None:
     """Measure the diagonal Fisher information of a model, for a merge weighted by it."""
-    from cofima.merging.fisher_file import fisher as measure
+    from cofima.classifier.merge.fisher_file import fisher as measure
 
     done = measure(
         model,

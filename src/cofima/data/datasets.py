@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from cofima.core.errors import CofimaError, CofimaWarning, did_you_mean
+from cofima.core.progress import SILENT, Progress
 from cofima.data import sources
 from cofima.data.image_set import ImageSet, join
 from cofima.data.loading.loader import Loaded, Picture, load_small
@@ -17,8 +19,6 @@ from cofima.data.options import DataOptions
 from cofima.data.sources import folder, huggingface, in_memory, plugin, torchvision
 from cofima.data.sources.base import Place, Source, counted
 from cofima.data.stream import Dataset
-from cofima.errors import CofimaError, CofimaWarning, did_you_mean
-from cofima.progress import SILENT, Progress
 
 __all__ = ["DataOptions", "check", "describe", "find", "load", "missing", "names", "read"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cofima.core.errors import CofimaError, did_you_mean, problems
 from cofima.data.image_set import ImageSet, join
 from cofima.data.splits import choose_images, share_of
-from cofima.errors import CofimaError, did_you_mean, problems
 
 
 @dataclass(frozen=True, eq=False)

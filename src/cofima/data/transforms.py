@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from cofima.core.distributed import Part, all_of
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.options import Preset
-from cofima.ranks import Part, all_of
 
 INTERPOLATIONS = ("bicubic", "bilinear")
 Color = tuple[float, float, float]

@@ -7,23 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cofima import generations, ranks
-from cofima.config import Config, difference
+from cofima.core import distributed
+from cofima.core.errors import CofimaError, problems
+from cofima.core.lock import alone
+from cofima.core.progress import SILENT, Progress
+from cofima.core.signals import Interrupted, listening
 from cofima.data import datasets
-from cofima.errors import CofimaError, problems
-from cofima.experiment.journal import Listener
+from cofima.experiment.config import Config, difference
+from cofima.experiment.metrics_log import Listener
 from cofima.experiment.run import run
 from cofima.experiment.several import refuse_several
 from cofima.experiment.stream import load_stream, refuse_other_images, stream_view
-from cofima.history import is_run
-from cofima.interruption import Interrupted, listening
-from cofima.lock import alone
 from cofima.methods import build
 from cofima.models import backbone, overlap
 from cofima.models.net import Net
-from cofima.progress import SILENT, Progress
-from cofima.settings import uncounted
-from cofima.store import Model, attach, load_model
+from cofima.store import model_folder
+from cofima.store.history import is_run
+from cofima.store.model import Model, attach, load_model
+from cofima.store.settings import uncounted
 from cofima.training import checkpoint, device
 
 FREE = uncounted(Config, "resumed")  # may differ when a run is continued
@@ -43,11 +44,11 @@ def launch(
     process is writing. Processes that ``torchrun`` started share the work.
     """
     refuse_several(config, None)
-    with ranks.joined(device.choose(config.device)):
-        if generations.finished(folder):
+    with distributed.joined(device.choose(config.device)):
+        if model_folder.finished(folder):
             return _continue(config, folder, progress, listeners, tasks)
-        generations.refuse_place(folder)
-        with nullcontext() if ranks.rank() else alone(folder), listening():
+        model_folder.refuse_place(folder)
+        with nullcontext() if distributed.rank() else alone(folder), listening():
             try:
                 return _continue(config, folder, progress, listeners, tasks)
             except KeyboardInterrupt as error:
@@ -57,10 +58,10 @@ def launch(
 def _continue(
     config: Config, folder: Path, progress: Progress, listeners: Sequence[Listener], tasks: int | None
 ) -> Model:
-    started, midway = generations.current(folder) is not None, pending(folder)
+    started, midway = model_folder.current(folder) is not None, pending(folder)
     model = load_model(folder, where=config.device, progress=progress) if started else None
     learned = len(model.tasks) if model else 0
-    ranks.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
+    distributed.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
     if model is not None:
         _refuse_change(model.config.model_dump(mode="json"), config, folder)
         if not is_run(model.history):
@@ -72,7 +73,7 @@ def _continue(
         progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}{at}")
     elif midway:
         _refuse_change(
-            midway["config"], config, folder, f"remove {folder / generations.INFLIGHT} to begin anew"
+            midway["config"], config, folder, f"remove {folder / model_folder.INFLIGHT} to begin anew"
         )
         progress.say(f"continuing {folder} at {checkpoint.place(midway)}")
     return _learn(config, model, folder, midway, progress, listeners, tasks)
@@ -80,14 +81,14 @@ def _continue(
 
 def pending(folder: Path) -> dict[str, Any]:
     """Return the description of a run's task in progress; {} where there is none that can go on."""
-    if checkpoint.interval() is None or ranks.world() > 1:
+    if checkpoint.interval() is None or distributed.world() > 1:
         return {}
-    return checkpoint.pending(folder / generations.INFLIGHT, generations.state_id(folder))
+    return checkpoint.pending(folder / model_folder.INFLIGHT, model_folder.state_id(folder))
 
 
 def _interrupted(error: KeyboardInterrupt, folder: Path) -> Interrupted:
     """Say where the same command will go on."""
-    midway, done = pending(folder), generations.current(folder)
+    midway, done = pending(folder), model_folder.current(folder)
     if midway:
         kept = f"the same command continues at {checkpoint.place(midway)}"
     elif done is not None:
@@ -119,7 +120,7 @@ def _learn(
         build(config.method, config.options).check(module)  # before images are read
     refuse_several(config, module if model is None else model.method.net.backbone)
     stream = load_stream(config, facts, progress)
-    ranks.refuse_difference(f"dataset {config.dataset}", stream.facts.get("fingerprint"), len(stream))
+    distributed.refuse_difference(f"dataset {config.dataset}", stream.facts.get("fingerprint"), len(stream))
     before = model.data if model else midway.get("data", {})
     refuse_other_images(before, stream.facts, config.dataset, folder)
     if model is None:

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cofima import generations, ranks
+from cofima.core import distributed
+from cofima.core.progress import Progress
 from cofima.data.stream import Stream, Task
-from cofima.experiment.journal import Journal, Listener
-from cofima.history import Distance, HistoryRow, Kind, now
+from cofima.experiment.metrics_log import Journal, Listener
 from cofima.methods import Method
 from cofima.models import backbone
-from cofima.progress import Progress
-from cofima.store import Model, save_model
+from cofima.store import model_folder
+from cofima.store.history import Distance, HistoryRow, Kind, now
+from cofima.store.model import Model, save_model
 from cofima.training.checkpoint import NO_CHECKPOINT, Checkpoint, RunCheckpoint, interval
 from cofima.training.context import Hooks, OnEpoch
 from cofima.training.evaluate import Score
@@ -37,13 +38,13 @@ def run(
 ) -> Model:
     """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
     method = model.method
-    journal = Journal(folder, model.history, listeners if ranks.rank() == 0 else ())
+    journal = Journal(folder, model.history, listeners if distributed.rank() == 0 else ())
     checkpoint = _checkpoint(model, folder)
     for task in stream[len(model.tasks) :]:
         seen = stream[: task.index + 1]
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
             journal.begin()
-            checkpoint.start_task(task.index, generations.state_id(folder))
+            checkpoint.start_task(task.index, model_folder.state_id(folder))
             row = learn_task(
                 model,
                 task,
@@ -52,7 +53,7 @@ def run(
                 on_epoch=journal.epoch,
                 evaluate=partial(method.score, seen),
             )
-        if ranks.rank() > 0:
+        if distributed.rank() > 0:
             continue  # the first process writes
         row.distance = _distance(model, folder)
         model.history.append(row)
@@ -105,7 +106,7 @@ def learn_task(
 def _checkpoint(model: Model, folder: Path) -> Checkpoint:
     """Return what keeps tasks in progress; several processes go on after finished tasks only."""
     every = interval()
-    if every is None or ranks.world() > 1:
+    if every is None or distributed.world() > 1:
         return NO_CHECKPOINT
     facts = {
         "config": model.config.model_dump(mode="json"),
@@ -117,7 +118,7 @@ def _checkpoint(model: Model, folder: Path) -> Checkpoint:
             "threads": torch.get_num_threads(),
         },
     }
-    return RunCheckpoint(folder / generations.INFLIGHT, model.method, facts, every)
+    return RunCheckpoint(folder / model_folder.INFLIGHT, model.method, facts, every)
 
 
 class EarlyStop:
@@ -176,7 +177,7 @@ def _row(model: Model, task: Task, kind: Kind, score: Score | None, epochs: int)
         train_images=len(task.train),
         epochs=epochs or None,
         notes=facts["notes"],
-        processes=ranks.world(),
+        processes=distributed.world(),
         **({} if score is None else asdict(score)),  # named as in the history
     )
 
@@ -199,9 +200,9 @@ def _parameters(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _from_before(model: Model, folder: Path) -> float | None:
-    if generations.current(folder) is None:
+    if model_folder.current(folder) is None:
         return None
-    return weight_distance(generations.read(folder).weights(), _parameters(model.method.net.backbone))
+    return weight_distance(model_folder.read(folder).weights(), _parameters(model.method.net.backbone))
 
 
 def _from_start(model: Model) -> float | None:

@@ -2,15 +2,16 @@
 
 from torch import nn
 
-from cofima import methods, ranks, torchrun
-from cofima.config import Config
-from cofima.errors import problems
+from cofima import methods
+from cofima.core import distributed, torchrun
+from cofima.core.errors import problems
+from cofima.experiment.config import Config
 from cofima.training.loop import norms
 
 
 def refuse_several(config: Config, backbone: nn.Module | None = None) -> None:
     """Refuse a run that would not compute in several processes what it computes in one."""
-    count = max(torchrun.world_size(), ranks.world())
+    count = max(torchrun.world_size(), distributed.world())
     if count == 1:
         return
     kind, how, wrong = methods.find(config.method), config.train, []

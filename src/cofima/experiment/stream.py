@@ -4,14 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cofima.config import Config
+from cofima.core.errors import CofimaError, problems
+from cofima.core.progress import SILENT, Progress
 from cofima.data import datasets, transforms
 from cofima.data.stream import Stream, from_groups, split
 from cofima.data.transforms import InputDefaults, View
-from cofima.errors import CofimaError, problems
+from cofima.experiment.config import Config
 from cofima.methods import build
 from cofima.models.backbone import BackboneFacts
-from cofima.progress import SILENT, Progress
 
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from cofima import plugins
-from cofima.errors import CofimaError, did_you_mean
+from cofima.core import plugins
+from cofima.core.errors import CofimaError, did_you_mean
 from cofima.methods.base import Method
 from cofima.training.context import Batch
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from cofima.data.stream import Task
-from cofima.weights.pieces import Weights
+from cofima.weights.ops import Weights
 
 
 class Averaging(ABC):

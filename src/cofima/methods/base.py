@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from cofima import ranks
+from cofima.core import distributed
+from cofima.core.errors import CofimaError
 from cofima.data.image_set import Images
 from cofima.data.stream import Stream, Task
-from cofima.errors import CofimaError
 from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
@@ -27,7 +27,7 @@ from cofima.training.features import FixedFeatures
 from cofima.training.loop import frozen, plain_batches, sgd
 
 if TYPE_CHECKING:
-    from cofima.parts.gaussians import ClassGaussians
+    from cofima.methods.components.gaussians import ClassGaussians
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Step = Callable[[Task], None]
@@ -138,7 +138,7 @@ class Method:
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
         gpus = [self.context.device] if self.context.device.type == "cuda" else []  # not those of others
         with torch.random.fork_rng(gpus), self.timed("total"), self.timed("cpu", time.process_time):
-            torch.manual_seed(self.context.seeds.number("torch", task.index) + ranks.rank())
+            torch.manual_seed(self.context.seeds.number("torch", task.index) + distributed.rank())
             self.begin(task)
             if train is None:
                 self.train(task, hooks)
@@ -146,7 +146,7 @@ class Method:
                 train(task)
             self.fixed.doubt()
             (end or self.end)(task)
-            ranks.agree(self.net, self.head())
+            distributed.agree(self.net, self.head())
 
     def begin(self, task: Task) -> None:
         """Prepare for the task: new rows in the head, old ones frozen."""
@@ -257,7 +257,7 @@ class Method:
         if self.fixed_features:
             return self.fixed(images)
         self.net.eval()
-        part = ranks.part(len(images))
+        part = distributed.part(len(images))
         pairs = plain_batches(images, self.context, "features", part)
         return part.gather(torch.cat([self.net.features(x).float().cpu() for x, _ in pairs]))
 

@@ -19,11 +19,11 @@ from torch.nn.functional import cross_entropy
 from cofima.data.image_set import Images
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
+from cofima.methods.components import replay
+from cofima.methods.components.correction import Correction, correct
+from cofima.methods.components.distillation import distillation, teacher_of
 from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
-from cofima.parts import replay
-from cofima.parts.correction import Correction, correct
-from cofima.parts.distill import distillation, teacher_of
 from cofima.training.context import Batch
 
 

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
-from cofima.methods._aligned import Aligned
 from cofima.methods.averaging import Averaging
 from cofima.methods.base import Share
-from cofima.methods.cost import FISHER_PASS, Cost, Plan
-from cofima.methods.state import Entry, tagged, untagged
-from cofima.parts.averaging import averaged_in_place, distance_moved
-from cofima.parts.importance import (
+from cofima.methods.components.aligned import Aligned
+from cofima.methods.components.averaging import averaged_in_place, distance_moved
+from cofima.methods.components.fisher_options import (
     FISHER,
     FisherOptions,
     add_fisher,
@@ -28,8 +26,10 @@ from cofima.parts.importance import (
     task_fisher,
     weighted,
 )
+from cofima.methods.cost import FISHER_PASS, Cost, Plan
+from cofima.methods.state import Entry, tagged, untagged
 from cofima.weights.average import fisher_average
-from cofima.weights.pieces import Weights, snapshot
+from cofima.weights.ops import Weights, snapshot
 
 
 @dataclass(eq=False)

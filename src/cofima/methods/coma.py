@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
-from cofima.methods._aligned import SLOW_LEARNER, Aligned
 from cofima.methods.averaging import Averaging
 from cofima.methods.base import Share
+from cofima.methods.components.aligned import SLOW_LEARNER, Aligned
+from cofima.methods.components.averaging import averaged_in_place, distance_moved
+from cofima.methods.components.fisher_options import FISHER, FisherOptions, add_fisher, task_fisher, weighted
 from cofima.methods.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
-from cofima.parts.averaging import averaged_in_place, distance_moved
-from cofima.parts.importance import FISHER, FisherOptions, add_fisher, task_fisher, weighted
 from cofima.weights import Weights, auto_lambda, average, snapshot
 
 

@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method
+from cofima.methods.components.distillation import known_mse
+from cofima.methods.components.replay import MEMORY, Again, MemorySize, Reservoir
 from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
-from cofima.parts.distill import known_mse
-from cofima.parts.replay import MEMORY, Again, MemorySize, Reservoir
 from cofima.training.context import Batch
 
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]

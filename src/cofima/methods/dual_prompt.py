@@ -18,11 +18,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from cofima.core.errors import CofimaError
 from cofima.data.stream import Task
-from cofima.errors import CofimaError
-from cofima.methods._prompted import Count, Prompted
+from cofima.methods.components.prompted import Count, Prompted
+from cofima.methods.components.prompts import PROMPTS, Pool, prefix_problem, prefixes, uniform
 from cofima.methods.state import Entry
-from cofima.parts.prompts import PROMPTS, Pool, prefix_problem, prefixes, uniform
 
 Layers = tuple[Annotated[int, Field(ge=0)], ...]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
-from cofima.methods._aligned import Aligned
 from cofima.methods.base import Share
-from cofima.parts.averaging import averaged_in_place, distance_moved
+from cofima.methods.components.aligned import Aligned
+from cofima.methods.components.averaging import averaged_in_place, distance_moved
 from cofima.training.context import Batch
 from cofima.weights import Weights, snapshot
 

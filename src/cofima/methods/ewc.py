@@ -20,12 +20,12 @@ from torch import Tensor
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method, Share
+from cofima.methods.components.fisher_options import FISHER, FisherOptions, task_fisher
+from cofima.methods.components.quadratic import quadratic
 from cofima.methods.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
-from cofima.parts.importance import FISHER, FisherOptions, task_fisher
-from cofima.parts.quadratic import quadratic
 from cofima.training.context import Batch
-from cofima.weights.pieces import Weights
+from cofima.weights.ops import Weights
 
 
 @dataclass(eq=False)

@@ -17,12 +17,9 @@ from torch.nn.functional import cross_entropy
 from cofima.data.image_set import ImageSet, owned
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
-from cofima.methods.cost import Cost, Plan
-from cofima.methods.state import Entry, tagged, untagged
-from cofima.models.head import Head
-from cofima.parts.averaging import START
-from cofima.parts.exemplars import greedy_balanced
-from cofima.parts.replay import (
+from cofima.methods.components.averaging import START
+from cofima.methods.components.exemplars import greedy_balanced
+from cofima.methods.components.replay import (
     MEMORY,
     MemorySize,
     memory_state,
@@ -30,8 +27,11 @@ from cofima.parts.replay import (
     refuse_small_memory,
     restored_memory,
 )
+from cofima.methods.cost import Cost, Plan
+from cofima.methods.state import Entry, tagged, untagged
+from cofima.models.head import Head
 from cofima.training.context import Batch
-from cofima.weights.pieces import snapshot
+from cofima.weights.ops import snapshot
 
 
 @dataclass(eq=False)

@@ -15,8 +15,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from cofima.data.stream import Task
-from cofima.methods._prompted import Count, Prompted, Weight
-from cofima.parts.prompts import Pool, mean_of_tokens, uniform, voted
+from cofima.methods.components.prompted import Count, Prompted, Weight
+from cofima.methods.components.prompts import Pool, mean_of_tokens, uniform, voted
 
 
 @dataclass(eq=False)

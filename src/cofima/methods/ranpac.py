@@ -15,14 +15,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from cofima.core.errors import CofimaError
 from cofima.data.stream import Task
-from cofima.errors import CofimaError
 from cofima.methods.base import Method
+from cofima.methods.components.adapters import Adapt, Petl, adapt, insert, unsuited
+from cofima.methods.components.projection import ProjectedHead, RidgeSums, best_ridge
 from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.models.net import Net
-from cofima.parts.adapt import Adapt, Petl, adapt, insert, unsuited
-from cofima.parts.projection import ProjectedHead, RidgeSums, best_ridge
 from cofima.training.context import NO_HOOKS, Context, Hooks
 
 

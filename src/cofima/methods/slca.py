@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cofima.data.stream import Task
-from cofima.methods._aligned import SLOW_LEARNER, Aligned
+from cofima.methods.components.aligned import SLOW_LEARNER, Aligned
 
 
 @dataclass(eq=False)

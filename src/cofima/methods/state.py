@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 
 if TYPE_CHECKING:
     from cofima.methods.base import Method

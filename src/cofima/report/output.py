@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from cofima.errors import CofimaError
-from cofima.files import write_texts
+from cofima.core.atomic import write_texts
+from cofima.core.errors import CofimaError
 from cofima.report import significance
 from cofima.report.comparison import Comparison, compare
 from cofima.report.html import drawings, page

@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cofima import generations
-from cofima.config_schema import Config
-from cofima.errors import CofimaError, problems
-from cofima.files import write_text
-from cofima.generations import Record
-from cofima.history import HistoryRow, explain
+from cofima.core.atomic import write_text
+from cofima.core.errors import CofimaError, problems
+from cofima.store import model_folder
+from cofima.store.config import Config
+from cofima.store.history import HistoryRow, explain
+from cofima.store.model_folder import Record
 
 STUDY = ".jsonl"
 
@@ -150,7 +150,7 @@ class StudyLine(BaseModel):
 def read(folder: str | Path) -> Run:
     """Read the generation in force of a run folder; raise if it is not what was written."""
     folder = Path(folder)
-    generation = generations.read(folder)
+    generation = model_folder.read(folder)
     return _run(folder, folder, generation.record, generation.history())
 
 
@@ -250,7 +250,7 @@ def _oddities(tasks: Sequence[HistoryRow]) -> list[str]:
 
 def _stop_at_run(folders: list[str], files: list[str]) -> bool:
     """Tell whether a walk has come to a run, and keep it from entering its generations."""
-    is_run = generations.CURRENT in files
+    is_run = model_folder.CURRENT in files
     if is_run:
         folders.clear()
     folders[:] = [name for name in folders if not name.startswith(".")]  # what a grid keeps for itself

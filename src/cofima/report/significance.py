@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cofima.errors import CofimaError, did_you_mean
+from cofima.core.errors import CofimaError, did_you_mean
 from cofima.report.comparison import MEASURES, Comparison
 from cofima.report.table import MISSING, Cell, Column, Row, Table
 

@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from cofima import interruption
-from cofima.errors import CofimaError
-from cofima.files import clear_aside, write_aside
-from cofima.models.identity import fingerprint
-from cofima.weights.mapped import create_mapped, kind_of
+from cofima.core import signals
+from cofima.core.atomic import clear_aside, write_aside
+from cofima.core.errors import CofimaError
+from cofima.models.info import fingerprint
+from cofima.weights.mmap import create_mapped, kind_of
 
 FORMAT = 2
 FILE = "checkpoint.safetensors"
@@ -120,7 +120,7 @@ class RunCheckpoint(Checkpoint):
         self.budget.start(2 * weights)  # and as much for the optimizer
         self._resume(self.training)
         # From here on a signal waits for offer(): in the middle of a step there is nothing to write.
-        interruption.patient(True)
+        signals.patient(True)
         return sys.maxsize if self.training.complete else self.training.epoch
 
     def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
@@ -145,14 +145,14 @@ class RunCheckpoint(Checkpoint):
             self._write(self.training)
         self._leave()
         self.training = None
-        interruption.patient(False)
+        signals.patient(False)
 
     def _wanted(self) -> bool:
-        return self.budget.due() or interruption.asked() is not None
+        return self.budget.due() or signals.asked() is not None
 
     def _leave(self) -> None:
-        if (asked := interruption.asked()) is not None:
-            raise interruption.Interrupted(asked)
+        if (asked := signals.asked()) is not None:
+            raise signals.Interrupted(asked)
 
     def _write(self, training: "Training") -> None:
         """Write the checkpoint. If that fails the training goes on, and the user is told once."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cofima import ranks
+from cofima.core import distributed
+from cofima.core.progress import SILENT, Progress
+from cofima.core.seeds import Seeds
 from cofima.data.transforms import View
-from cofima.progress import SILENT, Progress
-from cofima.seeds import Seeds
 from cofima.training.checkpoint import NO_CHECKPOINT, Checkpoint
 from cofima.training.options import Train
 
@@ -55,7 +55,7 @@ class Batch:
     """On the device [B]."""
     pixels: Tensor
     """As they are stored: uint8 on the CPU [B, 3, height, width]."""
-    shard: ranks.Part
+    shard: distributed.Part
     """Which rows of the whole batch these are; all of them in a single process."""
 
 

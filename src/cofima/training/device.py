@@ -2,8 +2,8 @@
 
 import torch
 
-from cofima import torchrun
-from cofima.errors import CofimaError
+from cofima.core import torchrun
+from cofima.core.errors import CofimaError
 
 
 def choose(name: str = "auto") -> torch.device:

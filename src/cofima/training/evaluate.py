@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cofima import ranks
+from cofima.core import distributed
 from cofima.data.image_set import ImageSet
 from cofima.data.stream import Task
 from cofima.training.context import Context
@@ -37,11 +37,13 @@ def evaluate(
     part of each task's images.
     """
     score = Score([], [], [], [])
-    take = batches or (lambda images, label: plain_batches(images, context, label, ranks.part(len(images))))
+    take = batches or (
+        lambda images, label: plain_batches(images, context, label, distributed.part(len(images)))
+    )
     for task in seen:
         label = f"test {task.index + 1}/{len(seen)}"
         pairs = [(predict(*inputs).float(), y) for *inputs, y in take(task.test, label)]
-        part = ranks.part(len(task.test))
+        part = distributed.part(len(task.test))
         logits, labels = (part.gather(torch.cat(rows)) for rows in zip(*pairs, strict=True))
         own = logits[:, task.classes.start : task.classes.stop].argmax(1) + task.classes.start
         score.accuracy.append(_percent(logits.argmax(1) == labels))

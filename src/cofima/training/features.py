@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from cofima import ranks
+from cofima.core import distributed
+from cofima.core.atomic import cache_folder, json_digest
 from cofima.data.image_set import Images, ImageSet
-from cofima.files import cache_folder, json_digest
-from cofima.models.identity import fingerprint
+from cofima.models.info import fingerprint
 from cofima.models.net import Net
 from cofima.training.context import Context
-from cofima.training.shelf import NAME, Shelf
+from cofima.training.feature_cache import NAME, Shelf
 
 AT_ONCE = 32
 KEEP_EVERY = 2048  # images: what a crash can cost
@@ -56,12 +56,12 @@ class FixedFeatures:
         names = self.names.get(images)
         if names is None or any(name not in self.shelf for name in names):
             names = self.names[images] = self._look(images, label)
-        return ranks.part(len(images)).gather(self.shelf.take(names))
+        return distributed.part(len(images)).gather(self.shelf.take(names))
 
     def batches(self, images: ImageSet, label: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the features of this process's part of images with their labels, for the head."""
         size, device = self.context.train.batch, self.context.device
-        mine = ranks.part(len(images)).rows
+        mine = distributed.part(len(images)).rows
         features, labels = self(images, label)[mine], images.labels[mine]
         pairs = list(zip(torch.split(features, size), torch.split(labels, size), strict=True))
         for some, theirs in self.context.progress.track(pairs, len(pairs), label):
@@ -72,7 +72,7 @@ class FixedFeatures:
         names: list[bytes] = []
         waiting: dict[bytes, Tensor] = {}
         fresh: dict[bytes, Tensor] = {}
-        part = ranks.part(len(images))
+        part = distributed.part(len(images))
         places = torch.split(torch.arange(part.start, part.stop), AT_ONCE)
         for place in self.context.progress.track(places, len(places), label):
             pixels, _ = images.batch(place)

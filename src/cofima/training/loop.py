@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from cofima import ranks
+from cofima.core import distributed
+from cofima.core.errors import CofimaError
 from cofima.data.image_set import Images, ImageSet
-from cofima.errors import CofimaError
 from cofima.models.net import Net
 from cofima.training.context import NO_HOOKS, Batch, Context, Hooks, Loss
 from cofima.training.options import Train
@@ -44,7 +44,7 @@ def sgd(
         how = how.model_copy(update={"milestones": ()})
     schedule = make_schedule(optimizer, how)
     half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
-    loss = ranks.synchronized(net, loss)
+    loss = distributed.synchronized(net, loss)
     net.train()
     # A frozen backbone computes as at test time: dropout would only add noise to features that stay.
     net.backbone.train(bool(moving(net.backbone)))
@@ -72,10 +72,12 @@ def sgd(
             if after_step is not None:
                 after_step(batch)
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
-                refuse_divergence(ranks.total(losses[: step + 1].clone()) / ranks.world(), task, epoch)
+                refuse_divergence(
+                    distributed.total(losses[: step + 1].clone()) / distributed.world(), task, epoch
+                )
             checkpoint.offer(step + 1)  # last: now weights, optimizer and method are of the same step
         if hooks.on_epoch is not None:
-            mean = ranks.total(losses.clone()) / ranks.world()
+            mean = distributed.total(losses.clone()) / distributed.world()
             hooks.on_epoch(task, epoch, mean, [float(group["lr"]) for group in optimizer.param_groups])
         schedule.step()
         if hooks.stop is not None and hooks.stop():
@@ -88,7 +90,7 @@ def sgd(
 
 def make_batch(images: Images, index: Tensor, context: Context, augment: torch.Generator) -> Batch:
     """Read this process's share of the images at ``index``, and augment it."""
-    shard = ranks.part(len(index))
+    shard = distributed.part(len(index))
     pixels, labels = images.batch(index[shard.rows])
     seen = context.view.train(pixels.to(context.device, non_blocking=True), augment, shard)
     return Batch(seen, labels.to(context.device), pixels, shard)
@@ -133,11 +135,11 @@ def repeats(images: Images, balance: float, generator: torch.Generator) -> Tenso
 
 
 def plain_batches(
-    images: Images, context: Context, label: str, part: ranks.Part | None = None
+    images: Images, context: Context, label: str, part: distributed.Part | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield every image once, or of a part of them, in order, as it is seen at test time."""
-    part = part or ranks.all_of(len(images))
-    index = in_order(part.stop - part.start, ranks.each(context.train.batch), part.start)
+    part = part or distributed.all_of(len(images))
+    index = in_order(part.stop - part.start, distributed.each(context.train.batch), part.start)
     for at in context.progress.track(index, len(index), label):
         pixels, labels = images.batch(at)
         yield context.view.test(pixels.to(context.device)), labels.to(context.device)

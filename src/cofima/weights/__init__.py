@@ -3,8 +3,8 @@
 from cofima.weights.average import average, fisher_average
 from cofima.weights.average_all import average_all, fisher_average_all
 from cofima.weights.distance import auto_lambda, weight_distance
-from cofima.weights.fisher import diagonal_fisher
-from cofima.weights.pieces import Weights, snapshot
+from cofima.weights.fisher.diagonal import diagonal_fisher
+from cofima.weights.ops import Weights, snapshot
 
 __all__ = [
     "Weights",

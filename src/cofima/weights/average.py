@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cofima.errors import CofimaError
-from cofima.weights.pieces import Scratch, Weights, compute_dtype, pieces, shared_keys
+from cofima.core.errors import CofimaError
+from cofima.weights.ops import Scratch, Weights, compute_dtype, pieces, shared_keys
 
 Mix = Callable[[Tensor, Tensor, Tensor, str, slice], Tensor]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 from cofima.weights.average import check_fisher, check_fit
-from cofima.weights.pieces import Weights, shared_keys
+from cofima.weights.ops import Weights, shared_keys
 
 
 @torch.no_grad()

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from cofima.errors import CofimaWarning
+from cofima.core.errors import CofimaWarning
 from cofima.weights.average import check_fisher
-from cofima.weights.pieces import pieces, shared_keys
+from cofima.weights.ops import pieces, shared_keys
 
 
 @torch.no_grad()

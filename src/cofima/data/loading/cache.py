@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cofima.core.atomic import cache_folder, json_digest, write_text
+from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
 from cofima.data.loading.pixel_format import PixelFormat
-from cofima.errors import CofimaError
-from cofima.files import cache_folder, json_digest, write_text
-from cofima.progress import Progress
 
 FORMAT = 1
 PIXELS, INDEX, JOURNAL = "pixels.u8", "index.json", "journal.jsonl"

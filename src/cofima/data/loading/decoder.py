@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from cofima.errors import CofimaError
+from cofima.core.errors import CofimaError
 
 MOST_PIXELS = 100_000_000
 Content = bytes | NDArray[Any] | Tensor | Image.Image  # bytes are those of an encoded file

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet
 from cofima.data.loading import cache as caches
 from cofima.data.loading.cache import Found
 from cofima.data.loading.decoder import BadImageError, decode, fault_of
 from cofima.data.loading.pixel_format import PixelFormat
-from cofima.progress import SILENT, Progress
 
 SMALL = 64  # pixels a side; arrays of one shape up to this are stored as they are
 IN_MEMORY = 256_000_000  # bytes; more than this goes to disk

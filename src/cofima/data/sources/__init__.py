@@ -9,12 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from cofima.core.errors import CofimaError, CofimaWarning, did_you_mean
+from cofima.core.progress import SILENT, Progress
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, roots
 from cofima.data.sources.checks import count_problem, refuse
 from cofima.data.sources.split_file import split_by_file
-from cofima.errors import CofimaError, CofimaWarning, did_you_mean
-from cofima.progress import SILENT, Progress
 
 __all__ = ["About", "about", "copies", "find", "missing", "names"]
 

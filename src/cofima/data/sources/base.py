@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cofima.core.errors import CofimaError, file_error, first_problems, problems
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
-from cofima.errors import CofimaError, file_error, first_problems, problems
 
 SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of datasets put them
 _SHOWN = 20  # left-out images that are named

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cofima.core.errors import CofimaError, first_problems, problems
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, named
 from cofima.data.sources.folder import TRAIN_AND_TEST, is_split, split_folders
-from cofima.errors import CofimaError, first_problems, problems
 
 ABOUT = About(
     title="Stanford Cars",

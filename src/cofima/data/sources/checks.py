@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from cofima.core.errors import first_problems
+from cofima.core.progress import SILENT, Progress
 from cofima.data.loading import loader
 from cofima.data.sources.base import About, Source
-from cofima.errors import first_problems
-from cofima.progress import SILENT, Progress
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cofima.core.errors import CofimaError, file_error, problems
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, files, named
 from cofima.data.sources.unpickle import plain_dict
-from cofima.errors import CofimaError, file_error, problems
 
 ABOUT = About(
     title="CIFAR-100",

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from cofima.core.errors import file_error, first_problems
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, named
 from cofima.data.sources.folder import TRAIN_AND_TEST, is_split, split_folders
-from cofima.errors import file_error, first_problems
 
 ABOUT = About(
     title="CUB-200-2011",

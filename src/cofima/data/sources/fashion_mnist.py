@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cofima.core.errors import problems
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, named
-from cofima.errors import problems
 
 ABOUT = About(
     title="Fashion-MNIST",

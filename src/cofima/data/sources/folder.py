@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cofima.core.errors import did_you_mean, first_problems
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Source, Usable, counted
 from cofima.data.sources.checks import refuse
 from cofima.data.sources.listing import TESTS, TRAIN, ImageFile, Listing, list_images, plain, spellings
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
-from cofima.errors import did_you_mean, first_problems
 
 PREFIX = "folder:"
 TRAIN_AND_TEST = "train/CLASS/*.jpg and test/CLASS/*.jpg (or val)"

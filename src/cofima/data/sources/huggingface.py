@@ -4,11 +4,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cofima.core.errors import CofimaError
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import Source, roots
 from cofima.data.sources.checks import refuse
-from cofima.errors import CofimaError
 
 PREFIX = "hf:"
 _TESTS = ("test", "validation", "valid", "val")

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from cofima.core.errors import CofimaError
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, files, named
 from cofima.data.sources.folder import TRAIN_AND_TEST, is_split, split_folders
 from cofima.data.sources.listing import SUFFIXES, list_images
 from cofima.data.sources.split_file import split_by_names, two_lists
-from cofima.errors import CofimaError
 
 ABOUT = About(
     title="ImageNet-R",

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from cofima.core.seeds import Seeds
 from cofima.data.image_set import ImageSet
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import Source
 from cofima.data.splits import by_row, choose_images, seeded_facts, seeded_name, share_of, split_facts
 from cofima.data.stream import Dataset
-from cofima.seeds import Seeds
 
 NAMES = {
     "blobs": "6 classes of generated colored blobs, for a quick trial",

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cofima.core.errors import CofimaError, CofimaWarning, file_error, first_problems, problems
+from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet, image_set
 from cofima.data.loading.loader import Picture, load
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.base import counted
 from cofima.data.splits import choose_per_class
-from cofima.errors import CofimaError, CofimaWarning, file_error, first_problems, problems
-from cofima.progress import SILENT, Progress
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 LEAST_TO_HOLD_OUT = 5

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cofima import plugins
+from cofima.core import plugins
+from cofima.core.errors import CofimaError
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import Source
-from cofima.errors import CofimaError
 
 _MARK = "cofima_dataset"
 Lister = Callable[[DataOptions], Source]

@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
+from cofima.core.atomic import cache_folder, write_text
+from cofima.core.errors import CofimaError, CofimaWarning, file_error, first_problems
 from cofima.data.loading.loader import Picture
 from cofima.data.sources.base import Source
 from cofima.data.sources.checks import Contents
-from cofima.errors import CofimaError, CofimaWarning, file_error, first_problems
-from cofima.files import cache_folder, write_text
 
 FORMAT = 1  # of manifests
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cofima.core.errors import CofimaError, did_you_mean
+from cofima.core.progress import SILENT, Progress
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import Source, roots
 from cofima.data.sources.checks import refuse
-from cofima.errors import CofimaError, did_you_mean
-from cofima.progress import SILENT, Progress
 
 PREFIX = "torchvision:"
 _LABELS = ("targets", "_labels", "labels", "_targets", "y")

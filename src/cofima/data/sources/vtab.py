@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from cofima.core.errors import problems
 from cofima.data.loading.loader import Picture
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, named
 from cofima.data.sources.folder import TRAIN_AND_TEST, is_split, split_folders
 from cofima.data.sources.listing import list_images, spellings
-from cofima.errors import problems
 
 ABOUT = About(
     title="VTAB, five datasets of ten classes",

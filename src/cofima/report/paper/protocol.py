@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cofima.models.aliases import ALIASES
+from cofima.models.registry import ALIASES
 from cofima.report import metrics
 from cofima.report.groups import comparable, compared, differences, flat
 from cofima.report.metrics import Summary

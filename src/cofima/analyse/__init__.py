@@ -1,5 +1,0 @@
-"""The paper's analyses: what averaging does to weights, losses and accuracies.
-
-Each has a file for what is computed, draws with :mod:`cofima.analyse.plots`, and writes a figure and a CSV
-file of unrounded numbers.
-"""

@@ -1,0 +1,130 @@
+"""Runs side by side: other backbones, and backbones that were pre-trained beside those from scratch."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+from cofima import methods
+from cofima.analysis.cells import configure, incremental, last, learn
+from cofima.analysis.output import Result
+from cofima.analysis.plots import Bars, bars
+from cofima.core.errors import CofimaError, problems
+from cofima.core.progress import SILENT, Progress
+from cofima.report.groups import grouped
+from cofima.report.metrics import Summary, summarise
+from cofima.report.runs import Run, find
+
+Table = Mapping[tuple[str, str], Sequence[Run]]
+
+
+def backbones(folders: Sequence[Path]) -> Result:
+    """Compare finished runs of the same tasks on different backbones, method by method."""
+    runs = find(folders)
+    _refuse_mixture(runs)
+    table: dict[tuple[str, str], list[Run]] = {}
+    for name in dict.fromkeys(run.backbone for run in runs):
+        for row in grouped([run for run in runs if run.backbone == name]):
+            table[name, row.label] = row.runs
+    if len({name for name, _ in table}) < 2:
+        raise CofimaError(f"all of these runs have the backbone {runs[0].backbone}: give runs of another too")
+    return _result("backbones", "backbone", table)
+
+
+def learn_backbones(
+    recipe: str,
+    overrides: Sequence[str],
+    names: Sequence[str],
+    with_methods: Sequence[str],
+    out: Path,
+    jobs: int = 1,
+    progress: Progress = SILENT,
+) -> Result:
+    """Learn a recipe with every method on every backbone, and compare them."""
+    cells = [[f"backbone={name}", f"method={method}"] for name, method in product(names, with_methods)]
+    configs = configure(recipe, overrides, cells, ("backbone", "method"))
+    return backbones([run.folder for run in learn(configs, out / "cells", jobs, progress)])
+
+
+def scratch(
+    recipe: str,
+    overrides: Sequence[str],
+    with_methods: Sequence[str],
+    own: Sequence[str],
+    out: Path,
+    jobs: int = 1,
+    progress: Progress = SILENT,
+) -> Result:
+    """Learn a recipe with pre-trained weights and from scratch, and compare them method by method.
+
+    ``own`` are settings for a third column: a backbone from scratch needs other rates than one that
+    is pre-trained, and without them a comparison says more of the rates than of the weights.
+    """
+    fresh = ["model.pretrained=false", "model.checkpoint=null"]
+    kinds = {"pre-trained": ["model.pretrained=true"], "scratch, same settings": fresh}
+    if own:
+        kinds[f"scratch, {' '.join(own)}"] = [*fresh, *own]
+    places = list(product(with_methods, kinds))
+    cells = [[f"method={method}", *kinds[kind]] for method, kind in places]
+    configs = configure(recipe, overrides, cells, ("method", "model.pretrained"))
+    runs = learn(configs, out / "cells", jobs, progress)
+    pairs = zip(places, runs, strict=True)
+    table = {(methods.find(method).label, kind): [run] for (method, kind), run in pairs}
+    return _result("scratch", "method", table)
+
+
+def _result(name: str, first: str, table: Table) -> Result:
+    """Return rows with mean and deviation over seeds, and a figure of the last accuracies."""
+    second = "method" if first == "backbone" else "start"
+    rows: list[dict[str, object]] = []
+    for (one, two), runs in table.items():
+        final, mean = (summarise([value(run) for run in runs]) for value in (last, incremental))
+        rows.append(
+            {
+                first: one,
+                second: two,
+                "n": len(runs),
+                "seeds": " ".join(str(run.seed) for run in runs),
+                "pretraining": runs[0].record.backbone.get("pretraining", ""),
+                "last_mean": final.mean,
+                "last_std": "" if final.std is None else final.std,
+                "inc_mean": mean.mean,
+                "inc_std": "" if mean.std is None else mean.std,
+            }
+        )
+    said = [f"{row[first]}, {row[second]}: {row['last_mean']:.2f} % after the last task" for row in rows]
+    return Result(name, rows, {name: _draw(table)}, said)
+
+
+def _draw(table: Table) -> str:
+    groups, kinds = (list(dict.fromkeys(key[place] for key in table)) for place in (0, 1))
+    drawn = []
+    for kind in kinds:
+        found = [_over(table.get((group, kind))) for group in groups]
+        heights = [None if each is None else each.mean for each in found]
+        drawn.append(Bars(kind, heights, [None if each is None else each.std for each in found]))
+    return bars(groups, drawn, "Last accuracy (%)")
+
+
+def _over(runs: Sequence[Run] | None) -> Summary | None:
+    return summarise([last(run) for run in runs]) if runs else None
+
+
+def _refuse_mixture(runs: Sequence[Run]) -> None:
+    """Refuse runs that are not finished, or that learned other images or tasks than the first."""
+    wrong = [f"{run.folder}: not finished ({run.state})" for run in runs if not run.finished]
+    for run in runs[1:]:
+        for what, ours, theirs in zip(_WHAT, _protocol(runs[0]), _protocol(run), strict=True):
+            if ours != theirs and not (what == "number of tasks" and (run.joint or runs[0].joint)):
+                wrong.append(f"{run.folder}: another {what} than {runs[0].folder} ({theirs} / {ours})")
+    if wrong:
+        raise problems("the comparison of backbones", wrong)
+
+
+_WHAT = ("dataset", "split", "held_out and data.limit", "number of tasks")
+
+
+def _protocol(run: Run) -> tuple[object, ...]:
+    config = run.config
+    limit = (config.get("data") or {}).get("limit")
+    held = (config.get("held_out", 0.0), limit)
+    return run.dataset, run.record.data.get("split_hash"), held, run.planned

@@ -1,0 +1,54 @@
+"""Runs that an analysis needs: cells of a grid, so that the same command goes on where it stopped."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cofima.core.errors import CofimaError, problems
+from cofima.core.progress import Progress
+from cofima.experiment.config import Config, read_values, resolve
+from cofima.experiment.grid.cells import name
+from cofima.experiment.grid.scheduler import run_grid
+from cofima.report import metrics
+from cofima.report.runs import Run, read
+
+
+def configure(
+    recipe: str, overrides: Sequence[str], cells: Iterable[Sequence[str]], taken: Sequence[str]
+) -> list[Config]:
+    """Return a configuration for each cell's ``key=value`` items, laid over what the user gave.
+
+    Keys that the analysis sets itself (``taken``) are refused; all that is wrong is one error.
+    """
+    wrong = [f"{item}: this is set by the analysis" for item in overrides if item.partition("=")[0] in taken]
+    if wrong:
+        raise problems("the command line", wrong)
+    values = read_values(recipe)
+    values.pop("grid", None)
+    found = []
+    for cell in cells:
+        try:
+            found.append(resolve(values, [*overrides, *cell], f"{recipe} with {' '.join(cell)}"))
+        except CofimaError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise CofimaError("\n".join(dict.fromkeys(wrong)))
+    return found
+
+
+def learn(cells: Sequence[Config], out: Path, jobs: int, progress: Progress) -> list[Run]:
+    """Learn every cell below ``out``; return the runs in their order, unless one failed."""
+    outcome = run_grid(list({name(cell): cell for cell in cells}.values()), out, jobs, progress)
+    if outcome.failed:
+        lines = [f"{folder}: {fault}" for folder, fault in outcome.failed.items()]
+        raise problems("the grid of this analysis", [*lines, "the same command goes on with what is missing"])
+    return [read(out / name(cell)) for cell in cells]
+
+
+def last(run: Run) -> float:
+    """Return the accuracy over all classes after the last task (%)."""
+    return metrics.last(run.matrix, run.sizes)
+
+
+def incremental(run: Run) -> float:
+    """Return the mean over tasks of the accuracy over the classes seen (%)."""
+    return metrics.incremental(run.matrix, run.sizes)

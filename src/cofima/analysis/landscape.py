@@ -1,0 +1,155 @@
+r"""The plane through :math:`\theta_0`, :math:`\theta^*_{t-1}` and :math:`\theta_t`, measured on a grid.
+
+CoMA's :math:`\theta^*_t` lies on the line between the last two; that of CoFiMA lies beside the plane, and
+is drawn where it is nearest, with its distance. All places have the head that training left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cofima.analysis.evaluate_at import NAMES, PARTS, HeadChoice, Measure, Points
+from cofima.analysis.output import Result
+from cofima.analysis.plane import Plane, through
+from cofima.analysis.plots import Relief, Spot, plane
+from cofima.analysis.relearn import Relearned, refuse_unsuited, relearn
+from cofima.analysis.run_folder import choose_task, open_run
+from cofima.core.progress import SILENT, Progress
+from cofima.weights.ops import Weights
+
+BACKBONE = "backbone."
+MARGIN = 0.25  # of the triangle's width and height, on every side
+
+
+@dataclass(frozen=True)
+class Corner:
+    """One of the three networks that span the plane, or the merged one."""
+
+    name: str
+    weights: Weights
+    x: float
+    y: float
+    away: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place of the grid, and what was measured there."""
+
+    x: float
+    y: float
+    name: str
+    found: Measure
+
+
+def landscape(
+    folder: Path,
+    task: int | None = None,
+    grid: int = 15,
+    images: int | None = 200,
+    head: HeadChoice = "raw",
+    progress: Progress = SILENT,
+) -> Result:
+    """Measure the plane that a task's weights span with the pre-trained ones."""
+    run = open_run(folder)
+    refuse_unsuited(run)
+    chosen = choose_task(run, task)
+    run.backbone(0)  # before anything is learned: the pre-trained weights must be there
+    learned = relearn(run, chosen, progress)
+    flat, corners = span(learned)
+    places = survey(Points(learned, head, images), learned, flat, corners, grid, progress)
+    merged = corners[-1]
+    title = f"{run.label}, task {chosen}"
+    figures = {
+        "landscape": _draw(places, corners, title, "all", loss=False),
+        "landscape_loss": _draw(places, corners, title, "all", loss=True),
+        "landscape_old": _draw(places, corners, title, "old", loss=False),
+    }
+    said = [f"θ*_{chosen} lies {merged.away:.4g} beside the plane"]
+    return Result("landscape", _rows(learned, places, merged, head), figures, said)
+
+
+def span(task: Relearned) -> tuple[Plane, list[Corner]]:
+    """Return the plane through the three networks, and where they and the merged one lie in it."""
+    t = task.task.index + 1
+    old, trained, merged = (_parameters(task, w) for w in (task.old, task.trained, task.merged))
+    start = {key: value.to(old[key].device) for key, value in task.run.backbone(0).items()}
+    flat, places = through(old, trained, start)
+    named = zip((f"θ*_{t - 1}", f"θ_{t}", "θ_0"), (old, trained, start), places, strict=True)
+    corners = [Corner(name, weights, *place, 0.0) for name, weights, place in named]
+    return flat, [*corners, Corner(f"θ*_{t}", merged, *flat.coordinates(merged))]
+
+
+def survey(
+    points: Points, task: Relearned, flat: Plane, corners: Sequence[Corner], grid: int, progress: Progress
+) -> list[Place]:
+    """Measure a grid whose lines pass through the three corners; these are measured as they are."""
+    xs, ys = (axis([getattr(c, name) for c in corners[:3]], grid) for name in ("x", "y"))
+    at = {(c.x, c.y): c for c in corners[:3]}
+    places = [(x, y) for y in ys for x in xs]
+    found = []
+    for x, y in progress.track(places, len(places), "landscape"):
+        corner = at.get((x, y))
+        weights = flat.weights(x, y) if corner is None else corner.weights
+        network = whole(task, weights, corner)
+        name = "" if corner is None else corner.name
+        found.append(Place(x, y, name, points.measure(network, statistics=corner is not None)))
+    return found
+
+
+def whole(task: Relearned, backbone: Weights, corner: Corner | None) -> Weights:
+    """Return a network with these parameters; statistics of a corner are its own, the head is as trained."""
+    rest = task.trained
+    if corner is not None and corner.name == "θ_0":
+        rest = task.trained | {BACKBONE + key: value for key, value in task.run.start.items()}
+    elif corner is not None and corner.name.startswith("θ*"):
+        rest = task.trained | task.old
+    return rest | {BACKBONE + key: value for key, value in backbone.items()}
+
+
+def axis(values: Sequence[float], count: int) -> list[float]:
+    """Return so many places from end to end and a margin, equally spaced but for ``values`` among them."""
+    low, high = min(values), max(values)
+    margin = MARGIN * (high - low)
+    places = np.linspace(low - margin, high + margin, count).tolist()
+    free = list(range(count))
+    for value in sorted(set(values)):
+        nearest = min(free, key=lambda place: abs(places[place] - value))
+        free.remove(nearest)
+        places[nearest] = value
+    return sorted(places)
+
+
+def _parameters(task: Relearned, network: Weights) -> Weights:
+    return {key: network[BACKBONE + key] for key in task.run.parameters}
+
+
+def _rows(task: Relearned, places: Sequence[Place], merged: Corner, head: str) -> list[dict[str, object]]:
+    start: dict[str, object] = {
+        "run": str(task.run.folder),
+        "method": task.run.config.method,
+        "task": task.task.index + 1,
+        "head": head,
+    }
+    blank = {f"{kind}_{part}": "" for kind in ("accuracy", "loss") for part in PARTS}
+    rows = [
+        start
+        | {"x": place.x, "y": place.y, "network": place.name, "beside": 0.0}
+        | {f"accuracy_{part}": place.found.accuracy_on(part) for part in PARTS}
+        | {f"loss_{part}": place.found.loss_on(part) for part in PARTS}
+        for place in places
+    ]
+    return [
+        *rows,
+        start | {"x": merged.x, "y": merged.y, "network": merged.name, "beside": merged.away} | blank,
+    ]
+
+
+def _draw(places: Sequence[Place], corners: Sequence[Corner], title: str, part: str, *, loss: bool) -> str:
+    xs, ys = sorted({place.x for place in places}), sorted({place.y for place in places})
+    value = {(p.x, p.y): p.found.loss_on(part) if loss else p.found.accuracy_on(part) for p in places}
+    shown = "Loss" if loss else "Accuracy (%)"
+    relief = Relief(xs, ys, [[value[x, y] for x in xs] for y in ys], f"{shown} on {NAMES[part]}")
+    return plane(relief, [Spot(c.x, c.y, c.name) for c in corners], [], title)

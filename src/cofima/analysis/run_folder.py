@@ -1,0 +1,121 @@
+"""A run folder as analyses read it: the weights after each task, and those before the first."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from cofima import methods
+from cofima.core.errors import CofimaError
+from cofima.experiment.config import Config
+from cofima.methods.base import Method
+from cofima.models import backbone
+from cofima.models.backbone import BackboneFacts, build_empty
+from cofima.store import model_folder
+from cofima.store.history import HistoryRow, is_run
+from cofima.weights.ops import Weights
+
+NUMBERED = re.compile(r"(?:[A-Za-z_]\w*\.\d+\.)+")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run folder with two tasks or more."""
+
+    folder: Path
+    config: Config
+    facts: BackboneFacts
+    data: dict[str, Any]
+    history: list[HistoryRow]
+
+    @property
+    def tasks(self) -> int:
+        """Return how many tasks have been learned."""
+        return len(self.history)
+
+    @cached_property
+    def method(self) -> Method:
+        """The method with the run's options, without a network."""
+        return methods.build(self.config.method, self.config.options)
+
+    @property
+    def label(self) -> str:
+        """The method's name for people."""
+        return self.method.label
+
+    def generation(self, task: int) -> Path:
+        """Return the state after so many tasks; say what to do where it was not kept."""
+        place = self.folder / f"{task:04d}"
+        if not (place / model_folder.CONFIG).is_file():
+            raise CofimaError(
+                f"{self.folder} does not keep its state after task {task} of {self.tasks}: only the last two "
+                "are kept unless a run is made with keep_checkpoints=true; run it again so, in another folder"
+            )
+        return place
+
+    def backbone(self, task: int) -> Weights:
+        """Return the backbone's parameters after so many tasks; 0 are those before the first."""
+        found = self.start if task == 0 else self._read(task)
+        return {key: found[key] for key in self.parameters if key in found}
+
+    @cached_property
+    def start(self) -> Weights:
+        """Return the backbone before the first task, built or read again as the run did."""
+        how = self.config.model.model_copy(update={"size": self.facts.size})
+        module, facts = backbone.create(self.facts.name, how, self.config.seed)
+        if facts.sha256 != self.facts.sha256:
+            raise CofimaError(
+                f"the weights of backbone {self.facts.name} are not those that {self.folder} began with: "
+                f"sha256 {facts.sha256[:12]} now, {self.facts.sha256[:12]} then"
+            )
+        return module.state_dict()
+
+    @cached_property
+    def parameters(self) -> list[str]:
+        """Return the names of the backbone's parameters; its other values are statistics."""
+        empty = build_empty(self.facts.name, self.facts.size, self.facts.final_norm)
+        return [name for name, _ in empty.named_parameters()]
+
+    def _read(self, task: int) -> Weights:
+        return model_folder.read(self.folder, self.generation(task)).weights()
+
+
+def open_run(folder: Path) -> RunFolder:
+    """Open a run folder; refuse what is none, and what has learned a single task."""
+    generation = model_folder.read(folder)
+    record, history = generation.record, generation.history()
+    if not is_run(history):
+        raise CofimaError(
+            f"{folder} is a model in use (cofima history {folder}), not a run: analyses relearn tasks from "
+            "the dataset of a run"
+        )
+    if len(history) < 2:
+        raise CofimaError(f"{folder} has learned one task only: there is no task before it to compare with")
+    facts = TypeAdapter(BackboneFacts).validate_python(record.backbone)
+    return RunFolder(folder, Config.model_validate(record.config), facts, record.data, history)
+
+
+def choose_task(run: RunFolder, task: int | None) -> int:
+    """Return the task to look at, by default the last one learned."""
+    chosen = run.tasks if task is None else task
+    if not 2 <= chosen <= run.tasks:
+        raise CofimaError(f"--task {chosen}: {run.folder} can show tasks 2 to {run.tasks}")
+    return chosen
+
+
+def layer_of(key: str) -> str:
+    """Return the block that a weight belongs to: ``blocks.3``, ``layer1.0``, ``patch_embed``."""
+    found = NUMBERED.match(key)
+    return found[0].removesuffix(".") if found else key.partition(".")[0]
+
+
+def by_layer(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of weights by their layer, in the order of the network."""
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        found.setdefault(layer_of(key), []).append(key)
+    return found

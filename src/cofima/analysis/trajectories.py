@@ -1,0 +1,171 @@
+r"""The ways of several runs from one start, in the plane that comes closest to all of their weights.
+
+The paper's Fig. 2 compares tasks that begin at :math:`\theta_0`, averages with :math:`\lambda = 1/t`, and
+averages with a constant :math:`\lambda`. Weights before a merge are told from those after it and the share,
+:math:`\theta_t = \theta^*_{t-1} + (\theta^*_t - \theta^*_{t-1}) / \lambda`: close enough to be drawn.
+The relief is the accuracy of class means as they are seen from each place: runs have different heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from cofima.analysis.distance import labels, open_all
+from cofima.analysis.evaluate_at import fewer, measure
+from cofima.analysis.landscape import axis
+from cofima.analysis.output import Result
+from cofima.analysis.plane import Plane, principal
+from cofima.analysis.plots import Relief, Spot, Trail, plane
+from cofima.analysis.relearn import load_tasks
+from cofima.analysis.run_folder import RunFolder
+from cofima.core.errors import CofimaError
+from cofima.core.progress import SILENT, Progress
+from cofima.data.image_set import join
+from cofima.data.stream import Stream
+from cofima.methods.averaging import Averaging
+from cofima.models.backbone import build_empty
+from cofima.training.context import Context
+from cofima.training.loop import norms, plain_batches
+from cofima.weights.ops import Weights
+
+XY = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One run in the plane: its states, and where training led from them before each merge."""
+
+    run: RunFolder
+    label: str
+    states: list[tuple[float, float, float]]
+    steps: list[tuple[XY, XY]]
+
+
+def trajectories(
+    folders: Sequence[Path], grid: int = 9, images: int | None = 60, progress: Progress = SILENT
+) -> Result:
+    """Draw the ways of runs that began at the same weights, over the accuracy of the places around."""
+    runs = open_all(folders)
+    _refuse_others(runs)
+    states = [[run.backbone(t) for t in range(1, run.tasks + 1)] for run in runs]
+    start = runs[0].backbone(0)
+    flat = principal([start, *(weights for way in states for weights in way)])
+    ways = [
+        _way(flat, run, label, [start, *some])
+        for run, label, some in zip(runs, labels(runs), states, strict=True)
+    ]
+    relief = _relief(flat, ways, runs[0], grid, images, progress) if grid else None
+    spot = Spot(*ways[0].states[0][:2], "θ_0")
+    trails = [Trail(way.label, [(x, y) for x, y, _ in way.states], way.steps) for way in ways]
+    figure = plane(relief, [spot], trails, "States after each task (dotted: before a merge)")
+    said = [f"the plane holds {100 * flat.kept:.1f} % of the variance of all states"]
+    return Result("trajectories", [*_rows(ways), *_ground(relief)], {"trajectories": figure}, said)
+
+
+def _way(flat: Plane, run: RunFolder, label: str, states: Sequence[Weights]) -> Way:
+    places = [flat.coordinates(weights) for weights in states]
+    method, steps = run.method, []
+    on_line = not (isinstance(method, Averaging) and method.with_start)
+    restarts = isinstance(method, Averaging) and method.restarts
+    for t, row in enumerate(run.history, start=1):
+        before, after, lam = places[t - 1], places[t], row.lam
+        if t > 1 and lam and on_line:
+            far = [b + (a - b) / lam for b, a in zip(before[:2], after[:2], strict=True)]
+            begin = places[0] if restarts else before
+            steps.append(((begin[0], begin[1]), (far[0], far[1])))
+    return Way(run, label, places, steps)
+
+
+def _relief(
+    flat: Plane, ways: Sequence[Way], run: RunFolder, grid: int, images: int | None, progress: Progress
+) -> Relief:
+    """Measure class means at each place of a grid around all that is drawn."""
+    drawn = [place[:2] for way in ways for place in way.states]
+    drawn += [end for way in ways for _, end in way.steps]
+    xs, ys = (axis([min(values), max(values)], grid) for values in zip(*drawn, strict=True))
+    context, stream = load_tasks(run, progress)
+    seen = fewer(stream, images)
+    net = build_empty(run.facts.name, run.facts.size, run.facts.final_norm)
+    if norms(net):
+        raise CofimaError(
+            f"backbone {run.facts.name} has batch normalisation, whose statistics belong to one network: "
+            "a plane of several runs cannot be measured; --grid 0 draws the ways alone"
+        )
+    values: list[list[float]] = []
+    for y in progress.track(ys, len(ys), "rows of the plane"):
+        values.append([])
+        for x in xs:
+            net.load_state_dict(flat.weights(x, y) | _other(run, net))
+            values[-1].append(class_means(net, seen, context, images))
+    return Relief(xs, ys, values, "Accuracy of class means (%)")
+
+
+def _other(run: RunFolder, net: torch.nn.Module) -> Weights:
+    """Return what a backbone has beside its parameters, as it was at the start."""
+    return {key: run.start[key] for key in net.state_dict() if key not in run.parameters}
+
+
+@torch.inference_mode()
+def class_means(net: torch.nn.Module, seen: Stream, context: Context, images: int | None) -> float:
+    """Return the accuracy (%) of the nearest class mean by cosine, the means from training images."""
+    net.to(context.device).eval()
+    if images is not None:
+        most = max(len(task.classes) for task in seen)
+        seen = seen.limited(max(1, images // most), 0)
+    train = join([task.train for task in seen])
+    pairs = [(normalize(net(x).float()), y) for x, y in plain_batches(train, context, "class means")]
+    features, own = (torch.cat(part) for part in zip(*pairs, strict=True))
+    means = torch.stack([features[own == label].mean(0) for label in range(seen[-1].classes.stop)])
+
+    def predict(pixels: Tensor) -> Tensor:
+        return normalize(net(pixels).float()) @ normalize(means).T
+
+    return measure(predict, seen, context).accuracy_on("all")
+
+
+def _refuse_others(runs: Sequence[RunFolder]) -> None:
+    """Refuse runs that did not begin at the same weights, or that learned other tasks."""
+    first, wrong = runs[0], []
+    for run in runs[1:]:
+        if run.facts.sha256 != first.facts.sha256:
+            wrong.append(f"{run.folder} began at other weights than {first.folder}")
+        ours, theirs = ([row.classes for row in each.history] for each in (first, run))
+        if ours != theirs:
+            wrong.append(f"{run.folder} learned other tasks than {first.folder}")
+    if wrong:
+        raise CofimaError("\n".join(wrong))
+
+
+def _rows(ways: Sequence[Way]) -> list[dict[str, object]]:
+    return [
+        {
+            "run": str(way.run.folder),
+            "method": way.run.config.method,
+            "after": t,
+            "x": x,
+            "y": y,
+            "beside": away,
+            "lam": way.run.history[t - 1].lam if t else "",
+            "accuracy_of_class_means": "",
+        }
+        for way in ways
+        for t, (x, y, away) in enumerate(way.states)
+    ]
+
+
+def _ground(relief: Relief | None) -> list[dict[str, object]]:
+    """Return a row for each place of the grid, of no run."""
+    blank = dict.fromkeys(("run", "method", "after"), "")
+    return (
+        [
+            {**blank, "x": x, "y": y, "beside": 0.0, "lam": "", "accuracy_of_class_means": value}
+            for y, values in zip(relief.ys, relief.values, strict=True)
+            for x, value in zip(relief.xs, values, strict=True)
+        ]
+        if relief
+        else []
+    )

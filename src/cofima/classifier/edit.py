@@ -1,0 +1,66 @@
+"""Small changes to a model: another name for a class, or a class taken out."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from cofima.core.errors import CofimaError, did_you_mean
+from cofima.data.image_set import owned
+from cofima.methods.state import drop_row, remove_class
+from cofima.store.history import HistoryRow, Kind, now
+from cofima.store.model import Model, rebuild_model
+
+
+def rename(model: Model, old: str, new: str) -> Model:
+    """Return the model with another name for a class; nothing else changes."""
+    find(model, old)
+    new = new.strip()
+    if not new or new in model.classes:
+        raise CofimaError(f"rename: '{new}' is {'a known class already' if new else 'no name'}")
+    tasks = [tuple(new if name == old else name for name in task) for task in model.tasks]
+    made = replace(model, tasks=tasks, history=[*model.history, _row(model, "rename", [old, new])])
+    made.serving = _named(model.serving, lambda name: new if name == old else name)
+    return made
+
+
+def forget(model: Model, name: str) -> Model:
+    """Return the model without a class: without its row, what is remembered of it, and its kept images."""
+    label = find(model, name)
+    if len(model.classes) == 1:
+        raise CofimaError(f"forget: '{name}' is the only class of this model")
+    sizes = [len(task) for task in model.tasks]
+    state = remove_class(type(model.method), model.method.state(), sizes, label)
+    head = {f"{model.backbone.classifier}.{part}" for part in ("weight", "bias")}
+    weights = {k: drop_row(v, label) if k in head else v.clone() for k, v in model.weights().items()}
+    tasks = [tuple(other for other in task if other != name) for task in model.tasks]
+    made = rebuild_model(model, weights, state, tasks, model.method.context.progress)
+    made.serving = _named(made.serving, lambda other: None if other == name else other)
+    if distances := made.serving.get("distances"):
+        del distances[label]
+    if made.images is not None:
+        others = made.images.select(made.images.labels != label)
+        labels = others.labels - (others.labels > label).long()
+        made.images = owned(replace(others, labels=labels))
+    made.history.append(_row(model, "forget", [name]))
+    return made
+
+
+def find(model: Model, name: str) -> int:
+    """Return the place of a class, or say which there are."""
+    if name in model.classes:
+        return model.classes.index(name)
+    known = did_you_mean(name, model.classes)
+    raise CofimaError(f"the model has no class '{name}'{known if len(known) < 500 else ''}")
+
+
+def _named(serving: dict[str, Any], name: Callable[[str], str | None]) -> dict[str, Any]:
+    """Return what is kept for use with other names of classes; those without a name are left out."""
+    kept = deepcopy(serving)
+    for part, counts in kept.get("accuracy", {}).items():
+        kept["accuracy"][part] = {new: n for old, n in counts.items() if (new := name(old)) is not None}
+    return kept
+
+
+def _row(model: Model, kind: Kind, classes: list[str]) -> HistoryRow:
+    return HistoryRow(kind=kind, task=len(model.tasks), date=now(), classes=classes)

@@ -1,0 +1,78 @@
+"""How often a classifier is right on labelled images, and what it confuses with what."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cofima.classifier.scoring import Accuracy, logits_of
+from cofima.core.errors import CofimaError, problems
+from cofima.core.progress import SILENT, Progress
+from cofima.data.sources.listing import find_images
+from cofima.store.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Answers on labelled images.
+
+    Attributes:
+        classes: All classes of the model, in order.
+        matrix: Images by true class (rows) and answer (columns).
+        calibration: Mean gap between probability and accuracy in ten bins (ECE), in points.
+        mistakes: For each pair (true, answer) that was confused, its image files.
+    """
+
+    source: Path
+    classes: list[str]
+    accuracy: Accuracy
+    matrix: Tensor
+    calibration: float
+    mistakes: dict[tuple[str, str], list[Path]]
+
+    @property
+    def images(self) -> int:
+        """Return how many images there were."""
+        return int(self.matrix.sum())
+
+    @property
+    def confused(self) -> list[tuple[str, str, int]]:
+        """Return the pairs (true, answer, images), most confused first."""
+        counts = [(true, said, len(files)) for (true, said), files in self.mistakes.items()]
+        return sorted(counts, key=lambda row: (-row[2], row[0], row[1]))
+
+
+def evaluate(model: Model, photos: Path, skip_bad: bool = False, progress: Progress = SILENT) -> Evaluation:
+    """Score a model on a folder or CSV file; of a folder with train and test, on its test part."""
+    found = find_images(photos).only("test")
+    strange = [
+        f"class '{name}' is not known to the model" for name in found.classes if name not in model.classes
+    ]
+    if strange:
+        raise problems(str(photos), strange)
+    if not found.files:
+        raise CofimaError(f"{photos}: no images")
+    read, classes = found.read(model.view.form, skip_bad=skip_bad, progress=progress), model.classes
+    images = read.images(classes)
+    labels, logits = images.labels, logits_of(model, images, "evaluation")
+    answers = logits.argmax(1)
+    many = len(classes)
+    matrix = torch.bincount(labels * many + answers, minlength=many * many).view(many, many)
+    mistakes: dict[tuple[str, str], list[Path]] = {}
+    for file, true, said in zip(read.files, labels.tolist(), answers.tolist(), strict=True):
+        if true != said:
+            mistakes.setdefault((classes[true], classes[said]), []).append(file.path)
+    chance = torch.softmax(logits / model.serving.get("temperature", 1.0), dim=1).amax(1)
+    accuracy = Accuracy.of(answers, labels, classes)
+    return Evaluation(
+        photos, classes, accuracy, matrix, calibration_error(chance, answers == labels), mistakes
+    )
+
+
+def calibration_error(probability: Tensor, right: Tensor, bins: int = 10) -> float:
+    """Return the mean gap between probability and accuracy over equal bins, in points (ECE)."""
+    place = (probability * bins).long().clamp(max=bins - 1)
+    sums = torch.zeros(bins, dtype=torch.float64)
+    sums.index_add_(0, place, probability.double() - right.double())
+    return 100 * float(sums.abs().sum()) / len(probability)

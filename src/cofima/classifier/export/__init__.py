@@ -1,0 +1,1 @@
+"""Models for use elsewhere: ONNX, TorchScript, timm, model cards, the Hugging Face hub."""

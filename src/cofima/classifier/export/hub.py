@@ -1,0 +1,136 @@
+"""A model goes to the Hugging Face hub: the generation in force, and its card."""
+
+import hashlib
+import os
+import re
+from pathlib import Path, PurePath
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from cofima.classifier.export.card import model_card
+from cofima.core.errors import CofimaError
+from cofima.store import model_folder
+from cofima.store.history import HistoryRow, dump
+from cofima.store.model import load_model
+from cofima.store.model_folder import CONFIG, CURRENT, HISTORY, Generation, Record
+
+OFFLINE = ("1", "true", "yes", "on")
+GENERATION = re.compile(r"\d{4}/")
+PLACE = re.compile(r"(folder:|of )?(/.+)")  # as config.json and history.jsonl name folders of this machine
+
+
+def push(
+    folder: Path,
+    repo: str,
+    *,
+    private: bool = False,
+    licence: str | None = None,
+    with_images: bool = False,
+) -> str:
+    """Upload the state in force with its card in one commit; return where it is.
+
+    Args:
+        folder: The model folder; states before the one in force stay at home.
+        repo: ``NAME`` or ``OWNER/NAME``; made if it is not there.
+        private: Only the owner may see it, if it is made now.
+        licence: The hub's name of a licence, for the card.
+        with_images: Upload images that the model holds, too.
+    """
+    _refuse_offline()
+    _refuse_name(repo)
+    model = load_model(folder, where="cpu")
+    held = 0 if model.images is None else len(model.images)
+    if (held or model.method.keeps_images) and not with_images:
+        which = held or f"those that {model.method.label} keeps"
+        raise CofimaError(
+            f"{folder} holds images ({which}), and others would see them: --with-images if that is right"
+        )
+    if get_token() is None:
+        raise CofimaError("no token for the Hugging Face hub: run 'hf auth login', or set HF_TOKEN")
+    generation = model_folder.read(folder)
+    card = model_card(model, repo.rpartition("/")[2], licence)
+    told = without_places(generation)
+    additions = [
+        CommitOperationAdd(f"{generation.name}/{file.name}", told.get(file.name, file))
+        for file in sorted(generation.path.iterdir())
+    ]
+    additions += [
+        CommitOperationAdd(CURRENT, f"{generation.name}\n".encode()),
+        CommitOperationAdd("README.md", card.encode()),
+    ]
+    return _send(repo, additions, private, f"{model.method.label}, {len(model.classes)} classes")
+
+
+def without_places(generation: Generation) -> dict[str, bytes]:
+    """Return config.json and history.jsonl with names instead of paths: where folders lie is private."""
+    rows = [HistoryRow.model_validate(_named(row.model_dump())) for row in generation.history()]
+    history = dump(rows).encode()
+    record = Record.model_validate(_named(generation.record.model_dump()))
+    files = record.files | {HISTORY: hashlib.sha256(history).hexdigest()}
+    config = record.model_copy(update={"files": files}).text()
+    return {HISTORY: history, CONFIG: config.encode()}
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _named(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_named(one) for one in value]
+    place = PLACE.fullmatch(value) if isinstance(value, str) else None
+    return value if place is None else (place[1] or "") + PurePath(place[2]).name
+
+
+def _send(repo: str, additions: list[CommitOperationAdd], private: bool, message: str) -> str:
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    try:
+        made = api.create_repo(repo, private=private or None, exist_ok=True)
+        ours = {one.path_in_repo for one in additions}
+        old = [
+            CommitOperationDelete(path)
+            for path in api.list_repo_files(made.repo_id)
+            if GENERATION.match(path) and path not in ours
+        ]
+        api.create_commit(made.repo_id, [*additions, *old], commit_message=message)
+    except OfflineModeIsEnabled as error:
+        raise _offline() from error
+    except HfHubHTTPError as error:
+        raise CofimaError(f"the hub refused the upload to {repo}: {_first_line(error)}") from error
+    except Exception as error:
+        if not _is_network(error):
+            raise
+        raise CofimaError(
+            f"the hub cannot be reached ({type(error).__name__}: {_first_line(error)}); nothing was uploaded"
+        ) from error
+    return str(made)
+
+
+def _refuse_offline() -> None:
+    if any(
+        os.environ.get(name, "").lower() in OFFLINE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    ):
+        raise _offline()
+
+
+def _offline() -> CofimaError:
+    return CofimaError("HF_HUB_OFFLINE is set, so nothing is uploaded: unset it, and run the command again")
+
+
+def _refuse_name(repo: str) -> None:
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise CofimaError(f"'{repo}' is no name for the hub: {_first_line(error)}") from error
+
+
+def _is_network(error: Exception) -> bool:
+    """Tell whether a connection failed, whichever HTTP library the hub's own library uses."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"TransportError", "ConnectionError", "ConnectError", "TimeoutException", "OSError"})
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,78 @@
+"""Weights that plain timm loads, where a model is no more than a backbone and a linear head."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cofima.classifier.export.export import Answer, Exported, write_compared
+from cofima.classifier.export.torch import as_text, facts
+from cofima.core.errors import CofimaError
+from cofima.methods import Method
+from cofima.models.backbone import build_empty
+from cofima.models.head import Head
+from cofima.store.model import Model
+
+
+def to_timm(model: Model, path: Path, images: Tensor) -> Exported:
+    """Write weights that plain timm loads, as ``timm.create_model(..., checkpoint_path=path)``."""
+    refuse_not_plain(model, path)
+    told = as_text(facts(model)) | {"format": "pt", "cofima.timm": json.dumps(timm_settings(model))}
+
+    def write(aside: Path) -> None:
+        weights = {key: value.detach().cpu().contiguous() for key, value in model.weights().items()}
+        save_file(weights, aside, told)
+
+    def answer(aside: Path) -> Answer:
+        settings = timm_settings(model)
+        with torch.random.fork_rng(devices=[]):
+            net = timm.create_model(settings["architecture"], **settings["arguments"])
+        net.load_state_dict(load_file(aside))
+        net.eval()
+        return lambda pixels: net(model.view.test(pixels))
+
+    return write_compared(model, path, images, write, answer)
+
+
+def timm_settings(model: Model) -> dict[str, Any]:
+    """Return what timm must be asked for to take the weights, and how it prepares images."""
+    known = model.backbone
+    arguments: dict[str, Any] = {"num_classes": len(model.classes)}
+    if hasattr(build_empty(model.config.backbone, known.size), "patch_embed"):
+        arguments["img_size"] = known.size  # only a transformer settles it when it is built
+    data = {
+        "input_size": [3, known.size, known.size],
+        "crop_pct": known.crop_pct,
+        "interpolation": "bicubic",
+        "mean": list(known.mean),
+        "std": list(known.std),
+    }
+    return {"architecture": model.config.backbone, "arguments": arguments, "data": data}
+
+
+def refuse_not_plain(model: Model, path: Path) -> None:
+    """Refuse to write weights with which timm alone would predict something else."""
+    if reason := not_plain(model):
+        raise CofimaError(
+            f"{path}: plain timm cannot hold this model, as {reason}; export it with --onnx or --torchscript"
+        )
+
+
+def not_plain(model: Model) -> str | None:
+    """Return why a model is more than a backbone and a linear head, or None."""
+    method = model.method
+    if type(method).predict is not Method.predict:
+        return f"{method.label} predicts with parts of its own beside backbone and head (prompts)"
+    if type(method.head()) is not Head:
+        return f"the head of {method.label} stands behind a random projection"
+    plain = build_empty(model.config.backbone, model.backbone.size).state_dict()
+    added = [key for key in method.net.backbone.state_dict() if key not in plain]
+    if added:
+        return f"{method.label} has put parts into the backbone ({added[0]}, ...)"
+    if model.backbone.classifier == "cofima_head":
+        return f"{model.backbone.name} has more than one classifier in timm"
+    return None

@@ -1,0 +1,124 @@
+"""Loss of accuracy on old classes: measured on images of them, or estimated from what is remembered."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cofima.classifier.calibrate import features_of
+from cofima.classifier.scoring import Accuracy, drawn, gaussians_of, logits_of, logits_of_features
+from cofima.core.errors import CofimaError, did_you_mean
+from cofima.core.progress import Progress
+from cofima.data.image_set import ImageSet
+from cofima.data.sources.listing import find_images
+from cofima.methods.components.gaussians import ClassGaussians
+from cofima.store.history import OldClasses
+from cofima.store.model import Model
+
+DRAWN = 200  # features of each class
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Accuracy on old classes before and after, in percent, and what it rests on."""
+
+    before: Accuracy
+    after: Accuracy
+    measured: bool
+    rests_on: str
+
+    @property
+    def drop(self) -> float:
+        """Return the points lost, as the mean over classes."""
+        return self.before.mean_of_classes - self.after.mean_of_classes
+
+    def recorded(self) -> OldClasses:
+        """Return the comparison as the history has it."""
+        return OldClasses(
+            before=round(self.before.mean_of_classes, 2),
+            after=round(self.after.mean_of_classes, 2),
+            measured=self.measured,
+            rests_on=self.rests_on,
+        )
+
+
+class ForgettingError(CofimaError):
+    """Old classes would lose more than was allowed; the model stays as it was."""
+
+    def __init__(self, comparison: Comparison, allowed: float) -> None:
+        self.comparison, self.allowed = comparison, allowed
+        super().__init__(
+            f"old classes would lose {comparison.drop:.1f} points, more than the {allowed:g} allowed "
+            f"(mean over classes, {comparison.rests_on}); the model stays as it was"
+        )
+
+
+class ForgettingCheck:
+    """Compare a model with the one that an extension makes of it, on the classes known before.
+
+    Args:
+        old: The model before it is extended.
+        images: Images of its classes, or none.
+        source: Where they come from.
+    """
+
+    def __init__(self, old: Model, images: ImageSet | None, source: str) -> None:
+        self.old, self.images, self.source = old, images, source
+        self.before = None if images is None else answers(old, images, "old classes, before")
+        self.learned: list[ImageSet] = []
+        """Images that the extension learned: how far it moved their features is taken for the drift."""
+
+    def compare(self, new: Model) -> Comparison | None:
+        """Measure what old classes lost where there are images of them; else estimate it if possible."""
+        if self.images is not None and self.before is not None:
+            after = answers(new, self.images, "old classes, after")
+            return measure(self.before, after, self.images, self.old.classes, self.source)
+        gaussians = gaussians_of(self.old)
+        if gaussians is None:
+            return None
+        features = [torch.cat([features_of(m, one) for one in self.learned]) for m in (self.old, new)]
+        return estimate(gaussians, self.old, new, *features)
+
+
+def old_class_images(
+    model: Model, folder: Path | None, skip_bad: bool, progress: Progress
+) -> tuple[ImageSet | None, str]:
+    """Return images of old classes, of ``folder`` or else those kept, and where they come from."""
+    if folder is None:
+        kept = model.images
+        return (kept, "kept in the model folder") if kept is not None and len(kept) else (None, "")
+    found = find_images(folder).only("test")
+    mine = found.of(model.classes)
+    if not mine.files:
+        close = did_you_mean(found.classes[0], model.classes[:20])
+        raise CofimaError(f"{folder}: none of its classes is known to the model{close}")
+    photos = mine.read(model.view.form, skip_bad=skip_bad, progress=progress)
+    return photos.images(model.classes), f"of {folder}"
+
+
+def answers(model: Model, images: ImageSet, label: str) -> Tensor:
+    """Return the class that a model names for each image."""
+    return logits_of(model, images, label).argmax(1)
+
+
+def measure(before: Tensor, after: Tensor, images: ImageSet, classes: list[str], source: str) -> Comparison:
+    """Compare the answers of two models on images of old classes."""
+    was, now = (Accuracy.of(found, images.labels, classes) for found in (before, after))
+    return Comparison(was, now, True, f"measured on {len(images)} images {source}")
+
+
+def estimate(
+    gaussians: ClassGaussians, old: Model, new: Model, features_old: Tensor, features_new: Tensor
+) -> Comparison:
+    """Draw features of old classes, and move them as the new images moved between the two backbones.
+
+    Each feature takes the drift of one new image: old classes are assumed to drift as new ones do.
+    """
+    classes = old.classes
+    features, labels = drawn(gaussians, [DRAWN] * len(gaussians), old)
+    chance = old.method.context.seeds.generator("drift")
+    drift = (features_new - features_old)[torch.randint(len(features_new), (len(labels),), generator=chance)]
+    was = Accuracy.of(logits_of_features(old, features).argmax(1), labels, classes)
+    now = Accuracy.of(logits_of_features(new, features + drift).argmax(1), labels, classes)
+    return Comparison(was, now, False, "estimated from stored statistics: no images of old classes")

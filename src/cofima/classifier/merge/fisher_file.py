@@ -1,0 +1,180 @@
+"""Measure the diagonal Fisher information of a saved model on a folder of images."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from cofima.classifier.classifier import load
+from cofima.classifier.merge.inputs import MODEL, require_linear
+from cofima.classifier.merge.request import output_problems
+from cofima.core.atomic import require_room, write_aside
+from cofima.core.errors import CofimaError, did_you_mean, first_problems, problems
+from cofima.core.progress import SILENT, Progress
+from cofima.data.image_set import ImageSet
+from cofima.data.sources.listing import find_images
+from cofima.data.splits import choose_images
+from cofima.methods.state import declared
+from cofima.models.head import Head
+from cofima.store import model_folder
+from cofima.store.model import Model
+from cofima.training.loop import plain_batches
+from cofima.weights.fisher.diagonal import diagonal_fisher
+from cofima.weights.fisher.labels import LabelMode
+from cofima.weights.ops import Weights
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Result of a measurement: the file, and the numbers of images and classes."""
+
+    path: Path
+    images: int
+    classes: int
+
+
+class _Predictor(nn.Module):
+    """Backbone and the head that predicts, which need not be the one that is trained."""
+
+    def __init__(self, backbone: nn.Module, head: Head) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.backbone(images))
+        return logits
+
+
+def fisher(
+    model: str | Path,
+    images: str | Path,
+    out: str | Path,
+    *,
+    labels: LabelMode = "data",
+    logits: Literal["seen", "local"] = "seen",
+    limit: int | None = None,
+    skip_bad: bool = False,
+    seed: int = 0,
+    device: str = "auto",
+    force: bool = False,
+    progress: Progress = SILENT,
+) -> Measured:
+    """Write the diagonal Fisher information of a model folder, under the names of its model.safetensors.
+
+    Args:
+        model: A model folder.
+        images: A folder with one folder per class, or with ``train`` (which is taken) and ``test``, or a
+            CSV file (path,label). Its classes must be classes of the model, by name.
+        out: The .safetensors file to write.
+        labels: ``data`` takes the folder's classes, ``sampled`` draws one from the model for each image,
+            ``exact`` takes the expectation over all classes.
+        logits: Softmax over all classes of the model (seen), or over those in the folder (local).
+        limit: At most so many images of each class.
+        skip_bad: Leave out unreadable images instead of refusing the folder.
+        seed: Decides sampled labels, and which images ``limit`` takes.
+        device: Where to compute.
+        force: Replace ``out`` if it is there.
+        progress: Who hears how far the work is.
+
+    Raises:
+        CofimaError: Everything that is wrong with the request, the model or the images.
+    """
+    model, images, out = Path(model), Path(images), Path(out)
+    _refuse(model, images, out, logits, limit, force)
+    loaded = load(model, device=device, progress=progress).model
+    kind = type(loaded.method)
+    require_linear(model, kind, declared(kind, loaded.method.state()))
+    size = sum(value.nbytes for value in loaded.weights().values())
+    require_room(out, size)
+    known = _known(loaded, images, limit, seed, skip_bad, progress)
+    columns = _columns(known, loaded.classes) if logits == "local" else None
+    progress.say(f"measuring {size / 1e6:,.1f} MB of weights on {len(known)} images")
+    measured = _measure(loaded, known, labels, columns, seed)
+    said = {
+        "estimator": "sample",
+        "labels": labels,
+        "logits": logits,
+        "images": len(known),
+        "data": known.fingerprint(),
+        MODEL: model_folder.read(model).record.files[model_folder.WEIGHTS],
+        "classes": json.dumps(loaded.classes, ensure_ascii=False),
+    }
+    with write_aside(out) as aside:
+        save_file(measured, aside, {key: str(value) for key, value in said.items()})
+    return Measured(out, len(known), len(known.counts()))
+
+
+def _known(
+    model: Model, images: Path, limit: int | None, seed: int, skip_bad: bool, progress: Progress
+) -> ImageSet:
+    """Read images of classes that the model knows; the labels are its class ids."""
+    found, classes = find_images(images).only("train"), model.classes
+    strange = [
+        f"class '{name}': the model does not know it{_hint(name, classes)}"
+        for name in found.classes
+        if name not in classes
+    ]
+    if strange:
+        raise first_problems(str(images), strange)
+    if not found.files:
+        raise CofimaError(f"{images}: no images")
+    known = found.read(model.view.form, skip_bad=skip_bad, progress=progress).images(classes)
+    return known if limit is None else known.select(choose_images(known, lambda _: limit, seed))
+
+
+def _hint(name: str, classes: list[str]) -> str:
+    """Name the class that is meant, or all if they are few."""
+    hint = did_you_mean(name, classes)
+    return hint if len(classes) <= 20 or "did you mean" in hint else ""
+
+
+def _measure(model: Model, known: ImageSet, labels: LabelMode, columns: slice | None, seed: int) -> Weights:
+    """Return the Fisher information under timm's names, the head in one piece."""
+    context = model.method.context
+    net = _Predictor(model.method.net.backbone, model.method.head())
+    found = diagonal_fisher(
+        net,
+        plain_batches(known, context, "fisher"),
+        labels,
+        columns=columns,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    body = {
+        key.removeprefix("backbone."): value for key, value in found.items() if key.startswith("backbone.")
+    }
+    blocks = range(len(net.head.blocks))
+    for key in ("weight", "bias"):
+        body[f"{model.backbone.classifier}.{key}"] = torch.cat(
+            [found[f"head.blocks.{k}.{key}"] for k in blocks]
+        )
+    return {key: value.cpu().contiguous() for key, value in body.items()}
+
+
+def _columns(known: ImageSet, classes: list[str]) -> slice:
+    """Return the logits of the folder's classes, which must stand beside each other."""
+    there = sorted(known.counts())
+    if there != list(range(there[0], there[-1] + 1)):
+        between = [classes[c] for c in range(there[0], there[-1]) if c not in there]
+        raise CofimaError(
+            "logits = local: the classes of the folder must stand beside each other in the model; "
+            f"between them are {', '.join(between[:10])}. Use seen, or add their images"
+        )
+    if len(there) == 1:
+        raise CofimaError("logits = local: a single class has nothing to be told apart from; use seen")
+    return slice(there[0], there[-1] + 1)
+
+
+def _refuse(model: Path, images: Path, out: Path, logits: str, limit: int | None, force: bool) -> None:
+    found = [] if model.is_dir() else [f"{model}: no such folder"]
+    found += [] if images.exists() else [f"{images}: no such folder or file"]
+    if logits not in ("seen", "local"):
+        found.append(f"logits = {logits}: must be seen or local")
+    if limit is not None and limit < 1:
+        found.append(f"limit = {limit}: must be at least 1")
+    found += output_problems(out, [model, images], folder=False, force=force)
+    if found:
+        raise problems("the measurement", found)

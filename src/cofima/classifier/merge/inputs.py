@@ -1,0 +1,230 @@
+"""Inputs of a merge, opened and checked but not read: model folders, files of tensors, Fisher information."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cofima import methods
+from cofima.core import plugins
+from cofima.core.errors import CofimaError, first_problems
+from cofima.methods import Method
+from cofima.methods.state import Entry, check
+from cofima.store import model_folder
+from cofima.store.model_folder import WEIGHTS, Record
+from cofima.weights.mmap import NAMES, Kind, kind_of, read_mapped
+from cofima.weights.ops import Weights
+
+MODEL = "model_sha256"  # metadata of a file of Fisher information: the weights that it was measured on
+HEAD = ("weight", "bias")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors that stay on disk until they are used: a plain file, unless it is a model folder.
+
+    Attributes:
+        path: As the user gave it.
+        weights: The network; of a model folder without its head.
+        metadata: Of a plain file.
+        classes: Names of a model folder's classes, in the order of the head's rows.
+    """
+
+    path: Path
+    weights: Weights
+    metadata: dict[str, str] = field(default_factory=dict)
+    classes: Sequence[str] = ()
+
+    @property
+    def every_weight(self) -> Weights:
+        """All weights under the names in their file."""
+        return self.weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFolder(Checkpoint):
+    """A model folder.
+
+    Attributes:
+        record: Its config.json.
+        method: Its method.
+        head: Weight and bias of the head that predicts, one row a class.
+        state: What the method keeps.
+        entries: The declaration of each entry of the state.
+    """
+
+    record: Record
+    method: type[Method]
+    head: Weights
+    state: Weights
+    entries: Mapping[str, Entry]
+
+    @property
+    def every_weight(self) -> Weights:
+        """All weights under the names in their file, the head's too."""
+        return self.weights | {self.head_name(key): value for key, value in self.head.items()}
+
+    def head_name(self, key: str) -> str:
+        """Return the name of the head's weight or bias in the file."""
+        return f"{self.record.backbone['classifier']}.{key}"
+
+
+@dataclass(frozen=True)
+class Fishers:
+    """The Fisher information of each model, still on disk, and the names of weights that have none."""
+
+    tensors: Sequence[Weights]
+    without: Sequence[str]
+
+    def note(self) -> list[str]:
+        """Say which floating-point tensors are averaged plainly: buffers, as a rule."""
+        if not self.without:
+            return []
+        shown = ", ".join(self.without[:3]) + (", ..." if len(self.without) > 3 else "")
+        return [f"{len(self.without)} tensors have no Fisher information and are averaged plainly: {shown}"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that is merged.
+
+    Attributes:
+        models: In the order of the request; a base that wise-ft takes is the first of them.
+        base: The start of task vectors.
+        fishers: One file a model, where weights are averaged by them.
+    """
+
+    models: Sequence[Checkpoint]
+    base: Checkpoint | None = None
+    fishers: Fishers | None = None
+
+    @property
+    def every(self) -> list[Checkpoint]:
+        """All checkpoints, the base first."""
+        return [*([self.base] if self.base else []), *self.models]
+
+    @property
+    def folders(self) -> list[ModelFolder]:
+        """Everything that has classes, the base first."""
+        return [one for one in self.every if isinstance(one, ModelFolder)]
+
+    @property
+    def tasks(self) -> list[list[str]]:
+        """The tasks of all models one after the other, each class in the first task that has it."""
+        seen: set[str] = set()
+        tasks = []
+        for folder in self.folders:
+            for task in folder.record.tasks:
+                tasks.append([name for name in task if name not in seen])
+                seen.update(task)
+        return [task for task in tasks if task]
+
+    def kinds(self) -> dict[str, Kind]:
+        """Return types and shapes of the merged network; the wider type where the models differ."""
+        names = self.models[0].weights
+        return {key: _widest([model.weights[key] for model in self.models]) for key in names}
+
+    def require_fit(self) -> None:
+        """Raise with every difference between the networks, if there is any."""
+        first, *others = self.every
+        wrong = []
+        for other in others:
+            where = f"{first.path} and {other.path}"
+            wrong += [f"{key}: only in {first.path}" for key in first.weights if key not in other.weights]
+            wrong += [f"{key}: only in {other.path}" for key in other.weights if key not in first.weights]
+            for key, value in first.weights.items():
+                if key in other.weights:
+                    wrong += [f"{key}: {said} in {where}" for said in _differs(value, other.weights[key])]
+        if wrong:
+            raise first_problems("the models do not fit each other: the comparison", wrong)
+        if not first.weights:
+            raise CofimaError(f"{first.path} has no tensors")
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a model folder or a plain file."""
+    if path.is_dir():
+        return _open_folder(path)
+    weights, metadata = read_mapped(path)
+    if unknown := [f"{key}: {value.dtype}" for key, value in weights.items() if value.dtype not in NAMES]:
+        raise first_problems(f"{path}: types that cannot be merged; it", unknown)
+    return Checkpoint(path, weights, metadata)
+
+
+def _open_folder(path: Path) -> ModelFolder:
+    generation = model_folder.read(path)
+    record, weights, state = generation.record, generation.weights(), generation.state()
+    plugins.refuse_missing(path, record.plugins)
+    method = methods.find(record.config["method"])
+    entries = check(method, state, [len(task) for task in record.tasks])
+    require_linear(path, method, entries)
+    head = {key: weights.pop(f"{record.backbone['classifier']}.{key}") for key in HEAD}
+    return ModelFolder(
+        path,
+        weights,
+        classes=record.classes,
+        record=record,
+        method=method,
+        head=head,
+        state=state,
+        entries=entries,
+    )
+
+
+def require_linear(path: Path, method: type[Method], entries: Mapping[str, Entry]) -> None:
+    """Raise if a model predicts with more than a backbone and a linear head."""
+    more = dict.fromkeys(entry.predicts for entry in entries.values() if entry.predicts)
+    if more:
+        raise CofimaError(
+            f"{path} is a {method.label} model: it predicts with {', '.join(more)} beside "
+            "backbone and head, and only models that are backbone and linear head can be merged or measured"
+        )
+
+
+def open_fishers(paths: Sequence[Path], models: Sequence[Checkpoint]) -> Fishers:
+    """Open one file a model; refuse what does not fit its model, or was measured on another."""
+    opened = [read_mapped(path) for path in paths]
+    wrong: list[str] = []
+    for path, model, (fisher, said) in zip(paths, models, opened, strict=True):
+        mine = model.every_weight
+        wrong += [f"{path}: {key} is not in {model.path}" for key in fisher if key not in mine]
+        wrong += [
+            f"{path}: {key} is {list(value.shape)}, in {model.path} {list(mine[key].shape)}"
+            for key, value in fisher.items()
+            if key in mine and value.shape != mine[key].shape
+        ]
+        here = model.record.files[WEIGHTS] if isinstance(model, ModelFolder) else None
+        if here and said.get(MODEL, here) != here:
+            wrong.append(
+                f"{path}: was measured on another model than {model.path} (or before it learned more)"
+            )
+    tensors = [fisher for fisher, _ in opened]
+    for path, fisher in zip(paths, tensors, strict=True):
+        lacking = [key for key in dict.fromkeys(k for f in tensors for k in f) if key not in fisher]
+        wrong += [f"{path}: has nothing for {key}, another file has" for key in lacking]
+    if wrong:
+        raise first_problems("the Fisher information", wrong)
+    if not tensors[0]:
+        raise CofimaError(f"{paths[0]} has no tensors")
+    last = models[-1].every_weight
+    without = [key for key, v in last.items() if v.is_floating_point() and key not in tensors[-1]]
+    return Fishers(tensors, without)
+
+
+def _widest(values: Sequence[Tensor]) -> Kind:
+    """Return the type that holds all values exactly; it is theirs where they have the same."""
+    last = kind_of(values[-1])
+    types = {value.dtype for value in values}
+    if len(types) == 1 or not last.dtype.is_floating_point:
+        return last
+    return Kind(torch.float64 if torch.float64 in types else torch.float32, last.shape)
+
+
+def _differs(a: Tensor, b: Tensor) -> list[str]:
+    if a.shape != b.shape:
+        return [f"{list(a.shape)} and {list(b.shape)}"]
+    if a.dtype != b.dtype and not (a.is_floating_point() and b.is_floating_point()):
+        return [f"{a.dtype} and {b.dtype}"]
+    return []

@@ -1,0 +1,176 @@
+"""Merge checkpoints: one call for files and for model folders."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from cofima import methods
+from cofima.classifier.merge.folders import folder_merge
+from cofima.classifier.merge.inputs import Checkpoint, Inputs, ModelFolder, open_checkpoint, open_fishers
+from cofima.classifier.merge.request import WISE_FT, MergeRequest, MergeSettings, output_problems
+from cofima.classifier.merge.tensors import TensorMerge, merge_tensors
+from cofima.core.atomic import require_room, write_aside
+from cofima.core.errors import CofimaError, problems
+from cofima.core.progress import SILENT, Progress
+from cofima.weights.mmap import create_mapped
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Result of a merge.
+
+    Attributes:
+        path: The file or the model folder.
+        bytes: Size of its tensors.
+        label: The method that a merged folder goes on with; empty for a file.
+        classes: What it can tell apart, in the order of the logits; empty for a file.
+        notes: What the user should know.
+    """
+
+    path: Path
+    bytes: int
+    label: str = ""
+    classes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def merge(
+    models: Sequence[str | Path],
+    out: str | Path,
+    method: str = "average",
+    *,
+    lam: float | None = None,
+    weights: Sequence[float] | None = None,
+    fisher: Sequence[str | Path] | None = None,
+    base: str | Path | None = None,
+    density: float | None = None,
+    force: bool = False,
+    progress: Progress = SILENT,
+) -> Merged:
+    """Merge model folders, or .safetensors files, into one; tensor by tensor, straight from disk to disk.
+
+    Memory stays small however large the models are. Folders may know different classes: their heads
+    are brought together by the classes' names.
+
+    Args:
+        models: Two or more model folders or files; one is enough where there is a ``base``.
+        out: The merged folder or file.
+        method: ``average``, ``fisher``, ``wise-ft``, ``task-arithmetic`` or ``ties``.
+        lam: Share of the second of two models (average, fisher: 0.4; wise-ft: 0.5), or scale of the task
+            vectors (task-arithmetic: 0.4; ties: 1).
+        weights: How much each model counts, instead of ``lam``; for ties beside it.
+        fisher: Files of Fisher information, one a model, as :func:`fisher` writes them.
+        base: The weights that the models started from: a folder or a file.
+        density: Share of each task vector that ties keeps, 0.2 by default.
+        force: Replace ``out`` if it is there.
+        progress: Who hears how far the work is.
+
+    Raises:
+        CofimaError: Everything that is wrong with the request or the files, before anything is written.
+    """
+    given = None if fisher is None else [Path(path) for path in fisher]
+    start_at = None if base is None else Path(base)
+    request = MergeRequest(method, [Path(path) for path in models], lam, weights, given, start_at, density)
+    out = Path(out)
+    _refuse(request, out, force)
+    inputs, settings = _open(request), request.settings()
+    notes = _notes(inputs, settings)
+    if not request.models[-1].is_dir():
+        return Merged(out, _merge_files(inputs, settings, out, progress), notes=notes)
+    plan = folder_merge(inputs, settings)
+    after, size = plan.write(out, progress)
+    notes += [after.note] if after.note else []
+    notes += _left_behind(inputs.folders)
+    return Merged(out, size, methods.find(after.name).label, plan.rows.union, notes)
+
+
+def _refuse(request: MergeRequest, out: Path, force: bool) -> None:
+    """Raise one error with everything that is wrong before a file is opened."""
+    found = request.problems()
+    inputs = [*request.models, *([request.base] if request.base else []), *(request.fishers or ())]
+    found += [f"{path}: no such file or folder" for path in inputs if not path.exists()]
+    folders = [path for path in request.models if path.is_dir()]
+    files = [path for path in request.models if path.is_file()]
+    if folders and files:
+        found.append(f"{folders[0]} is a folder and {files[0]} a file: merge folders, or files")
+    if request.base and request.base.is_dir() and files:
+        found.append(f"base = {request.base}: files start from a file, not from a folder")
+    found += output_problems(out, inputs, bool(folders), force) if folders or files else []
+    if found:
+        raise problems("the merge", found)
+
+
+def _open(request: MergeRequest) -> Inputs:
+    """Open everything; the base of wise-ft is the first of its two models."""
+    models = _open_all([*([request.base] if request.base else []), *request.models])
+    base = models.pop(0) if request.base and request.method != WISE_FT else None
+    fishers = open_fishers(request.fishers, models) if request.fishers else None
+    return Inputs(models, base, fishers)
+
+
+def _open_all(paths: Sequence[Path]) -> list[Checkpoint]:
+    """Open every path; tell all failures at once."""
+    opened, found = [], []
+    for path in paths:
+        try:
+            opened.append(open_checkpoint(path))
+        except CofimaError as error:
+            found.append(error)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        raise problems("the merge", [str(error).replace("\n", "\n  ") for error in found])
+    return opened
+
+
+def _merge_files(inputs: Inputs, settings: MergeSettings, out: Path, progress: Progress) -> int:
+    """Write the merge of files; return the size of its tensors.
+
+    Integer tensors and metadata come from the last model that has them.
+    """
+    inputs.require_fit()
+    models, base = inputs.models, inputs.base
+    given = inputs.fishers.tensors if inputs.fishers else ()
+    kinds = inputs.kinds()
+    metadata = {key: text for model in models for key, text in model.metadata.items()}
+    size = sum(kind.bytes for kind in kinds.values())
+    require_room(out, size)
+    progress.say(f"merging {len(models)} models of {size / 1e6:,.1f} MB: {settings}")
+    with write_aside(out) as aside, create_mapped(aside, kinds, metadata) as target:
+        merges = [
+            TensorMerge(
+                key,
+                range(len(models)),
+                [model.weights[key] for model in models],
+                target[key],
+                base.weights[key] if base else None,
+                [fisher[key] for fisher in given if key in fisher] or None,
+                put=partial(target.put, key),
+            )
+            for key in target
+        ]
+        merge_tensors(merges, settings, progress)
+    return size
+
+
+def _notes(inputs: Inputs, settings: MergeSettings) -> list[str]:
+    notes = inputs.fishers.note() if inputs.fishers else []
+    if settings.lam not in (0, 1) and any(key.endswith("running_var") for key in inputs.models[-1].weights):
+        notes.append(
+            "statistics of batch normalisation are merged too; estimate them anew on images if you can"
+        )
+    return notes
+
+
+def _left_behind(folders: Sequence[ModelFolder]) -> list[str]:
+    notes = []
+    if len({folder.record.backbone["sha256"] for folder in folders}) > 1:
+        notes.append(
+            "the models were trained from different pre-trained weights: expect little of their average"
+        )
+    if any(folder.record.serving for folder in folders):
+        notes.append(
+            "calibration, held-out accuracies and kept images belong to the models and stay with them"
+        )
+    return notes

@@ -1,0 +1,169 @@
+"""The method that a merged model folder goes on with, and the state that it goes on from.
+
+Nothing here knows a method: each declares in its ``state_schema`` what it keeps and how that is merged.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cofima import methods
+from cofima.classifier.merge.inputs import HEAD, Inputs, ModelFolder
+from cofima.classifier.merge.tensors import By, ClassRows, TensorMerge
+from cofima.methods.state import Entry
+from cofima.weights.mmap import Kind, MappedFile, kind_of
+
+Get = Callable[[ModelFolder], Tensor]
+
+
+@dataclass(frozen=True)
+class MethodAfter:
+    """The method of the result with its options, and the entries of the state that come along."""
+
+    name: str
+    options: dict[str, Any]
+    entries: frozenset[Entry]
+    note: str = ""
+
+
+def choose_method(folders: Sequence[ModelFolder]) -> MethodAfter:
+    """Stay the method that all models have, if all of its state can be merged; else become a generic one."""
+    last = folders[-1]
+    names = {folder.record.config["method"] for folder in folders}
+    used = {frozenset(folder.entries.values()) for folder in folders}
+    shared = frozenset.intersection(*used)
+    one_start = len({folder.record.backbone["sha256"] for folder in folders}) == 1
+    fit = {entry for entry in shared if entry.merge != "refuse" and (one_start or not entry.same_start)}
+    if len(names) == 1 and len(used) == 1 and fit == shared:
+        return MethodAfter(names.pop(), last.record.config["options"], shared)
+    name = methods.generic({entry.name for entry in fit})
+    method = methods.find(name)
+    kept = frozenset(entry for entry in fit if entry in method.state_schema)
+    left = sorted(entry.name.removesuffix(".") for entry in frozenset.union(*used) - kept)
+    note = (
+        f"of {', '.join(sorted({folder.method.label for folder in folders}))}; it goes on as {method.label}"
+    )
+    note += f", and leaves behind: {', '.join(dict.fromkeys(left))}" if left else ""
+    return MethodAfter(name, methods.options_of(methods.build(name)), kept, note)
+
+
+@dataclass(frozen=True)
+class StateMerge:
+    """The merge of the states of model folders, as far as the result keeps them."""
+
+    inputs: Inputs
+    entries: frozenset[Entry]
+
+    def kinds(self) -> dict[str, Kind]:
+        """Return types and shapes of the result's state."""
+        last, tasks, found = self.inputs.folders[-1], self.inputs.tasks, {}
+        for key, value in last.state.items():
+            entry, shape = last.entries[key], list(value.shape)
+            block = entry.head_block(key)
+            if entry not in self.entries:
+                continue
+            if entry.axis == "class":
+                shape[entry.dim] = sum(map(len, tasks))
+                found[key] = Kind(value.dtype, tuple(shape))
+            elif block is None:
+                found[key] = kind_of(value)
+            elif block[0] == 0:  # the blocks of all models have the same parameters
+                for number, task in enumerate(tasks):
+                    found[entry.in_block(number, block[1])] = Kind(value.dtype, (len(task), *shape[1:]))
+        return found
+
+    def merges(self, out: MappedFile) -> Iterator[TensorMerge]:
+        """Yield how each tensor is merged, but for those that are pooled class by class."""
+        tasks = self.inputs.tasks
+        every = [name for task in tasks for name in task]
+        for key, target in out.items():
+            entry = self._entry(key)
+            block = entry.head_block(key)
+            if entry.merge == "pool":
+                continue
+            if entry.axis == "class":
+                rows = target.movedim(entry.dim, 0)
+                yield from self._rows(entry, key, partial(_class_rows, entry, key), rows, every)
+            elif block is not None:
+                yield from self._rows(
+                    entry, key, partial(_block_rows, entry, block[1]), target, tasks[block[0]]
+                )
+            else:
+                yield self._whole(entry, key, out)
+
+    def pool(self, out: Mapping[str, Tensor]) -> None:
+        """Fill in what is pooled, one class after the other."""
+        every = [name for task in self.inputs.tasks for name in task]
+        for entry in self.entries:
+            if entry.pool is None:
+                continue
+            keys = [key for key in out if entry.covers(key)]
+            for row, name in enumerate(every):
+                known = [_row(entry, keys, f, name) for f in self.inputs.folders if name in f.classes]
+                made = entry.pool(known) if len(known) > 1 else known[0]
+                for key in keys:
+                    out[key].movedim(entry.dim, 0)[row] = made[entry.rest(key)]
+
+    def _entry(self, key: str) -> Entry:
+        return next(entry for entry in self.entries if entry.covers(key))
+
+    def _whole(self, entry: Entry, key: str, out: MappedFile) -> TensorMerge:
+        """Return the merge of a tensor that has nothing to do with classes."""
+        values, base = self._values(entry, lambda folder: folder.state[key])
+        put = partial(out.put, key)
+        return TensorMerge(key, list(values), list(values.values()), out[key], base, by=_by(entry), put=put)
+
+    def _rows(
+        self, entry: Entry, key: str, get: Get, target: Tensor, names: Sequence[str]
+    ) -> Iterator[TensorMerge]:
+        """Yield the merges of a tensor with one row a class."""
+        (values, base), inputs = self._values(entry, get), self.inputs
+        if entry.merge == "average":
+            start = inputs.base.classes if inputs.base else ()
+            rows = ClassRows([model.classes for model in inputs.models], start)
+        else:
+            rows = ClassRows([folder.classes for folder in inputs.folders])
+        fishers = self._head_fishers(entry.rest(key), values) if entry.merge == "average" else None
+        yield from rows.merges(key, values, target, names, base=base, fishers=fishers, by=_by(entry))
+
+    def _values(self, entry: Entry, get: Get) -> tuple[dict[int, Tensor], Tensor | None]:
+        """Return each model's tensor and the base's; only in an average the base is not one of the models."""
+        inputs = self.inputs
+        if entry.merge != "average":
+            return {place: get(folder) for place, folder in enumerate(inputs.folders)}, None
+        base = get(inputs.base) if isinstance(inputs.base, ModelFolder) else None
+        return {k: get(m) for k, m in enumerate(inputs.models) if isinstance(m, ModelFolder)}, base
+
+    def _head_fishers(self, name: str, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Return the head's Fisher information for a tensor that is another head: of its name and shape."""
+        found = {}
+        for place, value in values.items():
+            model = self.inputs.models[place]
+            if self.inputs.fishers and isinstance(model, ModelFolder) and name in HEAD:
+                fisher = self.inputs.fishers.tensors[place].get(model.head_name(name))
+                if fisher is not None and fisher.shape == value.shape:
+                    found[place] = fisher
+        return found
+
+
+def _by(entry: Entry) -> By:
+    return "sum" if entry.merge == "sum" else "last" if entry.merge == "last" else "rule"
+
+
+def _class_rows(entry: Entry, key: str, folder: ModelFolder) -> Tensor:
+    return folder.state[key].movedim(entry.dim, 0)
+
+
+def _block_rows(entry: Entry, name: str, folder: ModelFolder) -> Tensor:
+    """Return what belongs to all blocks of the head, one row a class."""
+    return torch.cat([folder.state[entry.in_block(k, name)] for k in range(len(folder.record.tasks))])
+
+
+def _row(entry: Entry, keys: Sequence[str], folder: ModelFolder, name: str) -> dict[str, Tensor]:
+    """Return what a model keeps of one class."""
+    row = list(folder.classes).index(name)
+    return {entry.rest(key): _class_rows(entry, key, folder)[row] for key in keys}

@@ -1,0 +1,221 @@
+"""Merging of tensors, one after the other and a span at a time, so that memory stays small."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cofima.classifier.merge.request import FISHER, TASK_ARITHMETIC, TIES, MergeSettings
+from cofima.core.progress import Progress
+from cofima.weights.average import average, fisher_average
+from cofima.weights.average_all import average_all, fisher_average_all
+from cofima.weights.ops import Scratch
+from cofima.weights.task_vectors import magnitudes, task_arithmetic, threshold, ties
+
+SPAN = 2**17  # elements worked on at a time: what is held beside the mapped files
+LONGER = 4  # times as many where nothing but the result is held
+MEGABYTE = 1_000_000
+By = Literal["rule", "sum", "last"]
+
+
+@dataclass(frozen=True)
+class TensorMerge:
+    """One tensor of the result, and the tensors that it is made of.
+
+    Attributes:
+        name: For messages.
+        holders: Indices of the models that have it.
+        values: What each of them has.
+        out: Where the result goes, of the same shape.
+        base: The common start, where it has this tensor.
+        fishers: The Fisher information of each value, where there is any.
+        rows: If given, ``out`` is only worked on, and its rows belong to these rows of ``target``.
+        target: The tensor that ``rows`` counts in.
+        put: Writes flat values from an element on, where that is better than to assign to ``out``.
+        by: Merged by the rule of the settings, summed, or copied from the last model.
+    """
+
+    name: str
+    holders: Sequence[int]
+    values: Sequence[Tensor]
+    out: Tensor
+    base: Tensor | None = None
+    fishers: Sequence[Tensor] | None = None
+    rows: Tensor | None = None
+    target: Tensor | None = None
+    by: By = "rule"
+    put: Callable[[int, Tensor], None] | None = None
+
+    @property
+    def vectors(self) -> bool:
+        """Tell whether there are task vectors."""
+        return self.base is not None and self.by == "rule" and self.out.is_floating_point()
+
+    def cut(self, at: slice, scratch: Scratch) -> "TensorMerge":
+        """Return a span of it, in the type of the result; on scratch memory, if it is to be put."""
+
+        def span(value: Tensor) -> Tensor:
+            return value.reshape(-1)[at]
+
+        return TensorMerge(
+            self.name,
+            self.holders,
+            [span(value).to(self.out.dtype) for value in self.values],
+            span(self.out) if self.put is None else scratch.like(span(self.out)),
+            None if self.base is None else span(self.base).to(self.out.dtype),
+            None if self.fishers is None else [span(fisher) for fisher in self.fishers],
+            by=self.by,
+        )
+
+
+@dataclass(frozen=True)
+class ClassRows:
+    """Matching of tensors with one row a class, each with its own classes in its own order.
+
+    Attributes:
+        classes: Of each model, the names of its rows; empty for a model without classes.
+        base: The names of the base's rows, where it has any.
+    """
+
+    classes: Sequence[Sequence[str]]
+    base: Sequence[str] = ()
+
+    @property
+    def union(self) -> list[str]:
+        """All classes in order of first appearance, the base first."""
+        return list(dict.fromkeys(name for names in (self.base, *self.classes) for name in names))
+
+    def merges(
+        self,
+        name: str,
+        values: Mapping[int, Tensor],
+        target: Tensor,
+        names: Sequence[str],
+        *,
+        base: Tensor | None = None,
+        fishers: Mapping[int, Tensor] | None = None,
+        by: By = "rule",
+    ) -> Iterator[TensorMerge]:
+        """Yield a merge for each set of models that have classes in common; only rows are copied.
+
+        ``names`` are the classes of the target's rows.
+        """
+        groups: dict[tuple[tuple[int, ...], bool], list[int]] = defaultdict(list)
+        known_by, by_base = [set(mine) for mine in self.classes], set(self.base)
+        for row, one in enumerate(names):
+            holders = tuple(model for model, mine in enumerate(known_by) if one in mine)
+            groups[holders, one in by_base].append(row)
+        for (holders, known), rows in groups.items():
+            some = [names[row] for row in rows]
+            kept = [_rows(values[model], self.classes[model], some) for model in holders]
+            start = _rows(base, self.base, some) if known and base is not None else None
+            given = fishers and [_rows(fishers[model], self.classes[model], some) for model in holders]
+            out = torch.empty(len(rows), *target.shape[1:], dtype=target.dtype)
+            yield TensorMerge(name, holders, kept, out, start, given or None, torch.tensor(rows), target, by)
+
+
+def _rows(value: Tensor, classes: Sequence[str], names: Sequence[str]) -> Tensor:
+    place = {name: row for row, name in enumerate(classes)}
+    return value[torch.tensor([place[name] for name in names], dtype=torch.int64)]
+
+
+def spans(one: TensorMerge, size: int, scratch: Scratch) -> Iterator[tuple[int, TensorMerge]]:
+    """Cut a merge into what is worked on at a time, each with the place where it begins."""
+    for start in range(0, one.out.numel(), size):
+        yield start, one.cut(slice(start, start + size), scratch)
+
+
+@torch.no_grad()
+def merge_tensors(merges: Sequence[TensorMerge], settings: MergeSettings, progress: Progress) -> None:
+    """Fill every ``out``; the bar counts megabytes of the result."""
+    kept = _thresholds(merges, settings, progress) if settings.method is TIES else []
+    size = sum(one.out.nbytes for one in merges)
+    pair = settings.lam is not None and settings.method not in (TASK_ARITHMETIC, TIES)
+    length, scratch = SPAN * LONGER if pair else SPAN, Scratch()
+
+    def work() -> Iterator[int]:
+        for one in merges:
+            for start, span in spans(one, length, scratch):
+                _merge(span, settings, kept)
+                if one.put is not None:
+                    one.put(start, span.out)
+                yield span.out.nbytes
+            if one.rows is not None and one.target is not None:
+                one.target[one.rows] = one.out
+
+    _follow(work(), size, "merging, MB", progress)
+
+
+def _merge(span: TensorMerge, settings: MergeSettings, kept: Sequence[float]) -> None:
+    """Fill one span."""
+    name, out, values = span.name, span.out, span.values
+    if span.by == "sum":
+        out.copy_(torch.stack([value.double() for value in values]).sum(0))
+    elif span.by == "last" or not out.is_floating_point():
+        out.copy_(values[-1] if values or span.base is None else span.base)
+    elif span.base is not None and settings.method in (TASK_ARITHMETIC, TIES):
+        weights = [settings.weights[k] for k in span.holders]
+        if settings.method is TASK_ARITHMETIC:
+            out.copy_(task_arithmetic(span.base, values, weights))
+        else:
+            least, lam = [kept[k] for k in span.holders], 1.0 if settings.lam is None else settings.lam
+            out.copy_(ties(span.base, values, least, weights, lam))
+    elif len(values) == 1:
+        out.copy_(values[0])
+    else:
+        _average(span, settings, [{name: value} for value in values])
+
+
+def _average(span: TensorMerge, settings: MergeSettings, models: list[dict[str, Tensor]]) -> None:
+    name, out = span.name, span.out
+    fishers = [{name: fisher} for fisher in span.fishers or ()]
+    if settings.method in (TASK_ARITHMETIC, TIES):  # what the base does not have has no task vector
+        out.copy_(average_all(models)[name])
+    elif settings.lam is None:
+        weights = [settings.weights[k] for k in span.holders]
+        weights = weights if sum(weights) > 0 else [1.0] * len(weights)
+        every = fisher_average_all(models, fishers, weights) if fishers else average_all(models, weights)
+        out.copy_(every[name])
+    elif settings.method is FISHER and fishers:
+        old, new = models
+        fisher_average(old, new, fishers[0], fishers[1], settings.lam, out={name: out})
+    else:
+        old, new = models
+        average(old, new, settings.lam, out={name: out})
+
+
+def _thresholds(merges: Sequence[TensorMerge], settings: MergeSettings, progress: Progress) -> list[float]:
+    """Return from which magnitude on each model's task vector is kept, over all its tensors."""
+
+    def least(model: int) -> float:
+        mine = [one for one in merges if one.vectors and model in one.holders]
+        count = sum(-(-one.out.numel() // SPAN) for one in mine)
+
+        def vectors() -> Iterator[Tensor]:
+            every = (span for one in mine for _, span in spans(one, SPAN, Scratch()))
+            for span in progress.track(every, count, f"trimming model {model + 1}"):
+                assert span.base is not None
+                yield magnitudes(span.base, span.values[list(span.holders).index(model)])
+
+        return threshold(vectors, sum(one.out.numel() for one in mine), settings.density)
+
+    return [least(model) for model in range(len(settings.weights))]
+
+
+def _follow(work: Iterable[int], size: int, label: str, progress: Progress) -> None:
+    """Do the work, and announce each megabyte of it."""
+
+    def megabytes() -> Iterator[None]:
+        done = told = 0
+        for amount in work:
+            done += amount
+            while told < done // MEGABYTE:
+                told += 1
+                yield
+        yield
+
+    for _ in progress.track(megabytes(), size // MEGABYTE + 1, label):
+        pass

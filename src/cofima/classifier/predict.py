@@ -1,0 +1,132 @@
+"""Answers for images: the likeliest classes with calibrated probabilities, or that it is none of them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cofima.classifier.calibrate import farthest
+from cofima.classifier.scoring import gaussians_of, logits_of_features
+from cofima.core.errors import CofimaError
+from cofima.data.loading.loader import ImageLike, decoded
+from cofima.store.model import Model
+
+BATCH = 32
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a classifier says of one image.
+
+    Attributes:
+        image: The file, or the place of an image that was given in memory.
+        best: Classes and their probabilities, likeliest first; empty if the image could not be read.
+        unknown: Whether the image is farther from every class than images of them are.
+        error: Why the image could not be read, or nothing.
+    """
+
+    image: str
+    best: tuple[tuple[str, float], ...] = ()
+    unknown: bool = False
+    error: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return the likeliest class, ``unknown``, or nothing if the image could not be read."""
+        return UNKNOWN if self.unknown else self.best[0][0] if self.best else ""
+
+    @property
+    def probability(self) -> float:
+        """Return the probability of the likeliest class."""
+        return self.best[0][1] if self.best else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        if self.error:
+            return {"image": self.image, "error": self.error}
+        best = [{"class": name, "probability": round(p, 6)} for name, p in self.best]
+        return {"image": self.image, "label": self.label, "unknown": self.unknown, "best": best}
+
+
+def predictions(
+    model: Model, images: Iterable[ImageLike], top: int, unknown: float | None
+) -> Iterator[Prediction]:
+    """Yield an answer for each image, in order, a batch at a time."""
+    if top < 1:
+        raise CofimaError(f"top = {top}: ask for at least one class")
+    limit = _limit(model, unknown)
+    items = decoded(images, model.view.form)
+    while batch := list(islice(items, BATCH)):
+        good = [one.pixels for one in batch if one.pixels is not None]
+        found = iter(_answers(model, torch.stack(good), top, limit) if good else [])
+        for name, pixels, fault in batch:
+            if pixels is None:
+                yield Prediction(name, error=fault)
+            else:
+                best, far = next(found)
+                yield Prediction(name, best, far)
+
+
+def several(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
+    """Return images one by one: a single one, a sequence, or an array or tensor with one more dimension."""
+    if isinstance(images, np.ndarray | Tensor):
+        return list(images) if images.ndim == 4 else [images]
+    if isinstance(images, str | Path | Image.Image):
+        return [images]
+    return list(images)
+
+
+@torch.inference_mode()
+def probabilities(model: Model, pixels: Tensor) -> Tensor:
+    """Return calibrated probabilities for stored pixels."""
+    return _softmax(model, model.logits(pixels))
+
+
+def _softmax(model: Model, logits: Tensor) -> Tensor:
+    return torch.softmax(logits / model.serving.get("temperature", 1.0), dim=1)
+
+
+@torch.inference_mode()
+def _answers(
+    model: Model, pixels: Tensor, top: int, limit: float | None
+) -> list[tuple[tuple[tuple[str, float], ...], bool]]:
+    far = [False] * len(pixels)
+    if limit is None:
+        logits = model.logits(pixels)
+    else:
+        gaussians, method = gaussians_of(model), model.method
+        assert gaussians is not None
+        features = method.net.features(model.view.test(pixels.to(method.context.device))).float().cpu()
+        logits = logits_of_features(model, features)
+        far = (gaussians.nearest(features) > limit).tolist()
+    values, places = _softmax(model, logits).topk(min(top, logits.shape[1]), dim=1)
+    classes = model.classes
+    named = [
+        tuple((classes[place], value) for place, value in zip(*row, strict=True))
+        for row in zip(places.tolist(), values.tolist(), strict=True)
+    ]
+    return list(zip(named, far, strict=True))
+
+
+def _limit(model: Model, unknown: float | None) -> float | None:
+    """Return the distance beyond which an image is unknown, or None where nobody asked."""
+    if unknown is None:
+        return None
+    if not 0 < unknown < 1:
+        raise CofimaError(f"unknown = {unknown:g}: must lie between 0 and 1, e.g. 0.05")
+    if gaussians_of(model) is None:
+        raise CofimaError(f"unknown: {model.method.label} keeps no Gaussian of each class to measure from")
+    limit = farthest(model, unknown)
+    if limit is None:
+        raise CofimaError(
+            "unknown: no image was held out when this model learned, so no distance is known; "
+            "learn with five images or more of a class, by cofima learn or extend"
+        )
+    return limit

@@ -1,0 +1,89 @@
+"""Logits and accuracy, class by class, of a model on labeled images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cofima.data.image_set import ImageSet
+from cofima.methods.components.gaussians import ClassGaussians, Sampler
+from cofima.store.model import Model
+from cofima.training.loop import plain_batches
+
+
+@torch.inference_mode()
+def logits_of(model: Model, images: ImageSet, label: str = "held-out images") -> Tensor:
+    """Return the logits of images over all classes, on the CPU."""
+    model.method.net.eval()
+    pairs = plain_batches(images, model.method.context, label)
+    found = [model.method.predict(x).float().cpu() for x, _ in pairs] if len(images) else []
+    return torch.cat(found) if found else torch.zeros(0, len(model.classes))
+
+
+def gaussians_of(model: Model) -> ClassGaussians | None:
+    """Return the Gaussians of a method that remembers every class as one, or None."""
+    kept = model.method.class_statistics()
+    return kept if kept is not None and len(kept) == len(model.classes) else None
+
+
+def drawn(gaussians: ClassGaussians, counts: list[int], model: Model) -> tuple[Tensor, Tensor]:
+    """Draw ``counts[c]`` features of each class as they are remembered, with their labels, on the CPU."""
+    same = torch.zeros(len(gaussians), dtype=torch.int64)  # one task: no mean is scaled
+    seeds = model.method.context.seeds
+    features, labels = Sampler(gaussians, same, torch.device("cpu")).draw(
+        counts, seeds.generator("drawn features")
+    )
+    return features, labels
+
+
+@torch.inference_mode()
+def logits_of_features(model: Model, features: Tensor) -> Tensor:
+    """Return the logits of features, for a method whose head sees nothing else."""
+    logits: Tensor = model.method.head()(features.to(model.method.context.device))
+    return logits.float().cpu()
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Right answers and images, class by class."""
+
+    right: dict[str, int]
+    images: dict[str, int]
+
+    @classmethod
+    def of(cls, answers: Tensor, labels: Tensor, classes: list[str]) -> "Accuracy":
+        """Count from answers and labels."""
+        many = len(classes)
+        hits = torch.bincount(labels[answers == labels], minlength=many).tolist()
+        each = torch.bincount(labels, minlength=many).tolist()
+        seen = [place for place in range(many) if each[place]]
+        return cls({classes[p]: hits[p] for p in seen}, {classes[p]: each[p] for p in seen})
+
+    @property
+    def percent(self) -> float | None:
+        """Return the accuracy over all images, or None without images."""
+        total = sum(self.images.values())
+        return 100 * sum(self.right.values()) / total if total else None
+
+    @property
+    def by_class(self) -> dict[str, float]:
+        """Return the accuracy of each class that has images, in percent."""
+        return {name: 100 * self.right[name] / count for name, count in self.images.items()}
+
+    def by_task(self, tasks: Sequence[Sequence[str]]) -> tuple[list[float | None], list[int]]:
+        """Return the accuracy of each task in percent, None for one without images, and its images."""
+        images = [sum(self.images.get(name, 0) for name in task) for task in tasks]
+        right = [sum(self.right.get(name, 0) for name in task) for task in tasks]
+        return [100 * r / n if n else None for r, n in zip(right, images, strict=True)], images
+
+    @property
+    def mean_of_classes(self) -> float:
+        """Return the mean over classes: each counts the same, however many images it has."""
+        values = self.by_class.values()
+        return sum(values) / len(values)
+
+
+def accuracy_of(model: Model, images: ImageSet, label: str = "held-out images") -> Accuracy:
+    """Return how often a model is right on labelled images."""
+    return Accuracy.of(logits_of(model, images, label).argmax(1), images.labels, model.classes)

@@ -1,0 +1,230 @@
+"""A classifier in scikit-learn's manner: fit, partial_fit, predict on arrays of images.
+
+>>> classifier = ImageClassifier().fit(images, labels)  # uint8 [n, H, W, 3]
+>>> classifier.partial_fit(more_images, new_labels)  # classes may be new; the old images are not needed
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import DataConversionWarning
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from cofima.classifier.classifier import Classifier
+from cofima.classifier.learn import (
+    RECIPE,
+    default_backbone,
+    empty_model,
+    learn_held_out,
+    more_images,
+    new_classes,
+)
+from cofima.classifier.predict import BATCH, probabilities
+from cofima.core.errors import CofimaError
+from cofima.core.progress import SILENT
+from cofima.data.image_set import image_set
+from cofima.data.loading.decoder import decode
+from cofima.experiment import config as configs
+from cofima.store.model import Model, copy_model, load_model, save_model
+
+
+class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Name the class of images; learn more classes later with :meth:`partial_fit`, without the old images.
+
+    ``X`` is [n, H, W, 3] or [n, H, W]: whole numbers count to 255, floats to 1. It may be flattened to
+    [n, features] with ``image_shape``. Rows of features without an ``image_shape`` are drawn as squares
+    of grey cells, each scaled by its range in the first ``fit``: that works, but images are what it is for.
+
+    Args:
+        backbone: Name of the pre-trained network; EfficientNet-Lite0 where installed, else ``vit_micro``.
+        method: Name of the method.
+        epochs: Passes over the images; the recipe's number, if not given.
+        image_shape: (H, W, 3) or (H, W) of an image whose pixels are a row of ``X``.
+        settings: Other ``key=value`` items of the configuration.
+        random_state: Decides everything that is left to chance.
+
+    Attributes:
+        classes_: The labels, in the order of the probabilities; new ones come last.
+        model_: The :class:`~cofima.store.model.Model` below; :meth:`to_classifier` gives what can be saved.
+    """
+
+    def __init__(
+        self,
+        backbone: str | None = None,
+        method: str = configs.DEFAULT_METHOD,
+        epochs: int | None = None,
+        image_shape: tuple[int, ...] | None = None,
+        settings: Sequence[str] = (),
+        random_state: Any = 0,
+    ) -> None:
+        self.backbone = backbone
+        self.method = method
+        self.epochs = epochs
+        self.image_shape = image_shape
+        self.settings = settings
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> "ImageClassifier":
+        """Learn all classes at once, from the pre-trained weights."""
+        images, labels = self._checked(X, y, first=True)
+        self.classes_, places = np.unique(labels, return_inverse=True)
+        self.model_ = self._empty()
+        names = [str(label) for label in self.classes_]
+        _learn(self.model_, names, False, self._pixels(images), places)
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "ImageClassifier":
+        """Learn new classes, or more images of known ones where the method can; old images are not needed.
+
+        ``classes`` is taken for scikit-learn's sake: which classes will come need not be known.
+        """
+        if not hasattr(self, "model_"):
+            return self.fit(X, y)
+        images, labels = self._checked(X, y, first=False)
+        found = np.unique(labels)
+        new = found[~np.isin(found, self.classes_)].tolist()
+        more = self.classes_[np.isin(self.classes_, found)].tolist()
+        self._refuse(more)
+        learned, pixels = copy_model(self.model_), self._pixels(images)
+        all_classes = np.concatenate([self.classes_, np.asarray(new, dtype=found.dtype)])
+        place = {label: at for at, label in enumerate(all_classes.tolist())}
+        for labels_now in (more, new):
+            if labels_now:
+                mine = np.isin(labels, labels_now)
+                places = np.array([place[label] for label in labels[mine].tolist()])
+                names = [str(label) for label in labels_now]
+                _learn(learned, names, labels_now is more, pixels[torch.from_numpy(mine)], places)
+        self.model_, self.classes_ = learned, all_classes
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the probability of each class, in the order of ``classes_``."""
+        check_is_fitted(self, "model_")
+        pixels = self._pixels(self._checked_images(X, first=False))
+        found = [probabilities(self.model_, pixels[at : at + BATCH]) for at in range(0, len(pixels), BATCH)]
+        whole = torch.cat(found).double()
+        return (whole / whole.sum(1, keepdim=True)).numpy()
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the likeliest class of each image."""
+        best = self.predict_proba(X).argmax(1)
+        labels: NDArray[Any] = self.classes_[best]
+        return labels
+
+    def to_classifier(self) -> Classifier:
+        """Return the classifier of :mod:`cofima`, which can be saved, asked for files, and exported."""
+        check_is_fitted(self, "model_")
+        return Classifier(copy_model(self.model_))
+
+    def _checked(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[NDArray[Any], NDArray[Any]]:
+        if y is None:
+            raise ValueError("this classifier requires y to be passed, but the target y is None")
+        images = self._checked_images(X, first=first)
+        labels = np.asarray(y)
+        if labels.ndim == 2 and labels.shape[1] == 1:
+            warnings.warn(
+                "A column-vector y was passed when a 1d array was expected.",
+                DataConversionWarning,
+                stacklevel=3,
+            )
+            labels = labels[:, 0]
+        check_classification_targets(labels)
+        if labels.ndim != 1 or len(labels) != len(images):
+            raise ValueError(f"y has {labels.shape} labels for {len(images)} images")
+        return images, labels
+
+    def _checked_images(self, X: ArrayLike, *, first: bool) -> NDArray[Any]:
+        if np.asarray(X).ndim in (3, 4):
+            return np.asarray(check_array(X, allow_nd=True, dtype=None))
+        flat: NDArray[Any] = validate_data(self, X, reset=first)
+        if first and self.image_shape is None:
+            self.low_, self.high_ = flat.min(0), flat.max(0)
+        if self.image_shape is not None and flat.shape[1] != math.prod(self.image_shape):
+            raise ValueError(f"X has {flat.shape[1]} features, image_shape {self.image_shape} another number")
+        return flat
+
+    def _pixels(self, images: NDArray[Any]) -> Tensor:
+        if images.ndim == 2 and self.image_shape is not None:
+            images = images.reshape(-1, *self.image_shape)
+            if images.max() > 1:  # check_array may have made floats of whole numbers
+                images = images.astype(np.int64)
+        elif images.ndim == 2:
+            images = _squares(images, self.low_, self.high_)
+        form = self.model_.view.form
+        try:
+            return torch.stack([form.keep(decode(image)) for image in images])
+        except CofimaError as error:
+            raise ValueError(str(error)) from error
+
+    def _empty(self) -> Model:
+        """Return a model that has learned nothing yet."""
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = check_random_state(seed).randint(2**31 - 1)
+        given = {"backbone": self.backbone or default_backbone(), "method": self.method, "seed": int(seed)}
+        given |= {} if self.epochs is None else {"train.epochs": self.epochs}
+        items = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+        config = configs.read(RECIPE, ["dataset=blobs", *items, *self.settings])
+        config = config.model_copy(update={"dataset": "array", "held_out": 0.0})
+        return empty_model(config)
+
+    def _refuse(self, more: list[Any]) -> None:
+        """Refuse, before any work, what the method cannot learn."""
+        method = self.model_.method
+        if not method.extends:
+            raise ValueError(f"{method.label} learns all classes at once: partial_fit cannot go on from it")
+        if more and not method.refines:
+            raise ValueError(f"{method.label} cannot learn more images of known classes: {more}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep a fitted model as the files of its folder: plain bytes, no code."""
+        state: dict[str, Any] = dict(super().__getstate__())
+        if "model_" in state:
+            with TemporaryDirectory() as folder:
+                save_model(state["model_"], Path(folder))
+                files = [path for path in Path(folder).rglob("*") if path.is_file()]
+                state["model_"] = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load the model from those files."""
+        state = dict(state)
+        if isinstance(files := state.get("model_"), dict):
+            with TemporaryDirectory() as folder:
+                for name, content in files.items():
+                    path = Path(folder) / name
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_bytes(content)
+                state["model_"] = load_model(folder)
+        super().__setstate__(state)
+
+
+def _learn(model: Model, names: list[str], known: bool, pixels: Tensor, labels: NDArray[Any]) -> None:
+    """Learn images of new classes, or more of known ones; nothing is held out."""
+    images = image_set(pixels, torch.from_numpy(np.asarray(labels, dtype=np.int64)))
+    make = more_images if known else new_classes
+    model.data = {"name": "array", "train": len(images), "classes": len(model.classes)}
+    task = make(model, names, images, images.select(images.labels < 0))
+    model.history.append(learn_held_out(model, task, model.config.train, SILENT))
+
+
+def _squares(rows: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float64]:
+    """Draw rows of features as squares of grey cells between 0 and 1; what is outside the range is cut."""
+    width = np.where(high > low, high - low, 1.0)
+    grey = ((rows - low) / width).clip(0, 1)
+    side = math.ceil(math.sqrt(rows.shape[1]))
+    padded = np.zeros((len(rows), side * side))
+    padded[:, : rows.shape[1]] = grey
+    return padded.reshape(-1, side, side)

@@ -1,0 +1,211 @@
+"""A page in the browser: drop images and see their classes, add a class, undo, look at the history."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cofima.classifier.extend import Extension
+from cofima.classifier.predict import Prediction
+from cofima.classifier.web.session import Studio
+from cofima.core.errors import CofimaError
+from cofima.core.extras import needed
+from cofima.core.progress import Progress
+
+T = TypeVar("T")
+ANSWERS = ["image", "answer", "probability", "nearest classes"]
+CHANGES = ["class", "before %", "after %", "change"]
+HISTORY = ["", "what", "classes", "images", "accuracy %", "date"]
+
+
+class BrowserProgress(Progress):
+    """Show how far long work is as a bar on the page."""
+
+    def __init__(self, bar: Callable[..., Any]) -> None:
+        self.bar = bar
+
+    def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
+        """Yield ``items``, moving the bar."""
+        for done, item in enumerate(items, start=1):
+            yield item
+            self.bar((done, total), desc=label)
+
+
+def build(studio: Studio) -> Any:
+    """Return the page of a model, not served yet."""
+    gradio = needed("gradio", "app")
+    page = gradio.Blocks(
+        title=f"cofima: {studio.folder.name}", analytics_enabled=False, delete_cache=(600, 3600)
+    )
+    with page:
+        head = gradio.Markdown(_head(studio), elem_id="head")
+        with gradio.Tab("Ask"):
+            asked = gradio.File(
+                label="Drop images here",
+                file_count="multiple",
+                file_types=["image"],
+                height=220,
+                elem_id="asked",
+            )
+            ask = gradio.Button("Name the classes", variant="primary", elem_id="ask")
+            gallery = gradio.Gallery(label="Answers", columns=4, height=260, interactive=False)
+            answers = gradio.Dataframe(headers=ANSWERS, interactive=False, wrap=True, elem_id="answers")
+        with gradio.Tab("Add a class"):
+            name = gradio.Textbox(label="Name of the new class", max_lines=1, elem_id="name")
+            photos = gradio.File(
+                label="Drop a few photographs of it, ten or more if you can",
+                file_count="multiple",
+                file_types=["image"],
+                height=220,
+                elem_id="photos",
+            )
+            with gradio.Row():
+                add = gradio.Button("Learn it", variant="primary", elem_id="add")
+                undo = gradio.Button("Undo the last change", elem_id="undo")
+            said = gradio.Markdown(elem_id="said")
+            changes = gradio.Dataframe(headers=CHANGES, interactive=False, elem_id="changes")
+        with gradio.Tab("History"):
+            history = gradio.Dataframe(
+                _history(studio), headers=HISTORY, interactive=False, elem_id="history"
+            )
+
+        def answer(files: list[str] | None) -> tuple[Any, Any]:
+            found = _shown(gradio, lambda: studio.ask([Path(file) for file in files or []]))
+            good = [(one.image, _caption(one)) for one in found if not one.error]
+            return good, [_row(one) for one in found]
+
+        def learn(title: str, files: list[str] | None, bar: Any = gradio.Progress()) -> tuple[Any, ...]:  # noqa: B008
+            paths = [Path(file) for file in files or []]
+            done = _shown(gradio, lambda: studio.add(title, paths, BrowserProgress(bar)))
+            return _head(studio), _said(done, title.strip()), _changes(done), _history(studio)
+
+        def go_back() -> tuple[Any, ...]:
+            now = _shown(gradio, studio.undo)
+            return _head(studio), f"Undone: the model is as it was in state {now}.", [], _history(studio)
+
+        ask.click(answer, asked, [gallery, answers], api_visibility="private")
+        add.click(
+            learn,
+            [name, photos],
+            [head, said, changes, history],
+            api_visibility="private",
+            concurrency_limit=None,  # a second one is told at once that somebody is learning
+            show_progress_on=[said],
+        )
+        undo.click(go_back, None, [head, said, changes, history], api_visibility="private")
+        page.load(lambda: (_head(studio), _history(studio)), None, [head, history], api_visibility="private")
+    return page
+
+
+def serve(
+    studio: Studio, uploads: Path, host: str, port: int | None, *, wait: bool = True
+) -> tuple[Any, str]:
+    """Serve the page until it is stopped; return it, and where it is.
+
+    Args:
+        studio: The model.
+        uploads: An empty folder, where the browser's files are kept and from where alone files are read.
+        host: Who may come: 127.0.0.1 is this machine only.
+        port: Where; the first free one from 7860, if not given.
+        wait: Return when it has been stopped, else at once.
+    """
+    os.environ["GRADIO_TEMP_DIR"] = str(uploads)
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    page = build(studio)
+    try:
+        _, where, _ = page.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            quiet=True,
+            inbrowser=False,
+            prevent_thread_lock=True,
+            show_error=False,
+            footer_links=[],
+            allowed_paths=[],
+            blocked_paths=[str(studio.folder.resolve())],
+            max_file_size=studio.limits.megabytes * 1_000_000,
+            ssr_mode=False,
+            enable_monitoring=False,
+        )
+    except OSError as error:
+        raise CofimaError(f"the page cannot be served on {host}: {error}") from error
+    if wait:
+        page.block_thread()
+    return page, str(where)
+
+
+def _shown(gradio: Any, work: Callable[[], T]) -> T:
+    """Do it; a mistake of the user is a message on the page."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return work()
+    except CofimaError as error:
+        raise gradio.Error(_html(str(error)), duration=20, print_exception=False) from error
+
+
+def _head(studio: Studio) -> str:
+    classifier = studio.classifier
+    known = classifier.classes
+    names = ", ".join(_html(name) for name in known[:40]) + (", ..." if len(known) > 40 else "")
+    return f"# {_html(studio.folder.resolve().name)}\n\nIt knows {len(known)} classes: {names}"
+
+
+def _caption(one: Prediction) -> str:
+    name, chance = one.best[0]
+    return f"unknown (nearest: {name})" if one.unknown else f"{name} {100 * chance:.0f} %"
+
+
+def _row(one: Prediction) -> list[str]:
+    name = Path(one.image).name
+    if one.error:
+        return [name, f"error: {one.error}", "", ""]
+    nearest = ", ".join(f"{other} {100 * chance:.1f} %" for other, chance in one.best)
+    return [name, one.label, f"{100 * one.probability:.1f} %", nearest]
+
+
+def _said(done: Extension, name: str) -> str:
+    accuracy = done.accuracy.percent
+    known = "" if accuracy is None else f", {accuracy:.0f} % right on the images held out of them"
+    what = f"Learned **{_html(name)}** from {done.train_images} images{known}."
+    if done.old is None:
+        return f"{what} What this cost the other classes is not known."
+    before, after = done.old.before.mean_of_classes, done.old.after.mean_of_classes
+    return (
+        f"{what} The other classes: {before:.1f} % before, {after:.1f} % after ({_html(done.old.rests_on)})."
+    )
+
+
+def _changes(done: Extension) -> list[list[str]]:
+    rows = []
+    if done.old is not None:
+        before, after = done.old.before.by_class, done.old.after.by_class
+        for name in before:
+            change = f"{after[name] - before[name]:+.1f}"
+            rows.append([name, f"{before[name]:.1f}", f"{after[name]:.1f}", change])
+    for name, now in done.accuracy.by_class.items():
+        rows.append([name, "new" if name in done.new else "", f"{now:.1f}", ""])
+    return rows
+
+
+def _history(studio: Studio) -> list[list[str]]:
+    return [
+        [
+            str(number),
+            row.kind,
+            ", ".join(row.classes),
+            "" if row.train_images is None else str(row.train_images),
+            "" if row.overall is None else f"{row.overall:.1f}",
+            row.date[:16].replace("T", " "),
+        ]
+        for number, row in enumerate(studio.history(), start=1)
+    ]
+
+
+def _html(text: str) -> str:
+    """Make any text safe where the page shows Markdown or HTML."""
+    for mark, code in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("[", "&#91;"), ("*", "&#42;")):
+        text = text.replace(mark, code)
+    return text.replace("\n", "<br>")

@@ -1,0 +1,41 @@
+"""Limits on what may be uploaded to the page of a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cofima.core.errors import CofimaError, problems
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may be uploaded at once."""
+
+    files: int = 200
+    megabytes: int = 20
+    megapixels: int = 50
+
+    def check(self, paths: Sequence[Path]) -> None:
+        """Refuse too many files, and name all that are too large; nothing is decoded for that."""
+        if not paths:
+            raise CofimaError("no images were given")
+        if len(paths) > self.files:
+            raise CofimaError(f"{len(paths)} files at once: at most {self.files} are taken")
+        wrong = [f"{path.name}: {fault}" for path in paths if (fault := self._fault(path))]
+        if wrong:
+            raise problems("what was uploaded", wrong[:20])
+
+    def _fault(self, path: Path) -> str:
+        from PIL import Image
+
+        if path.stat().st_size > self.megabytes * 1_000_000:
+            return f"larger than {self.megabytes} MB"
+        try:
+            with Image.open(path) as image:  # reads the header only
+                if image.width * image.height > self.megapixels * 1_000_000:
+                    return f"{image.width} x {image.height} is more than {self.megapixels} million pixels"
+        except Image.DecompressionBombError:
+            return f"more than {self.megapixels} million pixels"
+        except Exception:  # whatever a damaged file makes a decoder raise
+            return "not an image, or damaged"
+        return ""

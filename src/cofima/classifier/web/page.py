@@ -1,0 +1,123 @@
+"""An evaluation as files: one page without network or script, a figure, and tables for programs."""
+
+import base64
+import csv
+import io
+from html import escape
+from pathlib import Path
+
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from PIL import Image
+
+from cofima.classifier.evaluate import Evaluation
+from cofima.core.atomic import write_texts
+from cofima.data.loading.decoder import decode_file
+from cofima.report.figure import STYLE
+from cofima.report.render import html_page, html_table
+from cofima.report.table import Cell, Column, Row, Table
+
+PAIRS, EXAMPLES, SIDE = 12, 5, 112
+NAMED = 40  # classes whose names fit beside the matrix
+
+
+def write(found: Evaluation, folder: Path) -> list[Path]:
+    """Write evaluation.html, confusion.svg, confusion.csv and classes.csv."""
+    texts = {
+        "evaluation.html": html(found),
+        "confusion.svg": figure(found),
+        "confusion.csv": confusion_csv(found),
+        "classes.csv": classes_csv(found),
+    }
+    return write_texts(texts, folder)
+
+
+def confusion_csv(found: Evaluation) -> str:
+    """Return the images by true class (rows) and answer (columns)."""
+    rows = [["true \\ answer", *found.classes]]
+    rows += [[name, *map(str, row)] for name, row in zip(found.classes, found.matrix.tolist(), strict=True)]
+    return _csv(rows)
+
+
+def classes_csv(found: Evaluation) -> str:
+    """Return images and accuracy of each class that has images."""
+    by_class = found.accuracy.by_class
+    rows = [["class", "images", "right", "accuracy"]]
+    rows += [
+        [name, str(images), str(found.accuracy.right[name]), f"{by_class[name]:.2f}"]
+        for name, images in found.accuracy.images.items()
+    ]
+    return _csv(rows)
+
+
+def figure(found: Evaluation) -> str:
+    """Draw the confusion matrix as SVG: each row as shares of its class."""
+    many = len(found.classes)
+    shares = found.matrix.double() / found.matrix.sum(1, keepdim=True).clamp(min=1)
+    side = min(12.0, max(3.2, 1.6 + 0.24 * many))
+    out = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        drawing = Figure(figsize=(side, side), layout="constrained")
+        axes = drawing.add_subplot()
+        axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+        axes.set_xlabel("answer")
+        axes.set_ylabel("true class")
+        if many <= NAMED:
+            axes.set_xticks(range(many), found.classes, rotation=90, fontsize=8)
+            axes.set_yticks(range(many), found.classes, fontsize=8)
+        FigureCanvasSVG(drawing).print_svg(out, metadata={"Date": None})
+    return out.getvalue()
+
+
+def html(found: Evaluation) -> str:
+    """Return the whole evaluation as one page."""
+    svg = figure(found)
+    svg = svg[svg.index("<svg") :].replace("<svg", '<svg role="img" aria-label="Confusion matrix"', 1)
+    body = [
+        "<h1>cofima evaluation</h1>",
+        f'<p class="soft">{found.images:,} images of {escape(str(found.source))}</p>',
+        f"<p><b>{found.accuracy.percent:.1f} %</b> right; {found.accuracy.mean_of_classes:.1f} % as the mean "
+        f"over classes. Probabilities are off by {found.calibration:.1f} points on average.</p>",
+        "<section><h2>Most confused</h2>",
+        *(_pair(true, said, images, found) for true, said, images in found.confused[:PAIRS]),
+        "" if found.confused else "<p>Nothing was confused.</p>",
+        "</section><section><h2>Classes</h2>",
+        html_table(_classes(found)),
+        "</section><section><h2>Confusion matrix</h2>",
+        f"<figure>{svg}<figcaption>Each row is a true class; the darker a field, the larger the share of its "
+        "images that got that answer.</figcaption></figure></section>",
+    ]
+    return html_page("cofima evaluation", body)
+
+
+def _pair(true: str, said: str, images: int, found: Evaluation) -> str:
+    shown = "".join(_thumbnail(path) for path in found.mistakes[true, said][:EXAMPLES])
+    times = f"{images} image{'s' if images != 1 else ''}"
+    return f"<h3>{escape(true)}, taken for {escape(said)}: {times}</h3><p>{shown}</p>"
+
+
+def _thumbnail(path: Path) -> str:
+    """Return a small copy of an image inside the page, so that the page needs no other file."""
+    image = decode_file(path)
+    image.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=80)
+    text = base64.b64encode(out.getvalue()).decode()
+    name = escape(str(path))
+    return f'<img src="data:image/jpeg;base64,{text}" alt="{name}" title="{name}"> '
+
+
+def _classes(found: Evaluation) -> Table:
+    images, by_class = found.accuracy.images, found.accuracy.by_class
+    rows = [
+        Row([Cell(name), Cell(str(images[name])), Cell(f"{by_class[name]:.1f}")])
+        for name in sorted(by_class, key=lambda name: by_class[name])
+    ]
+    return Table("Classes", [Column("Class", "left"), Column("Images"), Column("Accuracy %")], rows)
+
+
+def _csv(rows: list[list[str]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()

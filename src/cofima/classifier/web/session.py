@@ -1,0 +1,109 @@
+"""A model that several people use at once: many ask, one at a time changes it."""
+
+import csv
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cofima.classifier.classifier import Classifier, load
+from cofima.classifier.extend import Extension
+from cofima.classifier.predict import Prediction
+from cofima.classifier.web.limits import Limits
+from cofima.core.errors import CofimaError
+from cofima.core.lock import alone
+from cofima.core.progress import SILENT, Progress
+from cofima.store import model_folder
+from cofima.store.history import HistoryRow
+
+NEAREST = 5
+UNKNOWN_SHARE = 0.05
+
+
+class Studio:
+    """A model folder in use: asked by many at once, changed by one at a time.
+
+    What others do to the folder meanwhile (``cofima extend``, ``cofima undo``) is seen at the next call.
+    """
+
+    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+        self.folder, self.limits = folder, limits or Limits()
+        self._writing, self._loading, self._asking = (threading.Lock() for _ in range(3))
+        self._loaded = load(folder)
+
+    @property
+    def classifier(self) -> Classifier:
+        """Return the classifier of the generation in force."""
+        with self._loading:
+            if model_folder.current(self.folder) != self._loaded.generation:
+                self._loaded = load(self.folder)
+            return self._loaded
+
+    def ask(self, paths: Sequence[Path]) -> list[Prediction]:
+        """Return the nearest classes of each image; one that cannot be read gets an error of its own."""
+        if not paths:
+            raise CofimaError("no images were given")
+        faults = {path: self._refused(path) for path in paths[: self.limits.files]}
+        if len(paths) > self.limits.files:
+            raise CofimaError(f"{len(paths)} files at once: at most {self.limits.files} are taken")
+        good = [path for path, fault in faults.items() if not fault]
+        with self._asking:  # a network in use is not used by two threads
+            answers = iter(self._answers(self.classifier, good))
+            return [
+                Prediction(str(path), error=fault) if fault else next(answers)
+                for path, fault in faults.items()
+            ]
+
+    def add(self, name: str, paths: Sequence[Path], progress: Progress = SILENT) -> Extension:
+        """Teach the model a new class from a few photographs; the state before stays, for :meth:`undo`."""
+        name = name.strip()
+        if not name:
+            raise CofimaError("give the new class a name")
+        self.limits.check(paths)
+        with self._alone(), alone(self.folder), TemporaryDirectory() as folder:
+            listing = Path(folder) / "photos.csv"
+            with listing.open("w", newline="", encoding="utf-8") as file:
+                table = csv.writer(file)
+                table.writerow(["path", "label"])
+                table.writerows([str(path.resolve()), name] for path in paths)
+            learner = load(self.folder)  # of its own: those who ask see the old model until it is saved
+            outcome = learner.extend(listing, progress=progress)
+            learner.save()
+            return outcome
+
+    def undo(self) -> str:
+        """Go back to the state before; return what it is called."""
+        with self._alone():
+            _, now = model_folder.undo(self.folder)
+            return now.name
+
+    def history(self) -> list[HistoryRow]:
+        """Return what happened to the model, oldest first."""
+        return model_folder.read_history(self.folder)
+
+    def _refused(self, path: Path) -> str:
+        try:
+            self.limits.check([path])
+        except CofimaError as error:
+            return str(error).rpartition(": ")[2]
+        return ""
+
+    def _answers(self, classifier: Classifier, paths: list[Path]) -> list[Prediction]:
+        measured = sum(len(each) for each in classifier.model.serving.get("distances") or [])
+        if measured < 1 / UNKNOWN_SHARE:  # too few to know where the farthest of them lie
+            return classifier.predict(paths, top=NEAREST)
+        try:
+            return classifier.predict(paths, top=NEAREST, unknown=UNKNOWN_SHARE)
+        except CofimaError:  # this method cannot tell what is unknown
+            return classifier.predict(paths, top=NEAREST)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let one change the model, and tell the others at once."""
+        if not self._writing.acquire(blocking=False):
+            raise CofimaError("somebody else is changing the model just now: try again when that is done")
+        try:
+            yield
+        finally:
+            self._writing.release()

@@ -1,0 +1,1 @@
+"""Foundations: errors, progress, random streams, files, locks, processes; no images, no networks."""

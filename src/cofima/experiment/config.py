@@ -1,0 +1,196 @@
+"""The configuration of a run: read from YAML, overridden from the command line, checked as a whole."""
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from cofima import methods
+from cofima.core.errors import CofimaError, did_you_mean, problems
+from cofima.data import datasets
+from cofima.data.datasets import DataOptions
+from cofima.experiment.recipes.layers import PARTS, Check, flattened, merged
+from cofima.experiment.recipes.layers import override as override
+from cofima.models import backbone
+from cofima.store.config import DEFAULT_METHOD as DEFAULT_METHOD
+from cofima.store.config import Config as Config
+from cofima.store.config import StreamOptions as StreamOptions
+
+OF_GRIDS = ("grid", "resources")  # keys of a recipe that are not of one run
+
+
+def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file (or a packaged recipe by its name), apply ``key=value`` overrides, check all."""
+    return resolve(read_values(path), overrides, str(path))
+
+
+def read_values(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file, or a packaged recipe by its name, laid over the recipe that it extends, if any.
+
+    ``extends`` names a file beside it, or a packaged recipe. A ``grid`` of its own replaces the other's.
+    """
+    file = _find(Path(path))
+    values = _read_file(file)
+    base, seen = values.pop("extends", None), [file]
+    while base is not None:
+        beside = file.parent / str(base)
+        file = beside if beside.is_file() else _find(Path(str(base)))
+        if file in seen:
+            raise CofimaError(f"{seen[0]}: extends goes in a circle, by way of {file}")
+        seen.append(file)
+        older = _read_file(file)
+        base = older.pop("extends", None)
+        values = merged(older | ({"grid": None} if "grid" in values else {}), values)
+    return values
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CofimaError(f"{file} is not YAML: {error}") from error
+    if values is not None and not isinstance(values, dict):
+        raise CofimaError(f"{file}: expected keys and values, found {type(values).__name__}")
+    return values or {}
+
+
+def resolve(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> Config:
+    """Lay a recipe's blocks for what is chosen over the rest, the overrides over all, and check the result.
+
+    From the weakest to the strongest: the defaults, the recipe, its ``per_dataset``, ``per_backbone`` and
+    ``per_method``, and the overrides.
+    """
+    return check({k: v for k, v in laid(values, overrides, where).items() if k not in OF_GRIDS}, where)
+
+
+def laid(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> dict[str, Any]:
+    """Lay blocks and overrides over a recipe as :func:`resolve` does, and check nothing but the blocks."""
+    defaults = {part: Config.model_fields[part].default for part in PARTS}
+    return override(flattened(values, overrides, defaults, _checks(), where), overrides)
+
+
+def check(values: Mapping[str, Any], where: str = "the configuration") -> Config:
+    """Validate everything at once; the error lists every problem, each with a hint."""
+    found: list[str] = []
+    values = dict(values)
+    options = values.pop("options", None) or {}
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        found += _lines(error, Config)
+        config = Config.model_construct(**{k: v for k, v in values.items() if k in Config.model_fields})
+    found += [line for line in _names(config) if line]
+    resolved = _options(config.method, options, found)
+    if found:
+        raise problems(where, found)
+    return config.model_copy(update={"options": resolved})
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return a line for each value that differs between two resolved configurations."""
+    a, b = _flat(old), _flat(new)
+    keys = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+    return [f"{key}: {a.get(key, 'not set')} before, {b.get(key, 'not set')} now" for key in keys]
+
+
+def recipes() -> list[str]:
+    """Return the names of the recipes that come with the package."""
+    return sorted(
+        f.name for f in resources.files("cofima.experiment.recipes").iterdir() if f.name.endswith(".yaml")
+    )
+
+
+def _find(path: Path) -> Path:
+    if path.is_file():
+        return path
+    packaged = Path(str(resources.files("cofima.experiment.recipes"))) / f"{path.stem}.yaml"
+    if packaged.is_file() and path.suffix in ("", ".yaml") and path.parent.name in ("", "recipes"):
+        return packaged
+    raise CofimaError(f"no configuration file {path}{did_you_mean(path.name, recipes())}")
+
+
+def _checks() -> dict[str, Check]:
+    """Return what knows whether a block of a recipe has a right name."""
+    known = set(datasets.names())
+
+    def dataset(name: str) -> str | None:
+        if name in known or ":" in name:  # a path need not be there before it is chosen
+            return None
+        return f"unknown dataset{did_you_mean(name, known)}"
+
+    def method(name: str) -> str | None:
+        return None if name in methods.names() else f"unknown method{did_you_mean(name, methods.names())}"
+
+    return {"dataset": dataset, "backbone": backbone.check, "method": method}
+
+
+def _names(config: Config) -> list[str | None]:
+    """Check the names that pydantic does not know of."""
+    data = config.data if isinstance(config.data, DataOptions) else DataOptions()
+    return [
+        datasets.check(config.dataset, data.root) if isinstance(config.dataset, str) else None,
+        backbone.check(config.backbone) if isinstance(config.backbone, str) else None,
+    ]
+
+
+def _options(method: str, options: Any, found: list[str]) -> dict[str, Any]:
+    """Resolve a method's options to JSON-able values, defaults included."""
+    if method not in methods.names():
+        found.append(f"method = {method}: unknown method{did_you_mean(str(method), methods.names())}")
+        return {}
+    kind = methods.find(method)
+    try:
+        return methods.options_of(TypeAdapter(kind).validate_python(options))
+    except ValidationError as error:
+        found += _lines(error, kind, "options.")
+        return {}
+
+
+def _lines(error: ValidationError, owner: Any, prefix: str = "") -> list[str]:
+    """Say each problem as ``key = value: what is wrong``."""
+    lines: dict[str, str] = {}
+    for problem in error.errors():
+        place = [str(part) for part in problem["loc"]]
+        fields = _fields(owner, place)
+        key = prefix + ".".join(place[: len(fields)] or place)
+        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            parents = ".".join(place[:-1])
+            full = [f"{prefix}{parents}.{name}" if parents else f"{prefix}{name}" for name in fields[-1]]
+            key = prefix + ".".join(place)
+            text = f"unknown key{did_you_mean(key, full)}"
+        else:
+            text = problem["msg"].removeprefix("Value error, ")
+            text = text[0].lower() + text[1:]
+        shown = (
+            f"{key} = {problem['input']}" if not isinstance(problem["input"], dict | list) else key or "it"
+        )
+        lines[shown] = f"{lines[shown]}, or {text}" if shown in lines else f"{shown}: {text}"
+    return list(lines.values())
+
+
+def _fields(owner: Any, place: list[str]) -> list[list[str]]:
+    """Return the known names at each level that ``place`` passes through."""
+    levels: list[list[str]] = []
+    for part in place:
+        fields = getattr(owner, "model_fields", None) or getattr(owner, "__dataclass_fields__", None)
+        if not fields:
+            break
+        levels.append(list(fields))
+        field = fields.get(part)
+        if field is None:
+            break
+        owner = getattr(field, "annotation", None) or getattr(field, "type", None)
+    return levels or [[]]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

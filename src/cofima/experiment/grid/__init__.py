@@ -1,0 +1,1 @@
+"""Grids of runs: cells, scheduling, executors, estimates."""

@@ -1,0 +1,92 @@
+"""A first task that several cells share is learned once.
+
+Cells that agree in what decides the state after the first task (:func:`cofima.methods.first_task_key`),
+and in everything else that a configuration holds, take it over from one folder, file by file.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from cofima import methods
+from cofima.core.atomic import json_digest, write_text
+from cofima.core.errors import CofimaError
+from cofima.experiment.config import Config
+from cofima.experiment.grid.cells import identity
+from cofima.experiment.metrics_log import METRICS
+from cofima.store import model_folder
+from cofima.store.model import method_facts
+
+FOLDER = ".first"  # hidden: what is in it is no result
+NOTE = "the first task was taken over from cells that share it"
+
+
+def key(config: Config) -> str | None:
+    """Return the name of a cell's first task, which equal first tasks share, or None if it shares none."""
+    first = methods.first_task_key(methods.build(config.method, config.options))
+    if first is None:
+        return None
+    said = {k: v for k, v in identity(config).items() if k not in ("method", "options")}
+    return json_digest([said, first])[:12]
+
+
+def shared(cells: Mapping[Path, Config], out: Path) -> dict[Path, list[Path]]:
+    """Return the folders of first tasks, each with the cells that begin from it.
+
+    Only cells that have not begun are looked at. A task that one cell alone needs is left to that cell,
+    unless it has been learned already.
+    """
+    found: dict[Path, list[Path]] = {}
+    for folder, config in cells.items():
+        name = key(config) if model_folder.current(folder) is None else None
+        if name is not None:
+            found.setdefault(out / FOLDER / name, []).append(folder)
+    return {first: group for first, group in found.items() if len(group) > 1 or learned(first)}
+
+
+def learned(first: Path) -> bool:
+    """Tell whether a first task is there; one that is damaged is removed."""
+    try:
+        return model_folder.current(first) is not None
+    except CofimaError:
+        shutil.rmtree(first)
+        return False
+
+
+def take(first: Path, config: Config, folder: Path) -> bool:
+    """Begin a cell with the first task of another, unless it has begun; tell whether it was done."""
+    if model_folder.current(folder) is not None or not learned(first):
+        return False
+    source = model_folder.read(first)
+    source.verify()
+    own = {
+        "config": config.model_dump(mode="json"),
+        "method": method_facts(methods.find(config.method)),
+    }
+    history = source.history()
+    history[-1].notes.append(NOTE)
+    with model_folder.write(folder, source.record.model_copy(update=own), history) as aside:
+        for name in (model_folder.WEIGHTS, model_folder.STATE):
+            _link(source.path / name, aside / name)
+        if (first / METRICS).is_file():
+            write_text(folder / METRICS, (first / METRICS).read_text("utf-8"))
+    return True
+
+
+def clear(groups: Mapping[Path, list[Path]]) -> None:
+    """Remove first tasks that every cell of their group has begun from."""
+    for first, group in groups.items():
+        if all(model_folder.current(folder) is not None for folder in group):
+            shutil.rmtree(first, ignore_errors=True)
+            with suppress(OSError):
+                first.parent.rmdir()
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it; neither is ever changed."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,123 @@
+"""One job in the process that does it: what it says goes into a log in its folder."""
+
+import gc
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from cofima.core.errors import CofimaError
+from cofima.core.lock import alone
+from cofima.core.progress import Progress
+from cofima.experiment.grid import shared_first_task
+from cofima.experiment.grid.executors.base import Job
+from cofima.experiment.launch import launch
+
+LOG = "log.txt"
+EVERY = 30.0  # seconds between two lines about one and the same work
+PATIENCE = 60.0  # seconds that a process of before, which is being killed, may still hold a folder
+
+T = TypeVar("T")
+
+
+def learn(job: Job) -> str | None:
+    """Learn a job, and return None, or what went wrong; nothing of it is left in this process."""
+    refresh()
+    torch.set_num_threads(job.threads or 1)
+    with logged(job.folder):
+        log = Log()
+        log.say(_who(job))
+        try:
+            with alone(job.folder, PATIENCE):
+                if job.first is not None:
+                    _take(job.first, job, log)
+                launch(job.config, job.folder, log, tasks=job.tasks)
+        except CofimaError as error:
+            log.say(f"failed: {error}")
+            return str(error)
+        except KeyboardInterrupt as error:  # a signal: what it was doing is written down
+            log.say(f"interrupted; {error}")
+            raise SystemExit(128 + getattr(error, "signal", signal.SIGINT)) from None
+        except Exception as error:
+            traceback.print_exc()
+            return f"{type(error).__name__}: {error}"
+        log.say("done")
+    return None
+
+
+def _take(first: Path, job: Job, log: Progress) -> None:
+    """Begin with a first task that others share, if it can be read."""
+    try:
+        if shared_first_task.take(first, job.config, job.folder):
+            log.say(shared_first_task.NOTE)
+    except (CofimaError, OSError) as error:
+        log.say(f"the first task that others share is learned here once more: {error}")
+
+
+def refresh() -> None:
+    """Let go of what the job before held, and measure memory anew."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # only Linux can forget the peak of a process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+@contextmanager
+def logged(folder: Path) -> Iterator[None]:
+    """Append whatever this process prints, also below Python, to the log in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with (folder / LOG).open("a", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    streams = sys.stdout, sys.stderr
+    sys.stdout = sys.stderr = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    try:
+        yield
+    finally:
+        sys.stdout.close()
+        sys.stdout, sys.stderr = streams
+        for number, old in enumerate(saved, start=1):
+            os.dup2(old, number)
+            os.close(old)
+
+
+class Log(Progress):
+    """Write what happens as lines with their time."""
+
+    def say(self, message: str) -> None:
+        """Write a line."""
+        print(time.strftime("%Y-%m-%d %H:%M:%S"), message, flush=True)
+
+    def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
+        """Yield ``items``, and say now and then how many are done."""
+        said = time.monotonic()
+        for done, item in enumerate(items, start=1):
+            yield item
+            if time.monotonic() - said > EVERY:
+                said = time.monotonic()
+                self.say(f"{label}: {done} of {total}")
+
+    @contextmanager
+    def stage(self, label: str) -> Iterator[None]:
+        """Say that wider work begins."""
+        self.say(label)
+        yield
+
+
+def _who(job: Job) -> str:
+    device = os.environ.get("CUDA_VISIBLE_DEVICES")
+    place = f"{platform.node()}, process {os.getpid()}, {torch.get_num_threads()} thread(s)"
+    return f"{job.folder.name} on {place}" + (f", CUDA_VISIBLE_DEVICES={device}" if device else "")

@@ -1,0 +1,78 @@
+"""Trackers by their names: ``tensorboard``, ``wandb``, ``mlflow``, each with a place after a colon."""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from cofima.core.errors import CofimaError, did_you_mean, problems
+from cofima.experiment import metrics_log
+from cofima.experiment.config import Config
+from cofima.experiment.metrics_log import Listener
+from cofima.experiment.trackers.mlflow import Mlflow
+from cofima.experiment.trackers.tensorboard import TensorBoard
+from cofima.experiment.trackers.wandb import Wandb
+from cofima.store import model_folder
+from cofima.store.history import is_run
+
+Tracker = TensorBoard | Wandb | Mlflow
+KINDS: dict[str, tuple[type[Tracker], tuple[str, ...]]] = {
+    "tensorboard": (TensorBoard, ("tensorboard",)),
+    "wandb": (Wandb, ("wandb",)),
+    "mlflow": (Mlflow, ("mlflow", "sqlalchemy", "alembic")),
+}
+
+
+def choose(wanted: Sequence[str], folder: Path, config: dict[str, Any]) -> list[Tracker]:
+    """Return a tracker for each ``KIND[:WHERE]``; all that is wrong is said before any work."""
+    wrong = [problem for text in wanted if (problem := _problem(text))]
+    if wrong:
+        raise problems("the choice of trackers", wrong)
+    pairs = [text.partition(":")[::2] for text in dict.fromkeys(wanted)]
+    return [KINDS[kind][0](folder, config, where) for kind, where in pairs]
+
+
+def replay(trackers: Sequence[Tracker], folder: Path) -> int:
+    """Give trackers every line of a run, and return how many there were."""
+    history = model_folder.read_history(folder) if model_folder.current(folder) is not None else []
+    if not is_run(history):
+        raise CofimaError(f"{folder} is in use (cofima history {folder}): only runs are shown by trackers")
+    lines = metrics_log.complete(folder, history)
+    if not lines:
+        raise CofimaError(f"{folder} holds no run: it has no {metrics_log.METRICS} and no finished task")
+    try:
+        for line in lines:
+            for tracker in trackers:
+                tracker(line)
+    finally:
+        for tracker in trackers:
+            tracker.close()
+    return len(lines)
+
+
+def tracked(
+    wanted: Sequence[str], config: Config, folder: Path, work: Callable[[Sequence[Listener]], Any]
+) -> None:
+    """Do work that trackers listen to; a run that was finished already is shown to them as it is."""
+    chosen = choose(wanted, folder, config.model_dump(mode="json"))
+    heard: list[None] = []
+    counted: list[Listener] = [lambda _: heard.append(None)] if chosen else []
+    try:
+        work([*chosen, *counted])
+        if chosen and not heard:
+            replay(chosen, folder)
+    finally:
+        for tracker in chosen:
+            tracker.close()
+
+
+def _problem(text: str) -> str | None:
+    kind, _, where = text.partition(":")
+    if kind not in KINDS:
+        return f"{text}: unknown tracker{did_you_mean(kind, KINDS)}"
+    if kind == "wandb" and where not in ("", "online", "offline"):
+        return f"{text}: wandb is offline, or wandb:online"
+    absent = [package for package in KINDS[kind][1] if find_spec(package) is None]
+    if absent:
+        return f"{text}: {', '.join(absent)} not installed: pip install 'cofima[track]'"
+    return None

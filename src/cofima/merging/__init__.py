@@ -1,1 +1,0 @@
-"""Merge checkpoints, files or model folders, tensor by tensor; and measure which weights matter to them."""

@@ -1,0 +1,1 @@
+"""Components that methods are composed of."""

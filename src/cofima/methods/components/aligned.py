@@ -1,0 +1,101 @@
+"""The base of methods with an aligned head, as SLCA has it: a slow learner, and Gaussians of all classes."""
+
+import copy
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from cofima.data.stream import Task
+from cofima.methods.base import Method
+from cofima.methods.components.alignment import RAW_HEAD, Align, align, task_of_class
+from cofima.methods.components.gaussians import GAUSSIANS, ClassGaussians, Sampler
+from cofima.methods.cost import Cost, Plan
+from cofima.methods.state import Entry, tagged, untagged
+from cofima.models.head import Head
+from cofima.training.context import Batch
+
+SLOW_LEARNER = "slow learner with Gaussians"  # the first task of all that differ only in what comes later
+
+
+@dataclass(eq=False)
+class Aligned(Method):
+    """Remember each class as a Gaussian of its features, and let an aligned copy of the head predict.
+
+    Args:
+        align: How the head is aligned; ``epochs`` 0 leaves it out.
+        alignment: After each task (each_task), or only after the last one planned (end).
+    """
+
+    align: Align = field(default_factory=Align)
+    alignment: Literal["each_task", "end"] = "each_task"
+
+    refines: ClassVar[bool] = True
+    refines_one_class: ClassVar[bool] = True  # its Gaussian is pooled with the new images
+    aligns_head: ClassVar[bool] = True
+    state_schema: ClassVar[tuple[Entry, ...]] = (RAW_HEAD, GAUSSIANS)
+
+    def cost(self, plan: Plan) -> Cost:
+        """Count the features of the Gaussians."""
+        return super().cost(plan).plus(forward=plan.train)
+
+    def begin(self, task: Task) -> None:
+        """Grow the raw head, and get old classes' features ready where a single class is added."""
+        if task.index == 0:
+            self.gaussians = ClassGaussians()
+        self.aligned: Head | None = None
+        super().begin(task)
+        if len(task.classes) == 1 and task.index > 0:
+            known = task_of_class(self.net.head)[: task.classes.start]
+            self.old_features = Sampler(self.gaussians, known, self.context.device)
+            self.draws = self.context.seeds.generator("single class", task.index)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the local cross-entropy; a single new class also competes with old classes' features."""
+        loss = super().loss(batch)
+        if len(self.task.classes) == 1:
+            features, classes = self.old_features.draw_any(batch.shard.whole, self.draws)
+            loss = loss + cross_entropy(self.net.head(features), classes)
+        return loss
+
+    def fit_head(self, task: Task) -> None:
+        """Remember the task's classes by features of the present weights, and align the head with all."""
+        self.remember(task)
+        self.align_head(task)
+
+    def remember(self, task: Task) -> None:
+        """Keep a Gaussian of each new class's features; pool those of known classes."""
+        with self.timed("statistics"):
+            features = self.features(task.train)
+            for label in task.classes:
+                self.gaussians.add(features[task.train.labels == label], shrink=self.align.shrink)
+            for label in task.known:
+                self.gaussians.pool(label, features[task.train.labels == label])
+        if shrunk := [label for label in task.classes if self.gaussians.shrunk[label]]:
+            self.note(f"few images for the covariance of {len(shrunk)} class(es): shrunk (Ledoit-Wolf)")
+
+    def align_head(self, task: Task) -> None:
+        """Train a copy of the head on features of all classes; the raw head goes on to the next task."""
+        due = self.alignment == "each_task" or task.index + 1 >= self.context.tasks
+        if task.index > 0 and due:
+            with self.timed("align"):
+                self.aligned = align(self.net.head, self.gaussians, self.align, self.context, task.index)
+
+    def head(self) -> Head:
+        """Return the aligned head, or the raw one before any alignment."""
+        return self.net.head if self.aligned is None else self.aligned
+
+    def class_statistics(self) -> ClassGaussians:
+        """Return the Gaussians."""
+        return self.gaussians
+
+    def state(self) -> dict[str, Tensor]:
+        """Keep the Gaussians, and the raw head beside the aligned one."""
+        return tagged("raw_head", self.net.head.flat()) | tagged("gaussians", self.gaussians.state())
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take the predicting head as the aligned one, and put the raw head back below it."""
+        self.aligned = copy.deepcopy(self.net.head)
+        self.net.head.load_flat(**untagged("raw_head", state))
+        self.gaussians = ClassGaussians.restore(untagged("gaussians", state))

@@ -1,0 +1,37 @@
+"""Averages that replace a network in place, and what they need beside the weights themselves."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from cofima.data.stream import Task
+from cofima.methods.components.batchnorm import refresh_batchnorm, statistics_moved
+from cofima.methods.state import Entry
+from cofima.training.context import Context
+from cofima.training.loop import plain_batches
+from cofima.weights.distance import weight_distance
+from cofima.weights.ops import Weights
+
+START = Entry("start.", merge="last", same_start=True)
+
+
+@contextmanager
+def averaged_in_place(
+    module: nn.Module, old: Weights, lam: float, task: Task, context: Context
+) -> Iterator[Weights]:
+    """Yield the module's own weights, to be overwritten by an average with ``old`` at the share ``lam``.
+
+    Batch normalization is then estimated anew on the task's images, unless training left its statistics
+    alone, or the average is one of its endpoints, which have their own.
+    """
+    weights = module.state_dict()
+    stale = 0 < lam < 1 and statistics_moved(old, weights)
+    yield weights
+    if stale:
+        refresh_batchnorm(module, plain_batches(task.train, context, "batch norm"))
+
+
+def distance_moved(old: Weights, backbone: nn.Module) -> float:
+    """Return how far a backbone's parameters are from what they were."""
+    return weight_distance(old, dict(backbone.named_parameters()))

@@ -1,0 +1,96 @@
+"""How much each weight matters for a task: the Fisher information that is kept between tasks."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from cofima.core import distributed
+from cofima.data.stream import Task
+from cofima.methods.state import Entry
+from cofima.models.net import Net
+from cofima.training.context import Context
+from cofima.training.loop import batches, in_order, plain_batches
+from cofima.weights.fisher.diagonal import diagonal_fisher
+from cofima.weights.ops import Weights
+
+RELEASED_CLIP = 1e-4
+FISHER = Entry("fisher.", axis="weight", merge="sum")
+
+
+class FisherOptions(BaseModel):
+    """How Fisher information is estimated. The defaults are the paper's definition."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    labels: Literal["data", "sampled", "exact"] = "data"
+    """Labels of the data (empirical Fisher), one drawn from the model, or the exact expectation."""
+    logits: Literal["seen", "local"] = "seen"
+    """Softmax over all classes seen, or over the task's own."""
+    norm: Literal["none", "mean"] = "none"
+    """Divide by the mean over all weights, so that a task with a larger loss does not weigh more."""
+    clip: Annotated[float, Field(gt=0)] | None = None
+    """Cut larger values off."""
+
+
+def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> Weights:
+    """Return the Fisher information of ``net`` on a task's training images, seen as at test time."""
+    local = how.logits == "local" and len(task.classes) > 1  # one logit alone has no information
+    part, generator = distributed.part(len(task.train)), context.seeds.generator("fisher", task.index)
+    fisher = diagonal_fisher(
+        net,
+        plain_batches(task.train, context, "fisher", part),
+        how.labels,
+        columns=slice(task.classes.start, task.classes.stop) if local else None,
+        generator=generator,
+        drawn=_drawn(part, context.train.batch, generator) if distributed.world() > 1 else None,
+    )
+    fisher = {key: part.mean(value) for key, value in fisher.items()}
+    if how.norm == "mean":
+        total = sum(float(f.double().sum()) for f in fisher.values())
+        count = sum(f.numel() for f in fisher.values())
+        fisher = {key: f * (count / total) if total > 0 else f for key, f in fisher.items()}
+    return fisher if how.clip is None else {key: f.clamp(max=how.clip) for key, f in fisher.items()}
+
+
+def released_fisher(net: Net, task: Task, context: Context) -> Weights:
+    """Return what the authors' code computes: squared batch gradients of augmented images, clipped."""
+    order = batches(
+        len(task.train), context.train.batch, context.seeds.generator("fisher loader", task.index)
+    )
+    part = distributed.part(len(order))  # of the batches: the mean gradient of each is squared
+    fisher = diagonal_fisher(net, _augmented(task, context, order, part), estimator="batch", training=True)
+    return {key: part.mean(f).clamp(max=RELEASED_CLIP) for key, f in fisher.items()}
+
+
+def weighted(fisher: Weights, task: Task, by: Literal["classes", "samples", "tasks"]) -> Weights:
+    """Return Fisher information times what the task counts in a sum over tasks."""
+    counts = {"classes": task.taught, "samples": len(task.train), "tasks": 1}[by]
+    return {key: value * counts for key, value in fisher.items()}
+
+
+def add_fisher(total: Weights, fisher: Weights) -> Weights:
+    """Add to the sum over tasks; weights that are new join it."""
+    return {key: total[key] + value if key in total else value for key, value in fisher.items()}
+
+
+def _drawn(part: distributed.Part, batch: int, generator: torch.Generator) -> Iterator[float]:
+    """Return what decides the labels of this part's images: what one process would draw for them."""
+    sizes = [len(at) for at in in_order(part.whole, batch)]
+    numbers = [torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes]
+    return iter(torch.cat(numbers)[part.rows].tolist())
+
+
+def _augmented(
+    task: Task, context: Context, order: list[Tensor], part: distributed.Part
+) -> Iterator[tuple[Tensor, Tensor]]:
+    augment = context.seeds.generator("fisher augment", task.index)
+    for index in order[: part.start]:  # draw what others use, and vary no image by it
+        context.view.train(task.train.batch(index[:0])[0], augment, distributed.Part(0, 0, len(index)))
+    for index in context.progress.track(order[part.rows], part.stop - part.start, "fisher"):
+        pixels, labels = task.train.batch(index)
+        with torch.no_grad():
+            images = context.view.train(pixels.to(context.device), augment)
+        yield images, labels.to(context.device)

@@ -1,0 +1,171 @@
+"""Images of old classes that a method may keep: as uint8 pixels, decoded once, a stated number of them."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import pad
+
+from cofima.core import distributed
+from cofima.core.errors import CofimaError
+from cofima.data.image_set import Images, ImageSet, image_set, owned
+from cofima.methods.components.exemplars import best_of_each, first_of_each, held_out
+from cofima.methods.state import Entry, tagged, untagged
+
+MemorySize = Annotated[int, Field(ge=2)]
+MEMORY = Entry(
+    "memory.", inseparable="keeps images of its classes together: a single class cannot be taken out of them"
+)
+
+
+def refuse_small_memory(size: int, classes: int, each: int = 1) -> None:
+    """Refuse a memory that cannot hold ``each`` images of every class."""
+    if size < each * classes:
+        raise CofimaError(
+            f"options.memory_size = {size}: too small for {classes} classes, of which each needs "
+            f"{each} image(s); give at least {each * classes}"
+        )
+
+
+def nothing_of(images: ImageSet) -> ImageSet:
+    """Return an empty memory for such images."""
+    return owned(images.select(torch.empty(0, dtype=torch.int64)))
+
+
+def memory_state(memory: ImageSet) -> dict[str, Tensor]:
+    """Return a set with pixels of its own as tensors."""
+    return tagged("memory", {"pixels": memory.pixels, "labels": memory.labels})
+
+
+def restored_memory(state: dict[str, Tensor]) -> ImageSet:
+    """Build the set from what :func:`memory_state` returned."""
+    kept = untagged("memory", state, torch.device("cpu"))
+    return image_set(kept["pixels"], kept["labels"])
+
+
+@dataclass(frozen=True, eq=False)
+class Both(Images):
+    """Two sets as one; no pixel is copied before it is taken."""
+
+    first: ImageSet
+    second: ImageSet
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pixels and labels at ``index``; the second set counts on after the first."""
+        late = index >= len(self.first)
+        pixels = self.first.pixels.new_empty(len(index), *self.first.pixels.shape[1:])
+        labels = torch.empty(len(index), dtype=torch.int64)
+        pixels[~late], labels[~late] = self.first.batch(index[~late])
+        pixels[late], labels[late] = self.second.batch(index[late] - len(self.first))
+        return pixels, labels
+
+
+def apart(memory: ImageSet, images: ImageSet, share: float, generator: torch.Generator) -> tuple[Both, Both]:
+    """Hold images out of both sets; return what is left, and what is held out.
+
+    ``share`` of the images kept of an old class, at least one, and as many of each other class.
+    """
+    count = max(1, round(share * max(memory.counts().values())))
+    out = held_out(torch.cat([memory.labels, images.labels]), count, generator)
+    old, new = out[: len(memory)], out[len(memory) :]
+    return Both(memory.select(~old), images.select(~new)), Both(memory.select(old), images.select(new))
+
+
+def with_exemplars(
+    memory: ImageSet, images: ImageSet, quota: int, features: Tensor | None, generator: torch.Generator
+) -> ImageSet:
+    """Return the first ``quota`` of each class in memory, and the best of each class in ``images``."""
+    best = best_of_each(images.labels, quota, features, generator)
+    return owned(memory.select(first_of_each(memory.labels, quota)), images.select(best))
+
+
+@dataclass(frozen=True)
+class Again:
+    """Images that were drawn from a memory for one step: this process's part of them.
+
+    ``weight`` is what a mean over them counts beside the mean over this process's part of the batch, and
+    ``known_weight`` what one over all their known logits does: 1 in a single process.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    logits: Tensor
+    known: Tensor
+    part: distributed.Part
+    weight: float
+    known_weight: float
+
+
+class Reservoir:
+    """A uniform sample of everything that passed by, with the logits it had then (Vitter, 1985).
+
+    ``known`` says how many classes had logits when an image was taken; columns beyond are 0.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.seen = size, 0
+        self.pixels = torch.empty(0, dtype=torch.uint8)
+        self.labels = torch.zeros(size, dtype=torch.int64)
+        self.known = torch.zeros(size, dtype=torch.int64)
+        self.logits = torch.zeros(size, 0)
+
+    def __len__(self) -> int:
+        return min(self.seen, self.size)
+
+    def add(self, pixels: Tensor, labels: Tensor, logits: Tensor, generator: torch.Generator) -> None:
+        """Let images pass by: the n-th takes a place of 0..n-1, if there is such a place."""
+        number = torch.arange(self.seen, self.seen + len(labels))
+        drawn = torch.rand(len(labels), generator=generator, dtype=torch.float64) * (number + 1)
+        places = torch.where(number < self.size, number, drawn.long()).tolist()
+        last = {place: at for at, place in enumerate(places) if place < self.size}  # later ones win
+        to, at = (
+            torch.tensor(list(last), dtype=torch.int64),
+            torch.tensor(list(last.values()), dtype=torch.int64),
+        )
+        if not self.seen:
+            self.pixels = torch.empty(self.size, *pixels.shape[1:], dtype=torch.uint8)
+        self.seen += len(labels)
+        self.logits = pad(self.logits, (0, logits.shape[1] - self.logits.shape[1]))
+        self.pixels[to], self.labels[to] = pixels[at].cpu(), labels.cpu()[at]
+        self.logits[to], self.known[to] = logits.float().cpu()[at], logits.shape[1]
+
+    def add_part(self, batch: distributed.Part, *part: Tensor, generator: torch.Generator) -> None:
+        """Let a batch pass by of which this process has a part: its pixels, labels and logits."""
+        pixels, labels, logits = (batch.gather(rows) for rows in part)
+        self.add(pixels, labels, logits, generator)
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return pixels, labels, logits and known of ``count`` images kept (or all), no image twice."""
+        at = torch.randperm(len(self), generator=generator)[:count]
+        return self.pixels[at], self.labels[at], self.logits[at], self.known[at]
+
+    def again(self, batch: distributed.Part, generator: torch.Generator, device: torch.device) -> Again:
+        """Draw as many images as the batch has, the same for all processes, and return this one's part."""
+        drawn = self.draw(batch.whole, generator)
+        known, part = drawn[3].double(), distributed.part(len(drawn[0]))
+        weight = part.weight / batch.weight
+        even = weight * float(known[part.rows].mean() / known.mean())
+        pixels, labels, logits, own = (kept[part.rows].to(device) for kept in drawn)
+        return Again(pixels, labels, logits, own, part, weight, even)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what is kept as tensors."""
+        names = ("pixels", "labels", "logits", "known")
+        kept: dict[str, Tensor] = {name: getattr(self, name)[: len(self)] for name in names}
+        return tagged("memory", kept | {"seen": torch.tensor(self.seen)})
+
+    @classmethod
+    def restore(cls, size: int, state: dict[str, Tensor]) -> "Reservoir":
+        """Build from what :meth:`state` returned."""
+        made, kept = cls(size), untagged("memory", state, torch.device("cpu"))
+        made.seen = int(kept.pop("seen"))
+        made.pixels = torch.empty(size, *kept["pixels"].shape[1:], dtype=torch.uint8)
+        made.logits = torch.zeros(size, kept["logits"].shape[1])
+        for name, values in kept.items():
+            getattr(made, name)[: len(made)] = values
+        return made

@@ -1,0 +1,1 @@
+"""Foreign checkpoint files: formats, key layouts and their conversion to timm's names."""

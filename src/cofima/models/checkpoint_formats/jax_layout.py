@@ -1,0 +1,106 @@
+"""Vision transformers as Google published them: .npz archives with JAX's names, read by timm's own loader."""
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from cofima.core.errors import CofimaError, problems
+
+_LEFT_OUT = ("head/kernel", "head/bias", "pre_logits/kernel", "pre_logits/bias")
+_POSITIONS = "Transformer/posembed_input/pos_embedding"
+_OUTSIDE = {
+    "cls": "cls_token",
+    _POSITIONS: "pos_embed",
+    "embedding/kernel": "patch_embed.proj.weight",
+    "embedding/bias": "patch_embed.proj.bias",
+    "Transformer/encoder_norm/scale": "norm.weight",
+    "Transformer/encoder_norm/bias": "norm.bias",
+}
+_ATTENTION = "MultiHeadDotProductAttention_1"
+_IN_A_BLOCK = {
+    "LayerNorm_0/scale": "norm1.weight",
+    "LayerNorm_0/bias": "norm1.bias",
+    **{f"{_ATTENTION}/{part}/kernel": "attn.qkv.weight" for part in ("query", "key", "value")},
+    **{f"{_ATTENTION}/{part}/bias": "attn.qkv.bias" for part in ("query", "key", "value")},
+    f"{_ATTENTION}/out/kernel": "attn.proj.weight",
+    f"{_ATTENTION}/out/bias": "attn.proj.bias",
+    "LayerNorm_2/scale": "norm2.weight",
+    "LayerNorm_2/bias": "norm2.bias",
+    "MlpBlock_3/Dense_0/kernel": "mlp.fc1.weight",
+    "MlpBlock_3/Dense_0/bias": "mlp.fc1.bias",
+    "MlpBlock_3/Dense_1/kernel": "mlp.fc2.weight",
+    "MlpBlock_3/Dense_1/bias": "mlp.fc2.bias",
+}
+
+
+def fill(module: nn.Module, path: Path) -> str:
+    """Fill a vision transformer from a .npz file, and return how it was read.
+
+    All names and sizes are checked first. Then every weight becomes NaN before timm's loader fills it,
+    so that none can stay as it was.
+    """
+    if not isinstance(module, VisionTransformer):
+        raise CofimaError(
+            f"checkpoint {path}: .npz files hold vision transformers, and this backbone is a "
+            f"{type(module).__name__}"
+        )
+    shapes = _shapes(path)
+    if wrong := _misfits(module, shapes):
+        raise problems(f"checkpoint {path}, read as JAX,", wrong[:20] + ["..."] * (len(wrong) > 20))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(torch.nan)
+    try:
+        module.load_pretrained(str(path))
+    except (RuntimeError, ValueError, KeyError, IndexError) as error:  # the right numbers in the wrong order
+        raise CofimaError(f"checkpoint {path}, read as JAX, does not fit this backbone: {error}") from error
+    empty = [name for name, value in module.named_parameters() if value.isnan().any()]
+    if empty:
+        raise problems(f"checkpoint {path}, read as JAX,", [f"no numbers for {name}" for name in empty])
+    left = sorted(name for name in _LEFT_OUT if name in shapes)
+    done = [f"left out {', '.join(left)}"] if left else []
+    if shapes[_POSITIONS][1] != module.pos_embed.shape[1]:
+        done.append(f"{shapes[_POSITIONS][1]} positions resampled to {module.pos_embed.shape[1]}")
+    return "; ".join(["JAX", *done])
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every array in an archive, under names without the optimiser's prefix."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name.removeprefix("opt/target/"): archive[name].shape for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise CofimaError(
+            f"checkpoint {path}: truncated or not a .npz archive of arrays ({error})"
+        ) from error
+
+
+def _misfits(module: VisionTransformer, shapes: dict[str, tuple[int, ...]]) -> list[str]:
+    """Return every array that is missing, unexpected, or has not as many numbers as the backbone."""
+    ours, expected = dict(module.named_parameters()), dict(_OUTSIDE)
+    for n in range(len(module.blocks)):
+        place = f"Transformer/encoderblock_{n}"
+        expected |= {f"{place}/{name}": f"blocks.{n}.{key}" for name, key in _IN_A_BLOCK.items()}
+    wrong = [f"missing: {name}" for name in expected if name not in shapes]
+    wrong += [f"missing: {key} (JAX files have none)" for key in ours.keys() - set(expected.values())]
+    wrong += [f"unexpected: {name}" for name in shapes.keys() - expected.keys() - set(_LEFT_OUT)]
+    for name, key in expected.items():
+        if name in shapes and not _fits(name, shapes[name], ours.get(key), module):
+            there = list(ours[key].shape) if key in ours else "nothing"
+            wrong.append(f"shape of {name}: {list(shapes[name])} in the file, {key} {there} in the backbone")
+    return wrong
+
+
+def _fits(name: str, shape: tuple[int, ...], ours: torch.Tensor | None, vit: VisionTransformer) -> bool:
+    if ours is None:
+        return False
+    if name == _POSITIONS:
+        return len(shape) == 3 and shape[2] == ours.shape[2]
+    parts = 3 if "qkv" in _IN_A_BLOCK.get(name.split("/", 2)[-1], "") else 1
+    heads = shape[1] if name.endswith(("query/kernel", "key/kernel", "value/kernel")) else None
+    return parts * int(np.prod(shape)) == ours.numel() and heads in (None, vit.blocks[0].attn.num_heads)

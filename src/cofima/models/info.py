@@ -1,0 +1,106 @@
+"""Which backbone this is: its name and tag, its weights, what they have seen, how it takes images."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cofima.core.errors import CofimaError
+from cofima.models import registry
+from cofima.models.checkpoint_formats.layouts import classifier
+from cofima.models.options import ModelOptions
+from cofima.models.registry import ALIASES
+
+ELSEWHERE = ("hf-hub:", "hf_hub:", "local-dir:")  # how names begin that timm does not keep itself
+
+
+@dataclass(frozen=True)
+class BackboneFacts:
+    """What identifies a backbone and says how images must be prepared for it."""
+
+    name: str
+    features: int
+    size: int
+    crop_pct: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str
+    classifier: str
+    sha256: str
+    alias: str = ""
+    tag: str = ""
+    pretraining: str = ""
+    overlap: str = ""
+    layout: str = ""
+    final_norm: str = "pretrained"
+
+    @property
+    def stored(self) -> int:
+        """Side of the square that is cut from an image before the centre crop."""
+        return math.floor(self.size / self.crop_pct)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what goes into a model folder."""
+        return asdict(self)
+
+
+def fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of weights: names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for key in sorted(weights):
+        value = weights[key].detach().cpu().contiguous()
+        digest.update(f"{key} {value.dtype} {list(value.shape)}\n".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def identify(name: str, module: nn.Module, options: ModelOptions, layout: str) -> BackboneFacts:
+    """Return the facts of a backbone as it has been built and filled."""
+    from timm.data import resolve_model_data_config
+
+    data, alias = resolve_model_data_config(module), ALIASES.get(name)
+    channels, height, _ = data["input_size"]
+    if channels != 3:
+        raise CofimaError(f"backbone '{name}' takes {channels} channels; images here have 3")
+    resolved, tag = _full_name(name, module, options)
+    return BackboneFacts(
+        name=resolved,
+        features=int(getattr(module, "head_hidden_size", 0) or getattr(module, "num_features", 0)),
+        size=options.size or height,
+        crop_pct=float((alias and alias.crop_pct) or data["crop_pct"]),
+        mean=(alias and alias.mean) or tuple(data["mean"]),
+        std=(alias and alias.std) or tuple(data["std"]),
+        interpolation=data["interpolation"],
+        classifier=classifier(module),
+        sha256=fingerprint(module.state_dict()),
+        alias=name if alias else "",
+        tag=tag,
+        pretraining=_pretraining(name, resolved, tag, options),
+        layout=layout,
+        final_norm=options.final_norm,
+    )
+
+
+def _full_name(name: str, module: nn.Module, options: ModelOptions) -> tuple[str, str]:
+    """Return timm's name with the tag of the weights that were loaded, and the tag."""
+    resolved = registry.resolve(name)
+    architecture, _, tag = resolved.partition(".")
+    if resolved.startswith(ELSEWHERE):
+        return resolved, ""
+    if not tag and options.pretrained and options.checkpoint is None:
+        tag = getattr(module, "pretrained_cfg", {}).get("tag") or ""
+    return (f"{architecture}.{tag}" if tag else architecture), tag
+
+
+def _pretraining(name: str, resolved: str, tag: str, options: ModelOptions) -> str:
+    """Say which images the weights have seen, and on what that rests."""
+    if options.checkpoint is not None:
+        said = ALIASES[name].pretraining if name in ALIASES else "not known"
+        return f"{said} (weights from {options.checkpoint.name})"
+    if not options.pretrained:
+        return "none (from scratch)"
+    return registry.pretraining(name if name in ALIASES else resolved, tag)

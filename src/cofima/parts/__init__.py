@@ -1,1 +1,0 @@
-"""Ingredients that several methods share."""

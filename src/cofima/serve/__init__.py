@@ -1,1 +1,0 @@
-"""A classifier in use: learned from a folder of photographs, extended later, and asked."""

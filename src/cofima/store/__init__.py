@@ -1,0 +1,1 @@
+"""The model and the folder that it is kept in."""

@@ -1,0 +1,132 @@
+"""History of a model: one row for each thing that happened to it, oldest first.
+
+Runs, ``learn``, ``extend``, ``rename``, ``forget`` and ``merge`` write rows of this one schema into
+``history.jsonl``; reports, trackers and analyses read them. Nothing here needs torch.
+"""
+
+import datetime
+import json
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cofima.core.errors import problems
+
+Kind = Literal["task", "learn", "extend", "more images", "rename", "forget", "merge"]
+Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+def now() -> str:
+    """Return the date and time in UTC, as a row has it."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+class Distance(BaseModel):
+    """Euclidean distances that the backbone moved in one task; None where they were not measured."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    trained: Amount | None = None
+    merged: Amount | None = None
+    from_start: Amount | None = None
+
+
+class OldClasses(BaseModel):
+    """Accuracy on the classes known before an extension, as the mean over classes, in percent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    before: Percent
+    after: Percent
+    measured: bool
+    """Whether there were images of them; otherwise it is an estimate."""
+    rests_on: str
+
+
+class HistoryRow(BaseModel):
+    """One thing that happened to a model.
+
+    Accuracies are lists with one entry per task seen, None where a task was not measured; they are empty
+    where nothing was. A run measures on the test images of every task, ``learn`` and ``extend`` on images
+    that were held out of the training.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Kind = "task"
+    task: Count
+    """Number of tasks learned so far, this one included."""
+    date: str = ""
+    classes: list[str]
+    """Classes that were learned; the old and the new name, of a class that was renamed."""
+    accuracy: list[Percent | None] = []
+    """Over all classes seen."""
+    sizes: list[Count] = []
+    """Number of images that each accuracy was measured on."""
+    top5: list[Percent] | None = None
+    task_aware: list[Percent] | None = None
+    """Accuracy if the task of each image were known."""
+    lam: float | None = None
+    """Share of the new weights in the average."""
+    distance: Distance = Distance()
+    seconds: dict[str, Amount] = {}
+    """Time of each phase; ``total`` is all of it."""
+    peak_memory_mb: Amount | None = None
+    state_bytes: Count | None = None
+    train_images: Count | None = None
+    held_out: Count | None = None
+    """Images held out of the training, to measure, to calibrate and to stop early."""
+    epochs: Count | None = None
+    """Epochs of ``learn`` and ``extend``, which may stop early."""
+    notes: list[str] = []
+    processes: Annotated[int, Field(ge=1)] = 1
+    old: OldClasses | None = None
+
+    @property
+    def measured(self) -> list[float]:
+        """Return the accuracies that were measured."""
+        return [value for value in self.accuracy if value is not None]
+
+    @property
+    def overall(self) -> float | None:
+        """Return the accuracy over all images measured, or None without any."""
+        pairs = [(a, n) for a, n in zip(self.accuracy, self.sizes, strict=True) if a is not None]
+        images = sum(count for _, count in pairs)
+        return sum(accuracy * count for accuracy, count in pairs) / images if images else None
+
+
+def is_run(rows: Iterable[HistoryRow]) -> bool:
+    """Tell the history of a run from that of a model that was learned, extended or edited otherwise."""
+    return all(row.kind == "task" for row in rows)
+
+
+def dump(rows: Sequence[HistoryRow]) -> str:
+    """Return the text of history.jsonl."""
+    # escaped as ASCII: a class may be named with a character that ends lines
+    return "".join(json.dumps(row.model_dump(mode="json")) + "\n" for row in rows)
+
+
+def parse(text: str, where: str) -> list[HistoryRow]:
+    """Return the rows of history.jsonl; all that is wrong with them is one error."""
+    rows, wrong = [], []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            rows.append(HistoryRow.model_validate_json(line))
+        except ValidationError as error:
+            wrong += explain(f"line {number}", error)
+    if wrong:
+        raise problems(where, wrong)
+    return rows
+
+
+def explain(where: str, error: ValidationError) -> list[str]:
+    """Turn a validation error into one line for each fault."""
+    found = []
+    for fault in error.errors():
+        key = ".".join(map(str, fault["loc"]))
+        got = "" if fault["type"] in ("missing", "json_invalid") else f", got {str(fault['input'])[:40]!r}"
+        found.append(f"{where}: {key + ': ' if key else ''}{fault['msg']}{got}")
+    return found

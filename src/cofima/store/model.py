@@ -1,0 +1,193 @@
+"""The model: a classifier that has learned some tasks, and can go on learning; kept in a model folder."""
+
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cofima import methods
+from cofima.core import plugins
+from cofima.core.errors import CofimaError
+from cofima.core.progress import SILENT, Progress
+from cofima.core.seeds import Seeds
+from cofima.data.image_set import ImageSet, image_set
+from cofima.data.sources.plugin import own
+from cofima.data.transforms import View
+from cofima.experiment.config import Config
+from cofima.methods import Method
+from cofima.models.backbone import BackboneFacts, build_empty
+from cofima.models.net import Net
+from cofima.store import model_folder
+from cofima.store.history import HistoryRow
+from cofima.store.model_folder import IMAGES, STATE, WEIGHTS, MethodFacts, Record
+from cofima.training import device
+from cofima.training.context import Context
+
+LARGE = 200_000_000  # bytes; writing more than this is announced
+
+
+@dataclass
+class Model:
+    """A method with its network, and what it has learned so far.
+
+    Attributes:
+        serving: What a classifier in use needs beside it (calibration, distances); JSON-able.
+        images: Images that were held out of the training and that the user asked to keep, or none.
+    """
+
+    config: Config
+    backbone: BackboneFacts
+    view: View
+    method: Method
+    planned: int
+    data: dict[str, Any] = field(default_factory=dict)
+    tasks: list[tuple[str, ...]] = field(default_factory=list)
+    history: list[HistoryRow] = field(default_factory=list)
+    serving: dict[str, Any] = field(default_factory=dict)
+    images: ImageSet | None = None
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of all classes learned, in the order of the logits."""
+        return [name for task in self.tasks for name in task]
+
+    @torch.inference_mode()
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Return logits for uint8 images in the view's pixel format."""
+        self.method.net.eval()
+        return self.method.predict(self.view.test(pixels.to(self.method.context.device))).float().cpu()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return backbone and predicting head under timm's own names."""
+        head = {f"{self.backbone.classifier}.{k}": v for k, v in self.method.head().flat().items()}
+        return self.method.net.backbone.state_dict() | head
+
+
+def attach(
+    config: Config, facts: BackboneFacts, view: View, net: Net, planned: int, progress: Progress
+) -> Model:
+    """Join configuration, network and method into a model that has learned nothing yet."""
+    method = methods.build(config.method, config.options)
+    where = device.choose(config.device)
+    if config.train.precision == "bf16" and where.type != "cuda":
+        raise CofimaError(
+            f"train.precision = bf16: needs a GPU, and this run is on the {where.type}; use fp32"
+        )
+    method.setup(net.to(where), Context(view, config.train, Seeds(config.seed), where, planned, progress))
+    return Model(config, facts, view, method, planned)
+
+
+def save_model(model: Model, folder: Path, progress: Progress = SILENT) -> None:
+    """Write the next generation of a model folder, and put it into force."""
+    weights, state = _plain(model.weights()), _plain(model.method.state())
+    size = sum(value.nbytes for value in (*weights.values(), *state.values()))
+    if size > LARGE:
+        progress.say(f"writing {size / 1e6:,.0f} MB to {folder}")
+    with model_folder.write(folder, _record(model), model.history) as aside:
+        save_file(weights, aside / WEIGHTS, {"format": "pt"})
+        save_file(state, aside / STATE, {"format": "pt"})
+        if model.images is not None and len(model.images):
+            kept = {"pixels": model.images.pixels[model.images.rows], "labels": model.images.labels}
+            save_file(kept, aside / IMAGES)
+
+
+def load_model(
+    folder: str | Path,
+    *,
+    where: str = "auto",
+    progress: Progress = SILENT,
+    generation: Path | None = None,
+    any_size: bool = False,
+) -> Model:
+    """Read a model back, every file verified, ready to predict or to learn the next task.
+
+    Args:
+        folder: The model folder.
+        where: Name of the device.
+        progress: Hears what takes long.
+        generation: Another generation of the folder than the one in force.
+        any_size: Take images of any size, also where the model learned from images that are stored small.
+    """
+    read = model_folder.read(Path(folder), generation)
+    plugins.refuse_missing(Path(folder), read.record.plugins)
+    changed: dict[str, Any] = {"config": read.record.config | {"device": where}}
+    if any_size:
+        changed["preprocess"] = read.record.preprocess | {"shape": None}
+    record = read.record.model_copy(update=changed)
+    model = _build(record, read.weights(), read.state(), progress)
+    model.history, images = read.history(), read.images()
+    if images is not None:
+        model.images = image_set(images["pixels"], images["labels"])
+    return model
+
+
+def rebuild_model(
+    model: Model,
+    weights: dict[str, Tensor],
+    state: dict[str, Tensor],
+    tasks: list[tuple[str, ...]],
+    progress: Progress = SILENT,
+) -> Model:
+    """Return a model like this one, of these tasks, with other weights and another state of the method."""
+    record = _record(model).model_copy(update={"tasks": tasks}, deep=True)
+    made = _build(record, weights, state, progress)
+    made.history, made.images = deepcopy(model.history), model.images
+    return made
+
+
+def copy_model(model: Model, progress: Progress = SILENT) -> Model:
+    """Return a model that predicts and learns the same, and shares no weights with this one."""
+    weights, state = (
+        {key: value.clone() for key, value in _plain(part).items()}
+        for part in (model.weights(), model.method.state())
+    )
+    return rebuild_model(model, weights, state, list(model.tasks), progress)
+
+
+def _build(record: Record, weights: dict[str, Tensor], state: dict[str, Tensor], progress: Progress) -> Model:
+    """Build the network and the method that a record describes, and fill them."""
+    facts = TypeAdapter(BackboneFacts).validate_python(record.backbone)
+    view = TypeAdapter(View).validate_python(record.preprocess)
+    empty = build_empty(facts.name, facts.size, facts.final_norm)
+    net = Net(empty, facts.features, [len(task) for task in record.tasks])
+    config = Config.model_validate(record.config)
+    model = attach(config, facts, view, net, record.planned_tasks, progress)
+    model.tasks = [tuple(task) for task in record.tasks]
+    model.data, model.serving = record.data, record.serving
+    head = {key: weights[f"{facts.classifier}.{key}"] for key in ("weight", "bias")}
+    body = {k: v for k, v in weights.items() if k not in {f"{facts.classifier}.{key}" for key in head}}
+    net.backbone.load_state_dict(body)  # after attach: a method may add weights to the backbone
+    net.head.load_flat(**head)
+    model.method.restore(state)
+    net.eval()
+    return model
+
+
+def method_facts(kind: type[Method]) -> MethodFacts:
+    """Return what a model folder records of its method."""
+    return MethodFacts(label=kind.label, all_at_once=kind.all_at_once, keeps_images=kind.keeps_images)
+
+
+def _record(model: Model) -> Record:
+    dataset = own().get(model.config.dataset)
+    needed = [model.config.method, *([dataset.plugin] if dataset else [])]
+    return Record(
+        method=method_facts(type(model.method)),
+        config=model.config.model_dump(mode="json"),
+        backbone=model.backbone.as_json(),
+        preprocess=asdict(model.view),
+        data=model.data,
+        tasks=[list(task) for task in model.tasks],
+        planned_tasks=model.planned,
+        serving=model.serving,
+        plugins=plugins.said(needed),
+    )
+
+
+def _plain(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value.detach().cpu().contiguous() for key, value in weights.items()}

@@ -1,5 +1,0 @@
-"""metrics.jsonl shown by others: TensorBoard, Weights & Biases, MLflow; on disk, unless a server is named."""
-
-from cofima.trackers.kinds import KINDS, Tracker, choose, replay, tracked
-
-__all__ = ["KINDS", "Tracker", "choose", "replay", "tracked"]

@@ -1,0 +1,1 @@
+"""Diagonal Fisher information of any classifier."""

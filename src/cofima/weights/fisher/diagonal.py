@@ -1,0 +1,162 @@
+"""The diagonal Fisher information of any classifier."""
+
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from cofima.core.errors import CofimaError, did_you_mean, problems
+from cofima.weights.fisher.labels import LabelMode, Labels
+from cofima.weights.fisher.per_sample import add_batch
+from cofima.weights.fisher.preserve_state import untouched
+from cofima.weights.fisher.reference import add_each, add_mean
+from cofima.weights.fisher.verify import trusted
+from cofima.weights.ops import Weights
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+Estimator = Literal["sample", "batch"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def diagonal_fisher(
+    model: nn.Module,
+    batches: Batches,
+    labels: LabelMode = "data",
+    estimator: Estimator = "sample",
+    *,
+    columns: slice | None = None,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+    drawn: Iterator[float] | None = None,
+) -> Weights:
+    r"""Return the diagonal Fisher information of every parameter of ``model``.
+
+    .. math:: F = \frac1N \sum_{i=1}^N \mathbb E_y \left(\nabla_\theta \log p(y \mid x_i)\right)^2
+
+    Gradients are squared sample by sample, in eval mode and at least single precision, at about the cost of
+    one training epoch: one backward pass serves a whole batch. The result does not depend on how samples
+    are batched. Parameters that the fast rules do not cover (or that the model also uses elsewhere) are
+    found out and computed one sample at a time. The model, its gradients, hooks and flags, and torch's
+    random streams, are left as they were.
+
+    Args:
+        model: Any module that maps images to logits, one row for each image.
+        batches: Pairs of images and integer class ids.
+        labels: ``data`` takes the given class, ``sampled`` draws one from the model for each sample,
+            ``exact`` takes the expectation over all classes, with one backward pass less than classes.
+        estimator: ``sample``, or ``batch``: the square of each batch's mean gradient, averaged over batches,
+            as in the code released with CoFiMA (Marouf et al., ECCV 2024). That form is biased: over random
+            batches of B samples its mean is about F/B + (1 - 1/B) g^2, with g the mean gradient, so that
+            near a minimum it is B times too small, and a short last batch counts as much as a full one.
+        columns: Logits that the softmax covers; class ids stay global.
+        training: Keep dropout and batch statistics on, as the released code does; only with ``batch``.
+        generator: Source of the sampled labels; by default a fresh one with seed 0.
+        drawn: What decides the sampled labels, if it was drawn before: a number from 0 to 1 for each sample.
+
+    Raises:
+        CofimaError: An unknown choice, no batches, a target without a logit, or gradients not finite.
+    """
+    _check_choices(labels, estimator, columns, training)
+    generator = generator or torch.Generator().manual_seed(0)
+    chosen = Labels(labels, columns or slice(None), generator, drawn)
+    work = _at_least_single(model)
+    with untouched(work, training):
+        fisher = _Sums(work, chosen, estimator).over(batches)
+    broken = [name for name, values in fisher.items() if not values.isfinite().all()]
+    if broken:
+        raise problems(
+            "the Fisher information", [f"{name}: not finite, its gradients overflow" for name in broken]
+        )
+    return fisher
+
+
+class _Sums:
+    """Squares summed so far, and which parameters may be summed the fast way."""
+
+    def __init__(self, model: nn.Module, labels: Labels, estimator: Estimator) -> None:
+        self.model, self.labels, self.estimator = model, labels, estimator
+        self.totals = {name: _zeros(p) for name, p in model.named_parameters()}
+        self.fast: set[str] | None = None  # unknown until two samples were seen
+        self.slow = set(self.totals)
+
+    def over(self, batches: Batches) -> Weights:
+        count = 0
+        for index, batch in enumerate(batches):
+            try:
+                count += self._add(*self._ready(batch))
+            except CofimaError as error:
+                raise CofimaError(f"batch {index}: {error}") from None
+        if count == 0:
+            raise CofimaError("no samples: the Fisher information needs at least one batch")
+        return {name: total.div_(count) for name, total in self.totals.items()}
+
+    def _ready(self, batch: Any) -> tuple[Tensor, Tensor]:
+        pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+        if not pair or not all(isinstance(part, Tensor) for part in batch):
+            raise CofimaError("expected a pair of tensors: images and their class ids")
+        images, targets = batch
+        if images.shape[:1] != targets.shape or targets.is_floating_point():
+            got = f"shapes {tuple(images.shape)} and {tuple(targets.shape)}, {targets.dtype}"
+            raise CofimaError(f"expected one integer class id for each image, got {got}")
+        first = next((p for p in self.model.parameters() if p.is_floating_point()), images)
+        dtype = first.dtype if images.is_floating_point() else images.dtype
+        return images.detach().to(first.device, dtype), self.labels.picks(targets)
+
+    def _add(self, images: Tensor, picks: Tensor) -> int:
+        """Add one batch; return its weight in the mean."""
+        if len(images) == 0:
+            return 0
+        if self.estimator == "batch":
+            add_mean(self.model, set(self.totals), images, picks, self.labels, self.totals)
+            return 1
+        done = 0
+        if self.fast is None and len(images) > 1:
+            done = 2
+            pair = (images[:2], picks[:2])
+            self.fast, self.slow = trusted(self.model, *pair, self.labels, self.totals)
+        self._add_samples(images[done:], picks[done:])
+        return len(images)
+
+    def _add_samples(self, images: Tensor, picks: Tensor) -> None:
+        slow = set(self.totals)
+        if self.fast and len(images) > 1:
+            _, left = add_batch(self.model, self.fast, images, picks, self.labels, self.totals)
+            slow = self.slow | left
+        if slow:
+            add_each(self.model, slow, images, picks, self.labels, self.totals)
+
+
+def _zeros(p: Tensor) -> Tensor:
+    dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
+    return torch.zeros(p.shape, dtype=dtype, device=p.device)
+
+
+def _at_least_single(model: nn.Module) -> nn.Module:
+    """Return the model, or a copy in single precision where it holds half-precision weights."""
+    if not any(p.dtype in _HALF for p in model.parameters()):
+        return model
+    try:
+        copy: nn.Module = deepcopy(model)
+        copy._apply(lambda t: t.float() if t.dtype in _HALF else t)  # type: ignore[no-untyped-call]
+        return copy
+    except Exception as error:
+        raise CofimaError(f"this half-precision model cannot be copied to float32: {error}") from error
+
+
+def _check_choices(labels: str, estimator: str, columns: slice | None, training: bool) -> None:
+    wrong = []
+    if labels not in get_args(LabelMode):
+        wrong.append(f"labels = {labels!r}: unknown{did_you_mean(str(labels), get_args(LabelMode))}")
+    if estimator not in get_args(Estimator):
+        wrong.append(f"estimator = {estimator!r}: unknown{did_you_mean(str(estimator), get_args(Estimator))}")
+    if estimator == "batch" and labels == "exact":
+        wrong.append("labels = 'exact': not defined for estimator 'batch'; choose 'data' or 'sampled'")
+    if training and estimator != "batch":
+        wrong.append("training = True: only for estimator 'batch'; samples would influence each other")
+    if columns is not None and columns.step not in (None, 1):
+        wrong.append(f"columns = {columns}: must be consecutive")
+    if wrong:
+        raise problems("diagonal_fisher", wrong)

@@ -1,0 +1,92 @@
+"""Which labels the Fisher information is taken over, as gradients of log p(y|x) at the logits."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cofima.core.errors import CofimaError, problems
+
+LabelMode = Literal["data", "sampled", "exact"]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Turn logits into the gradients that one backward pass each carries to the weights.
+
+    Args:
+        mode: Labels of the data, one draw from the model for each sample, or the expectation over all.
+        columns: Logits that the softmax covers; a target ``start`` is its first class.
+        generator: Source of the draws.
+        drawn: Numbers from 0 to 1 that were drawn before, one for each sample in order, instead of it.
+    """
+
+    mode: LabelMode
+    columns: slice
+    generator: torch.Generator
+    drawn: Iterator[float] | None = None
+
+    def picks(self, targets: Tensor) -> Tensor:
+        """Fix what decides each sample's label, so that computing a sample twice gives the same one."""
+        if self.mode == "sampled" and self.drawn is not None:
+            return torch.tensor(list(islice(self.drawn, len(targets))), dtype=torch.float64)
+        if self.mode == "sampled":
+            device = self.generator.device
+            return torch.rand(len(targets), generator=self.generator, dtype=torch.float64, device=device)
+        return targets
+
+    def checked(self, logits: Any, samples: int) -> Tensor:
+        """Return the model's output if it is one finite row of logits for each sample."""
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != samples:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise CofimaError(f"the model must return logits of shape ({samples}, classes), got {got}")
+        if not logits.isfinite().all():
+            raise CofimaError("the logits are not finite; check the weights and the images")
+        return logits
+
+    def directions(self, logits: Tensor, picks: Tensor) -> Iterator[tuple[Tensor, bool]]:
+        """Yield each gradient at the logits, and whether more will follow.
+
+        In double precision, as 1 - p loses every digit of a confident prediction in single.
+        """
+        start, stop, _ = self.columns.indices(logits.shape[1])
+        if stop <= start:
+            raise CofimaError(f"columns {start}:{stop} select none of {logits.shape[1]} logits")
+        p = logits[:, start:stop].double().softmax(1)
+        rows = _factor(p) if self.mode == "exact" else [self._chosen(p, picks.to(p.device), start) - p]
+        for k, row in enumerate(rows):
+            full = torch.zeros_like(logits)
+            full[:, start:stop] = row
+            yield full, k < len(rows) - 1
+
+    def _chosen(self, p: Tensor, picks: Tensor, start: int) -> Tensor:
+        classes = p.shape[1]
+        if self.mode == "sampled":
+            local = (p.cumsum(1) <= picks[:, None]).sum(1).clamp(max=classes - 1)
+        else:
+            local = picks.long() - start
+            wrong = sorted(set(picks[(local < 0) | (local >= classes)].tolist()))
+            if wrong:
+                span = f"{start} to {start + classes - 1}"
+                raise problems("targets", [f"{t}: not a class; the logits cover {span}" for t in wrong[:10]])
+        return torch.nn.functional.one_hot(local, classes).to(p)
+
+
+def _factor(p: Tensor) -> list[Tensor]:
+    """Split the covariance diag(p) - p p^T of a label into its Cholesky columns.
+
+    The Fisher information is the sum of squared gradients along any factor of it; this one needs one
+    column less than there are classes.
+    """
+    tail = p.flip(1).cumsum(1).flip(1)
+    columns = []
+    for k in range(p.shape[1] - 1):
+        here, rest = tail[:, k], tail[:, k + 1]
+        column = torch.zeros_like(p)
+        column[:, k] = (p[:, k] * (rest / here)).sqrt()
+        column[:, k + 1 :] = -p[:, k + 1 :] / rest[:, None] * (p[:, k] * (rest / here)).sqrt()[:, None]
+        columns.append(column.nan_to_num(0.0))  # 0/0 where no probability is left
+    return columns

@@ -1,0 +1,50 @@
+"""The slow, obvious squares of gradients: one forward and backward pass for each sample."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from cofima.weights.fisher.labels import Labels
+from cofima.weights.ops import Weights
+
+
+def add_each(
+    model: nn.Module, names: set[str], images: Tensor, picks: Tensor, labels: Labels, totals: Weights
+) -> None:
+    """Add the squared gradient of every single sample, for the parameters ``names``."""
+    for i in range(len(images)):
+        add_mean(model, names, images[i : i + 1], picks[i : i + 1], labels, totals)
+
+
+def add_mean(
+    model: nn.Module, names: set[str], images: Tensor, picks: Tensor, labels: Labels, totals: Weights
+) -> None:
+    """Add the square of the gradient of the mean over ``images``, for the parameters ``names``."""
+    with following(model, names) as params:
+        logits = labels.checked(model(images), len(images))
+        if not logits.requires_grad:
+            return
+        for direction, more in labels.directions(logits.detach(), picks):
+            direction /= len(images)
+            grads = torch.autograd.grad(
+                logits, list(params.values()), direction, retain_graph=more, allow_unused=True
+            )
+            for name, grad in zip(params, grads, strict=True):
+                if grad is not None:
+                    dense = grad.to_dense() if grad.layout != torch.strided else grad
+                    totals[name].addcmul_(dense, dense)
+
+
+@contextmanager
+def following(model: nn.Module, names: set[str]) -> Iterator[Weights]:
+    """Let autograd follow the frozen parameters ``names`` for a while."""
+    params = {n: p for n, p in model.named_parameters() if n in names and p.is_floating_point()}
+    for p in params.values():
+        p.requires_grad_(True)
+    try:
+        yield dict(params)
+    finally:
+        for p in params.values():
+            p.requires_grad_(False)

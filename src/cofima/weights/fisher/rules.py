@@ -1,0 +1,195 @@
+"""Which torch functions keep samples apart, and how each turns an output gradient into squares."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cofima.weights.fisher.kernels import Convolution, add_convolution, add_products, add_sums
+
+Square = Callable[[Tensor, Tensor], None]
+"""Add squared per-sample gradients to the second argument, given the gradient of the output."""
+
+Parts = list[tuple[Tensor | None, Square]]
+"""The parameters of one call, each with its square; empty where the call does not fit."""
+
+Rule = Callable[..., Parts]
+
+
+def linear(samples: int, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
+    """Read ``input @ weight.T + bias``, whose input may have any number of token dimensions."""
+    if input.ndim < 2 or not _by_sample(samples, input) or weight.ndim != 2:
+        return []
+    return [(weight, partial(_linear_weight, samples, input)), (bias, partial(_trailing, samples, None, 1))]
+
+
+def _linear_weight(samples: int, given: Tensor, grad: Tensor, total: Tensor) -> None:
+    add_products(_tokens(samples, grad, 1), _tokens(samples, given, 1), total)
+
+
+def layer_norm(
+    samples: int,
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Parts:
+    """Read layer normalisation over the last dimensions."""
+    dims = len(normalized_shape)
+    if not _by_sample(samples, input) or input.ndim <= dims:
+        return []
+    scaled = partial(functional.layer_norm, input, normalized_shape, None, None, eps)
+    return [
+        (weight, partial(_trailing, samples, scaled, dims)),
+        (bias, partial(_trailing, samples, None, dims)),
+    ]
+
+
+def rms_norm(
+    samples: int,
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Parts:
+    """Read root-mean-square normalisation over the last dimensions."""
+    dims = len(normalized_shape)
+    if not _by_sample(samples, input) or input.ndim <= dims:
+        return []
+    scaled = partial(functional.rms_norm, input, normalized_shape, None, eps)
+    return [(weight, partial(_trailing, samples, scaled, dims))]
+
+
+def _trailing(
+    samples: int, factor: Callable[[], Tensor] | None, dims: int, grad: Tensor, total: Tensor
+) -> None:
+    given = None if factor is None else _tokens(samples, factor(), dims)
+    add_sums(_tokens(samples, grad, dims), given, total.shape, total)
+
+
+def _by_sample(samples: int, x: Tensor) -> bool:
+    return len(x) >= samples and len(x) % samples == 0
+
+
+def _tokens(samples: int, x: Tensor, dims: int) -> Tensor:
+    tokens = x.shape[: x.ndim - dims].numel() // samples  # not -1: a layer may have no outputs
+    return x.reshape(samples, tokens, *x.shape[x.ndim - dims :])
+
+
+def batch_norm(
+    samples: int,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Parts:
+    """Read batch normalisation with stored statistics; those of the batch would mix samples."""
+    if training or len(input) != samples or running_mean is None or running_var is None:
+        return []
+    scaled = partial(functional.batch_norm, input, running_mean, running_var, None, None, False, 0.0, eps)
+    return _channels(scaled, weight, bias)
+
+
+def group_norm(
+    samples: int,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Parts:
+    """Read group normalisation."""
+    if len(input) != samples:
+        return []
+    return _channels(partial(functional.group_norm, input, num_groups, None, None, eps), weight, bias)
+
+
+def _channels(scaled: Callable[[], Tensor], weight: Tensor | None, bias: Tensor | None) -> Parts:
+    return [(weight, partial(_per_channel, scaled)), (bias, partial(_per_channel, None))]
+
+
+def _per_channel(factor: Callable[[], Tensor] | None, grad: Tensor, total: Tensor) -> None:
+    shape = torch.Size([total.numel()] + [1] * (grad.ndim - 2))
+    add_sums(grad, None if factor is None else factor(), shape, total)
+
+
+def convolution(
+    samples: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, ...] = 1,
+    padding: str | int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+) -> Parts:
+    """Read a convolution of any stride, padding, dilation and grouping."""
+    if input.ndim != weight.ndim or len(input) != samples:
+        return []
+    how = Convolution(weight, stride, padding, dilation, groups)
+    return [
+        (weight, partial(_convolution_weight, input, weight.detach(), how)),
+        (bias, partial(_per_channel, None)),
+    ]
+
+
+def _convolution_weight(given: Tensor, weight: Tensor, how: Convolution, grad: Tensor, total: Tensor) -> None:
+    add_convolution(grad, given, weight, how, total)
+
+
+def addition(samples: int, left: Any, right: Any) -> Parts:
+    """Read a parameter added to samples, such as a position embedding."""
+    return _broadcast(samples, left, right, None) + _broadcast(samples, right, left, None)
+
+
+def product(samples: int, left: Any, right: Any) -> Parts:
+    """Read a parameter that scales samples, such as a LayerScale."""
+    return _broadcast(samples, left, right, left) + _broadcast(samples, right, left, right)
+
+
+def _broadcast(samples: int, data: Any, other: Any, factor: Tensor | None) -> Parts:
+    if not isinstance(data, Tensor) or not isinstance(other, Tensor) or other.ndim > data.ndim:
+        return []
+    aligned = (1,) * (data.ndim - other.ndim) + tuple(other.shape)
+    fits = all(b in (1, a) for a, b in zip(data.shape, aligned, strict=True))
+    if not fits or data.ndim == 0 or len(data) != samples or aligned[0] != 1:
+        return []
+    return [(other, partial(_broadcast_square, factor, other.shape))]
+
+
+def _broadcast_square(factor: Tensor | None, shape: torch.Size, grad: Tensor, total: Tensor) -> None:
+    add_sums(grad, factor, shape, total)
+
+
+def expansion(samples: int, input: Tensor, *sizes: Any) -> Parts:
+    """Read a parameter repeated for every sample, such as a class token."""
+    flat = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+    front = len(flat) - input.ndim
+    repeated = flat[0] == samples and (front > 0 or input.shape[0] == 1)
+    return [(input, partial(_broadcast_square, None, input.shape))] if repeated else []
+
+
+RULES: dict[Any, Rule] = {
+    functional.linear: linear,
+    functional.layer_norm: layer_norm,
+    functional.rms_norm: rms_norm,
+    functional.batch_norm: batch_norm,
+    functional.group_norm: group_norm,
+    functional.conv1d: convolution,
+    functional.conv2d: convolution,
+    functional.conv3d: convolution,
+    Tensor.expand: expansion,
+}
+RULES |= dict.fromkeys([torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__], addition)
+RULES |= dict.fromkeys([torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__], product)
+
+RESHAPES = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.unsqueeze, torch.unsqueeze, Tensor.flatten}
+"""Functions that only rename the axes of a parameter: its squares keep their order."""

@@ -1,0 +1,129 @@
+"""Tensors in files, mapped into memory: read and written without a copy of the whole model.
+
+The pages of a mapped file belong to the file, and the system takes them back when it needs memory; so a
+model may be larger than the memory there is. The format is that of https://github.com/huggingface/safetensors:
+the length of a header (8 bytes), the header (JSON), and the bytes of the tensors one after the other.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cofima.core.errors import CofimaError
+from cofima.weights.ops import Weights
+
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Type and shape of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Return how much room the tensor takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def kind_of(value: Tensor) -> Kind:
+    """Return type and shape of a tensor."""
+    return Kind(value.dtype, tuple(value.shape))
+
+
+def read_mapped(path: Path) -> tuple[Weights, dict[str, str]]:
+    """Return the tensors of a safetensors file, still on disk until they are used, and its metadata."""
+    if not path.is_file():
+        raise CofimaError(f"{path}: no such file")
+    if path.suffix != ".safetensors":
+        raise CofimaError(
+            f"{path}: not a .safetensors file; read it with torch.load(..., weights_only=True) and "
+            "write its state dict with safetensors.torch.save_file"
+        )
+    try:
+        weights = load_file(path)
+        with safe_open(path, "pt") as file:
+            return weights, dict(file.metadata() or {})
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+        raise CofimaError(f"{path}: truncated, or not a safetensors file ({error})") from error
+
+
+class MappedFile(dict[str, Tensor]):
+    """The tensors of a file that is being written: what is assigned to them is in the file.
+
+    Large ones are better written with :meth:`put`: each page that is touched for the first time
+    through the mapping costs the system more than writing it.
+    """
+
+    def __init__(self, path: Path, tensors: Weights, places: Mapping[str, int]) -> None:
+        super().__init__(tensors)
+        self._places = places
+        self._file = path.open("r+b", buffering=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def put(self, key: str, first: int, values: Tensor) -> None:
+        """Write flat values from element ``first`` of a tensor on."""
+        content = values.view(torch.uint8).numpy().data
+        at = self._places[key] + first * values.itemsize
+        while len(content):
+            done = os.pwrite(self._file.fileno(), content, at)
+            content, at = content[done:], at + done
+
+
+def create_mapped(path: Path, kinds: Mapping[str, Kind], metadata: Mapping[str, str]) -> MappedFile:
+    """Write a safetensors file of zeros, all its room taken at once; return its tensors, to be written to."""
+    keys = sorted(kinds, key=lambda key: (-kinds[key].dtype.itemsize, key))  # each at a multiple of its size
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    places, end = {}, 0
+    for key in keys:
+        kind = kinds[key]
+        places[key] = slice(end, end := end + kind.bytes)
+        offsets = [places[key].start, places[key].stop]
+        header[key] = {"dtype": NAMES[kind.dtype], "shape": list(kind.shape), "data_offsets": offsets}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    first = 8 + len(text)
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.flush()
+        _take_room(file.fileno(), first + end)
+    whole = torch.from_file(str(path), shared=True, size=first + end, dtype=torch.uint8)[first:]
+    tensors = {key: whole[at].view(kinds[key].dtype).view(kinds[key].shape) for key, at in places.items()}
+    return MappedFile(path, tensors, {key: first + at.start for key, at in places.items()})
+
+
+def _take_room(handle: int, size: int) -> None:
+    """Make a file so long; a disk that is full says so now, and not by ending the process later."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size)
+    else:
+        os.ftruncate(handle, size)

@@ -1,0 +1,54 @@
+"""What every function on weights needs: which keys two models share, and tensors cut into pieces."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from cofima.core.errors import problems
+
+Weights = dict[str, Tensor]
+
+PIECE = 131_072  # elements: what is computed on stays in a core's cache, and calls stay few
+
+
+def shared_keys(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> list[str]:
+    """Return the floating-point keys of both, in the order of ``new``; refuse what does not fit."""
+    wrong = [f"'{key}': only the old weights have it" for key in old if key not in new]
+    for key in new:
+        if key in old and old[key].shape != new[key].shape:
+            wrong.append(f"'{key}': old shape {list(old[key].shape)}, new shape {list(new[key].shape)}")
+    if wrong:
+        raise problems("the pair of weights", wrong)
+    return [key for key, value in new.items() if key in old and value.is_floating_point()]
+
+
+def compute_dtype(value: Tensor) -> torch.dtype:
+    """Return float32, or float64 for float64: half precision is never averaged in itself."""
+    return torch.float64 if value.dtype == torch.float64 else torch.float32
+
+
+def pieces(value: Tensor) -> Iterator[slice]:
+    """Cut a CPU tensor into cache-sized pieces; leave one on a GPU whole."""
+    size = PIECE if value.device.type == "cpu" else max(value.numel(), 1)
+    for start in range(0, value.numel(), size):
+        yield slice(start, start + size)
+
+
+class Scratch:
+    """Memory that is used again and again for a result that nobody keeps."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def like(self, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return unfilled memory of the size, device and type of a flat ``value``."""
+        dtype, there = dtype or value.dtype, self._memory
+        if there.numel() < value.numel() or (there.dtype, there.device) != (dtype, value.device):
+            self._memory = torch.empty_like(value, dtype=dtype)
+        return self._memory[: value.numel()]
+
+
+def snapshot(module: nn.Module) -> Weights:
+    """Return a copy of a module's parameters and buffers."""
+    return {key: value.detach().clone() for key, value in module.state_dict().items()}
