@@ -6,12 +6,12 @@ from torch.nn.functional import cross_entropy
 from cofima.core.seeds import Seeds
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import split
-from cofima.experiment.config import Config
 from cofima.experiment.stream import stream_view
 from cofima.methods.seq_ft import SeqFT
 from cofima.models import backbone
 from cofima.models.backbone import ModelOptions
 from cofima.models.net import Net
+from cofima.store.config import Config
 from cofima.training.context import Context
 from cofima.training.loop import sgd
 from cofima.training.options import Train

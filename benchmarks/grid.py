@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cofima.experiment.config import Config, check
+from cofima.experiment.config import check
 from cofima.experiment.grid.cells import name
 from cofima.experiment.grid.executors.base import Job
 from cofima.experiment.grid.executors.local import Local
 from cofima.experiment.grid.scheduler import run_grid
+from cofima.store.config import Config
 
 CELLS, PROCESSES = 24, 2
 TARGET = 0.10

@@ -11,13 +11,14 @@ from torch import nn
 from cofima.core.seeds import Seeds
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import split
-from cofima.experiment.config import Config, read
+from cofima.experiment.config import read
 from cofima.experiment.launch import launch
 from cofima.experiment.stream import stream_view
 from cofima.methods.seq_ft import SeqFT
 from cofima.models import backbone
 from cofima.models.backbone import ModelOptions
 from cofima.models.net import Net
+from cofima.store.config import Config
 from cofima.training import checkpoint
 from cofima.training.checkpoint import NO_CHECKPOINT, RunCheckpoint, Training
 from cofima.training.context import Context, Hooks

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from cofima import methods
 from cofima.cli.catalog import options
-from cofima.experiment.config import Config
 from cofima.models.registry import ALIASES
+from cofima.store.config import Config
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

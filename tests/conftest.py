@@ -25,10 +25,11 @@ from cofima.data.image_set import ImageSet
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import Stream, from_groups
 from cofima.data.transforms import View
-from cofima.experiment.config import Config, check
+from cofima.experiment.config import check
 from cofima.experiment.run import run
 from cofima.models import backbone
 from cofima.models.net import Net
+from cofima.store.config import Config
 from cofima.store.model import Model, attach
 from cofima.training.context import Batch, Context
 from cofima.training.options import Train

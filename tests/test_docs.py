@@ -26,6 +26,7 @@ from cofima.core.errors import CofimaWarning
 from cofima.data.sources.in_memory import blobs
 from cofima.experiment import config
 from cofima.experiment.launch import launch
+from cofima.store.config import Config
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -86,7 +87,7 @@ def test_every_option_and_key_has_a_meaning(tables: ModuleType) -> None:
 
 
 def test_the_configuration_page_has_every_key() -> None:
-    flat = config._flat(config.Config().model_dump(exclude={"options"}))
+    flat = config._flat(Config().model_dump(exclude={"options"}))
     page = (ROOT / "docs" / "configuration.md").read_text("utf-8")
     assert not [key for key in flat if f"| `{key}` |" not in page]
 

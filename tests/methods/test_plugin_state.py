@@ -14,10 +14,10 @@ from cofima import methods
 from cofima.core import plugins
 from cofima.core.errors import CofimaError
 from cofima.data.sources.in_memory import blobs
-from cofima.experiment.config import Config
 from cofima.experiment.grid import estimate, shared_first_task
 from cofima.experiment.grid.speed import Speed
 from cofima.experiment.launch import launch
+from cofima.store.config import Config
 
 UNDECLARED = '''
 from dataclasses import dataclass

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import Progress
-from cofima.experiment.config import Config, read_values, resolve
+from cofima.experiment.config import read_values, resolve
 from cofima.experiment.grid.cells import name
 from cofima.experiment.grid.scheduler import run_grid
 from cofima.report import metrics
 from cofima.report.runs import Run, read
+from cofima.store.config import Config
 
 
 def configure(

@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 
 from cofima import methods
 from cofima.core.errors import CofimaError
-from cofima.experiment.config import Config
 from cofima.methods.base import Method
 from cofima.models import backbone
 from cofima.models.backbone import BackboneFacts, build_empty
 from cofima.store import model_folder
+from cofima.store.config import Config
 from cofima.store.history import HistoryRow, is_run
 from cofima.weights.ops import Weights
 

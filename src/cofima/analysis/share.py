@@ -22,9 +22,9 @@ from cofima.analysis.relearn import Relearned, averaging, relearn
 from cofima.analysis.run_folder import choose_task, open_run
 from cofima.core.errors import problems
 from cofima.core.progress import SILENT, Progress
-from cofima.experiment.config import Config
 from cofima.report.metrics import summarise
 from cofima.report.runs import Run
+from cofima.store.config import Config
 
 TAKEN = ("method", "options.lam", "held_out", "seed")
 Tested = Literal["chosen", "all", "none"]

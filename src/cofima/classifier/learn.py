@@ -12,13 +12,13 @@ from cofima.data.image_set import ImageSet, owned
 from cofima.data.sources.listing import find_images
 from cofima.data.stream import Task
 from cofima.experiment import config as configs
-from cofima.experiment.config import Config
 from cofima.experiment.run import learn_task
 from cofima.experiment.stream import make_view
 from cofima.methods import build
 from cofima.methods.components.exemplars import first_of_each
 from cofima.models import backbone, efficientnet_lite
 from cofima.models.net import Net
+from cofima.store.config import Config
 from cofima.store.history import HistoryRow, Kind
 from cofima.store.model import Model, attach
 from cofima.training.options import Train

@@ -37,6 +37,7 @@ from cofima.core.progress import SILENT
 from cofima.data.image_set import image_set
 from cofima.data.loading.decoder import decode
 from cofima.experiment import config as configs
+from cofima.store.config import DEFAULT_METHOD
 from cofima.store.model import Model, copy_model, load_model, save_model
 
 
@@ -63,7 +64,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         backbone: str | None = None,
-        method: str = configs.DEFAULT_METHOD,
+        method: str = DEFAULT_METHOD,
         epochs: int | None = None,
         image_shape: tuple[int, ...] | None = None,
         settings: Sequence[str] = (),

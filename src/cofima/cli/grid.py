@@ -30,10 +30,10 @@ from cofima.cli.console import (
 from cofima.core.progress import SILENT, Progress
 
 if TYPE_CHECKING:
-    from cofima.experiment.config import Config
     from cofima.experiment.grid.estimate import Forecast
     from cofima.experiment.grid.scheduler import Outcome
     from cofima.experiment.grid.status import Board, Row
+    from cofima.store.config import Config
 
 ORDER = ("running", "failed", "waiting", "done")
 STYLE = {"running": "", "failed": "red", "waiting": "dim", "done": "green"}
@@ -170,8 +170,8 @@ def print_json(found: Sequence[Forecast]) -> None:
 def overrides_of(config: Config) -> list[str]:
     """Return what differs from the defaults, as it would be written on a command line."""
     from cofima import methods
-    from cofima.experiment.config import Config as Defaults
     from cofima.report.groups import flat
+    from cofima.store.config import Config as Defaults
 
     usual = Defaults(method=config.method).model_dump(mode="json")
     usual["options"] = methods.options_of(methods.build(config.method))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cofima.store.settings import MACHINE, RECORDED, SOURCE
+from cofima.core.settings import MACHINE, RECORDED, SOURCE
 
 Preset = Literal["slca", "pilot", "timm"]
 

@@ -15,9 +15,7 @@ from cofima.data.datasets import DataOptions
 from cofima.experiment.recipes.layers import PARTS, Check, flattened, merged
 from cofima.experiment.recipes.layers import override as override
 from cofima.models import backbone
-from cofima.store.config import DEFAULT_METHOD as DEFAULT_METHOD
-from cofima.store.config import Config as Config
-from cofima.store.config import StreamOptions as StreamOptions
+from cofima.store.config import Config
 
 OF_GRIDS = ("grid", "resources")  # keys of a recipe that are not of one run
 

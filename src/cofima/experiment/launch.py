@@ -11,9 +11,10 @@ from cofima.core import distributed
 from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import alone
 from cofima.core.progress import SILENT, Progress
+from cofima.core.settings import uncounted
 from cofima.core.signals import Interrupted, listening
 from cofima.data import datasets
-from cofima.experiment.config import Config, difference
+from cofima.experiment.config import difference
 from cofima.experiment.metrics_log import Listener
 from cofima.experiment.run import run
 from cofima.experiment.several import refuse_several
@@ -22,9 +23,9 @@ from cofima.methods import build
 from cofima.models import backbone, overlap
 from cofima.models.net import Net
 from cofima.store import model_folder
+from cofima.store.config import Config
 from cofima.store.history import is_run
 from cofima.store.model import Model, attach, load_model
-from cofima.store.settings import uncounted
 from cofima.training import checkpoint, device
 
 FREE = uncounted(Config, "resumed")  # may differ when a run is continued

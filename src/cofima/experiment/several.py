@@ -5,7 +5,7 @@ from torch import nn
 from cofima import methods
 from cofima.core import distributed, torchrun
 from cofima.core.errors import problems
-from cofima.experiment.config import Config
+from cofima.store.config import Config
 from cofima.training.loop import norms
 
 

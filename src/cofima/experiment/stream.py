@@ -9,9 +9,9 @@ from cofima.core.progress import SILENT, Progress
 from cofima.data import datasets, transforms
 from cofima.data.stream import Stream, from_groups, split
 from cofima.data.transforms import InputDefaults, View
-from cofima.experiment.config import Config
 from cofima.methods import build
 from cofima.models.backbone import BackboneFacts
+from cofima.store.config import Config
 
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cofima.store.settings import RECORDED
+from cofima.core.settings import RECORDED
 
 
 class ModelOptions(BaseModel):

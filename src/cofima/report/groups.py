@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from cofima.core.settings import uncounted
 from cofima.report.runs import Run
 from cofima.store.config import Config
-from cofima.store.settings import uncounted
 
 _UNCOMPARED = uncounted(Config, "compared")
 

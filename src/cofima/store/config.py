@@ -4,9 +4,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cofima.core.settings import MACHINE, RECORDED, REPEAT
 from cofima.data.options import DataOptions
 from cofima.models.options import ModelOptions
-from cofima.store.settings import MACHINE, RECORDED, REPEAT
 from cofima.training.options import Train
 
 DEFAULT_METHOD = "cofima"

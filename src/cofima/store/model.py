@@ -18,11 +18,11 @@ from cofima.core.seeds import Seeds
 from cofima.data.image_set import ImageSet, image_set
 from cofima.data.sources.plugin import own
 from cofima.data.transforms import View
-from cofima.experiment.config import Config
 from cofima.methods import Method
 from cofima.models.backbone import BackboneFacts, build_empty
 from cofima.models.net import Net
 from cofima.store import model_folder
+from cofima.store.config import Config
 from cofima.store.history import HistoryRow
 from cofima.store.model_folder import IMAGES, STATE, WEIGHTS, MethodFacts, Record
 from cofima.training import device

@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from cofima.classifier.export.origin import Origin, data_name, measured, origin_of
-from cofima.experiment.config import Config
+from cofima.store.config import Config
 from cofima.store.history import HistoryRow
 from cofima.store.model import Model
 

@@ -13,9 +13,10 @@ import yaml
 
 from cofima.core.atomic import json_digest
 from cofima.core.errors import CofimaError, problems
-from cofima.experiment.config import Config, check, laid, read_values
+from cofima.core.settings import uncounted
+from cofima.experiment.config import check, laid, read_values
 from cofima.experiment.grid.resources import Resources, check_resources
-from cofima.store.settings import uncounted
+from cofima.store.config import Config
 
 _UNNAMED = uncounted(Config, "named")
 

@@ -11,12 +11,12 @@ from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.data import datasets, sources
 from cofima.data.stream import increments
-from cofima.experiment.config import Config
 from cofima.experiment.grid.cells import name
 from cofima.experiment.grid.speed import Speed, measure
 from cofima.methods.cost import Plan
 from cofima.models import inventory, registry
 from cofima.store import model_folder
+from cofima.store.config import Config
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
-from cofima.experiment.config import Config
 from cofima.experiment.grid import shared_first_task
 from cofima.experiment.grid.cells import name
 from cofima.experiment.grid.executors.base import Engine, Job
@@ -14,6 +13,7 @@ from cofima.experiment.grid.executors.local import Local
 from cofima.experiment.grid.resources import Resources
 from cofima.experiment.grid.status import Board, Row, board
 from cofima.store import model_folder
+from cofima.store.config import Config
 
 PULSE = 0.5  # seconds between two looks
 

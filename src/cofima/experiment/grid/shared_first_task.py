@@ -13,10 +13,10 @@ from pathlib import Path
 from cofima import methods
 from cofima.core.atomic import json_digest, write_text
 from cofima.core.errors import CofimaError
-from cofima.experiment.config import Config
 from cofima.experiment.grid.cells import identity
 from cofima.experiment.metrics_log import METRICS
 from cofima.store import model_folder
+from cofima.store.config import Config
 from cofima.store.model import method_facts
 
 FOLDER = ".first"  # hidden: what is in it is no result

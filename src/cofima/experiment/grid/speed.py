@@ -14,9 +14,9 @@ import torch
 from cofima.core.atomic import cache_folder, write_text
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
-from cofima.experiment.config import Config
 from cofima.models import backbone, registry
 from cofima.models.registry import ALIASES
+from cofima.store.config import Config
 from cofima.training import device
 
 FILE = "speed.json"

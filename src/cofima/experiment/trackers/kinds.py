@@ -7,12 +7,12 @@ from typing import Any
 
 from cofima.core.errors import CofimaError, did_you_mean, problems
 from cofima.experiment import metrics_log
-from cofima.experiment.config import Config
 from cofima.experiment.metrics_log import Listener
 from cofima.experiment.trackers.mlflow import Mlflow
 from cofima.experiment.trackers.tensorboard import TensorBoard
 from cofima.experiment.trackers.wandb import Wandb
 from cofima.store import model_folder
+from cofima.store.config import Config
 from cofima.store.history import is_run
 
 Tracker = TensorBoard | Wandb | Mlflow

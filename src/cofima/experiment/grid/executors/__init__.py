@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cofima.core.errors import CofimaError
-from cofima.experiment.config import Config
 from cofima.experiment.grid.executors.base import Engine
 from cofima.experiment.grid.executors.local import Local, devices
+from cofima.store.config import Config
 
 
 def make(name: str, out: Path, jobs: int | None, address: str | None, cells: Sequence[Config]) -> Engine:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from cofima.experiment.config import Config
 from cofima.experiment.grid.resources import Resources
+from cofima.store.config import Config
 
 
 @dataclass(frozen=True, eq=False)

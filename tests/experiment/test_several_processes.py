@@ -53,7 +53,7 @@ def learn(folder: Path, counts: Sequence[int], cases: Sequence[str]) -> None:
     """Learn the cases with so many processes each, side by side."""
     for count in counts:
         (folder / str(count)).mkdir()
-    script = str(HERE / "learn.py")
+    script = str(HERE / "learn_in_processes.py")
     started = [start(count, script, str(folder / str(count)), *cases) for count in counts]
     for process in started:
         finish(process)

@@ -8,7 +8,8 @@ import pytest
 
 from cofima.core.errors import CofimaError, did_you_mean, problems
 from cofima.experiment import config
-from cofima.experiment.config import Config, check, difference, read
+from cofima.experiment.config import check, difference, read
+from cofima.store.config import Config
 
 
 def said(values: dict[str, Any]) -> str:

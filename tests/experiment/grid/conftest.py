@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cofima.experiment.config import Config
 from cofima.experiment.grid.cells import cells, name
 from cofima.experiment.launch import launch
 from cofima.store import model_folder
+from cofima.store.config import Config
 
 SMALL: dict[str, Any] = {
     "dataset": "blobs",

@@ -23,7 +23,7 @@ from cofima.store import model_folder
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 COLOURS = {"red": (220, 30, 30), "green": (30, 190, 40), "blue": (30, 60, 220), "yellow": (230, 220, 40)}
-FIGURES = Path(__file__).parents[2] / "docs" / "figures"
+FIGURES = Path(__file__).parents[3] / "docs" / "figures"
 
 
 def paint(folder: Path, name: str, count: int, first: int = 0) -> list[Path]:

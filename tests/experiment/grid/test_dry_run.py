@@ -13,13 +13,14 @@ from typer.testing import CliRunner
 from cofima import methods
 from cofima.cli import app
 from cofima.cli.grid import overrides_of
-from cofima.experiment.config import Config, check
+from cofima.experiment.config import check
 from cofima.experiment.grid import estimate as forecasts
 from cofima.experiment.grid import speed as speeds
 from cofima.experiment.grid.cells import cells, name, reduced
 from cofima.experiment.grid.estimate import forecast
 from cofima.experiment.grid.speed import Speed, measure
 from cofima.methods.cost import FISHER_PASS, Cost, Plan
+from cofima.store.config import Config
 
 
 @pytest.fixture

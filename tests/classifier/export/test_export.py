@@ -20,7 +20,7 @@ from cofima.classifier.export.torch import Portable
 from cofima.core.errors import CofimaError
 from cofima.store.model import Model, load_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "using_a_model.md"
+PAGE = Path(__file__).parents[3] / "docs" / "using_a_model.md"
 NOT_PLAIN = {"l2p": "prompts", "dual_prompt": "prompts", "ranpac": "random projection"}
 
 

@@ -21,7 +21,7 @@ from cofima.data.options import DataOptions
 from cofima.experiment.config import check
 from cofima.store.model import load_model
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 EMPTY = "x = 1\n"
 METHOD = """
 from dataclasses import dataclass

@@ -8,8 +8,8 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel
 
+from cofima.core.settings import MACHINE, RECORDED, SOURCE, Role, uncounted
 from cofima.store.config import Config
-from cofima.store.settings import MACHINE, RECORDED, SOURCE, Role, uncounted
 
 
 class Inner(BaseModel):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cofima.experiment.config import Config
 from cofima.experiment.grid.cells import cells, name, reduced
 from cofima.experiment.grid.scheduler import run_grid
+from cofima.store.config import Config
 
 FOUR = {"cub200", "cars196", "cifar100", "imagenet_r"}
 SEEDS = {1993, 1996, 1997}
@@ -51,7 +51,7 @@ def test_schedules_follow_backbones_and_datasets() -> None:
 
 def writers() -> ModuleType:
     """Return the module that writes small datasets in their real formats."""
-    path = Path(__file__).parents[1] / "data" / "conftest.py"
+    path = Path(__file__).parents[2] / "data" / "conftest.py"
     spec = importlib.util.spec_from_file_location("dataset_writers", path)
     assert spec is not None
     assert spec.loader is not None

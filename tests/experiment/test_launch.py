@@ -24,7 +24,7 @@ from cofima.models.backbone import create
 from cofima.store import model_folder
 from cofima.store.model import load_model
 
-CONFTEST = Path(__file__).parent / "conftest.py"
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
 
 class Ears(Progress):

@@ -13,7 +13,6 @@ from cofima import methods
 from cofima.core import lock
 from cofima.core.errors import CofimaError
 from cofima.core.progress import Progress
-from cofima.experiment.config import Config
 from cofima.experiment.grid import shared_first_task, worker
 from cofima.experiment.grid.cells import name
 from cofima.experiment.grid.executors import make
@@ -26,6 +25,7 @@ from cofima.experiment.grid.worker import LOG, learn
 from cofima.experiment.launch import pending
 from cofima.methods import Method
 from cofima.store import model_folder
+from cofima.store.config import Config
 
 # averages with Fisher information, fixed features behind adapters, a memory, and no tasks at all
 KINDS = ["cofima", "ranpac", "der_pp", "joint"]

@@ -10,8 +10,9 @@ from cofima import methods
 from cofima.core.errors import CofimaError
 from cofima.data.transforms import PAPER_DATASETS
 from cofima.experiment import config
-from cofima.experiment.config import Config, read_values, resolve
+from cofima.experiment.config import read_values, resolve
 from cofima.experiment.recipes.layers import flattened, merged
+from cofima.store.config import Config
 
 ORDER = ("recipe", "per_dataset", "per_backbone", "per_method", "command line")
 # each layer says its own name for the number of epochs, and for a key of its own
