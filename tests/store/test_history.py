@@ -64,5 +64,5 @@ def test_a_run_and_what_happens_to_it_later_have_one_schema(tmp_path: Path, tiny
 
 
 def test_histories_are_read_without_torch() -> None:
-    code = "import sys; from cofima import generations, history; assert 'torch' not in sys.modules"
+    code = "import sys; from cofima.store import history, model_folder; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
