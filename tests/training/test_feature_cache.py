@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from cofima.core.atomic import write_aside
 from cofima.core.errors import CofimaWarning
 from cofima.training import feature_cache
 from cofima.training.feature_cache import Shelf
@@ -121,10 +122,13 @@ def test_a_file_of_another_key_is_not_taken(folder: Path) -> None:
         assert not holds(Shelf(other), 1)
 
 
-def test_what_a_crash_left_half_written_is_not_looked_at(folder: Path) -> None:
+def test_what_is_being_written_or_a_crash_left_half_written_is_not_looked_at(folder: Path) -> None:
     Shelf(folder).add(named(1))
-    (folder / ".0123abcd").write_bytes(b"half of")
-    assert holds(Shelf(folder), 1)
+    (whole,) = folder.iterdir()
+    with write_aside(folder / whole.name) as aside:
+        aside.write_bytes(whole.read_bytes()[:20])
+        assert holds(Shelf(folder), 1)  # and no warning
+        aside.write_bytes(whole.read_bytes())
 
 
 def test_a_file_that_another_process_removed_is_missing_quietly(folder: Path) -> None:

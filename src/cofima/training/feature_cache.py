@@ -35,7 +35,8 @@ class Shelf:
         self.files: dict[bytes, Path] = {}
         if folder is not None and folder.is_dir():
             _touch(folder)
-            for file in sorted(folder.glob("*.safetensors")):
+            # not those aside: other processes write them at this moment, and rename them while they are read
+            for file in sorted(folder.glob("[!.]*.safetensors")):
                 self.files |= dict.fromkeys(_names(file), file)
 
     def __contains__(self, name: bytes) -> bool:
