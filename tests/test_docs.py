@@ -142,7 +142,7 @@ def test_no_page_mentions_a_command_that_does_not_exist(page: Path) -> None:
 def test_command_lines_parse(page: str, line: str) -> None:
     _, name, *words = split_plugins(shlex.split(line))[1]
     command = COMMANDS[name]
-    while hasattr(command, "commands"):  # a command of commands, such as data or analyse
+    while hasattr(command, "commands"):  # a command of commands, such as data or analyze
         name, *words = words
         command = command.commands[name]
     command.make_context(name, words)  # an unknown option or a missing argument raises

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cofima.classifier.merge.fisher_file import fisher
     from cofima.classifier.merge.merge import merge
     from cofima.classifier.predict import Prediction
+    from cofima.classifier.sklearn import ImageClassifier
     from cofima.store.model import Model
     from cofima.weights import (
         auto_lambda,
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Classifier",
     "ForgettingError",
+    "ImageClassifier",
     "Model",
     "Prediction",
     "auto_lambda",
@@ -48,10 +50,11 @@ __all__ = [
     "weight_distance",
 ]
 
-# Imported when first asked for: torch and timm take seconds, which `cofima --help` should not.
+# Imported on first use: torch, timm and scikit-learn take seconds to import.
 _MODULES = {
     "Classifier": "cofima.classifier.classifier",
     "ForgettingError": "cofima.classifier.forgetting_check",
+    "ImageClassifier": "cofima.classifier.sklearn",
     "Model": "cofima.store.model",
     "Prediction": "cofima.classifier.predict",
     "auto_lambda": "cofima.weights",

@@ -60,7 +60,7 @@ def test_learn_says_what_it_rests_on_and_what_to_do_next(
     assert f"cofima extend {tmp_path / 'm'}" in out
 
 
-def test_extend_history_undo_rename_forget(
+def test_extend_history_undo_rename_and_remove_class(
     run: Callable[..., tuple[int, str, str]], model: Path, tmp_path: Path, photos: Photos
 ) -> None:
     code, out, _ = run("extend", model, photos(tmp_path / "new", (3, 4)), "--epochs", "1")
@@ -69,16 +69,16 @@ def test_extend_history_undo_rename_forget(
     assert "measured on 6 images kept" in out
     assert run("rename", model, "class 3", "third")[0] == 0
     assert cofima.load(model).classes == ["class 0", "class 1", "class 2", "third", "class 4"]
-    code, out, _ = run("forget", model, "third")
+    code, out, _ = run("remove-class", model, "third")
     assert "4 classes are left" in out
     code, out, _ = run("history", model)
-    for word in ("learn", "extend", "rename", "class 3 -> third", "forget"):
+    for word in ("learn", "extend", "rename", "class 3 -> third", "remove class"):
         assert word in out
     assert run("undo", model)[0] == 0
     assert "third" in cofima.load(model).classes
     code, _, err = run("undo", model)
     assert (code, "nothing to undo" in err) == (2, True)
-    assert run("forget", model, "thrid")[2].strip().endswith("did you mean 'third'?")
+    assert run("remove-class", model, "thrid")[2].strip().endswith("did you mean 'third'?")
 
 
 def test_another_folder_leaves_the_model_as_it_is(
@@ -173,14 +173,16 @@ def test_evaluate_writes_a_page_that_needs_nothing_else(
     assert "class 'strange' is not known" in run("evaluate", three, folder)[2]
 
 
-@pytest.mark.parametrize("command", ["undo", "history", "predict", "evaluate", "extend", "rename", "forget"])
+@pytest.mark.parametrize(
+    "command", ["undo", "history", "predict", "evaluate", "extend", "rename", "remove-class"]
+)
 def test_what_is_no_model_folder_is_said_so(
     command: str, run: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     (tmp_path / "a.png").write_bytes(b"")
     more = {"predict": [tmp_path / "a.png"], "evaluate": ["x"], "extend": ["x"], "rename": ["a", "b"]}
     for folder in (tmp_path, tmp_path / "nowhere"):
-        code, _, err = run(command, folder, *more.get(command, ["x"] if command == "forget" else []))
+        code, _, err = run(command, folder, *more.get(command, ["x"] if command == "remove-class" else []))
         assert code == 2
         assert "is not a model folder" in err
 
@@ -188,7 +190,7 @@ def test_what_is_no_model_folder_is_said_so(
 def test_a_kill_at_any_moment_leaves_a_model_that_predicts(
     model: Path, tmp_path: Path, photos: Photos
 ) -> None:
-    """A process that extends, forgets and saves again and again is killed at random moments."""
+    """A process that extends, removes a class and saves again and again is killed at random moments."""
     new = photos(tmp_path / "new", (3,), per_class=5)
     chance, reached = random.Random(5), set()
     for turn in range(8):
@@ -201,7 +203,7 @@ def test_a_kill_at_any_moment_leaves_a_model_that_predicts(
                     clf.extend(new, epochs=1)
                     clf.save()
                     os.write(told, b".")
-                    clf.forget("class 3")
+                    clf.remove_class("class 3")
                     clf.save()
                     os.write(told, b".")
             finally:
@@ -218,6 +220,6 @@ def test_a_kill_at_any_moment_leaves_a_model_that_predicts(
         assert clf.predict(sorted(new.rglob("*.png"))[0])[0].label in clf.classes
         reached.add(model_folder.current(model).name)
         if len(clf.classes) > 3:
-            clf.forget("class 3")
+            clf.remove_class("class 3")
             clf.save()  # and it can go on
     assert len(reached) > 1

@@ -199,26 +199,26 @@ def test_every_method_extends_or_refuses_before_any_work(
 
 
 @pytest.mark.parametrize("method", methods.names())
-def test_every_method_forgets_a_class_or_refuses(
+def test_every_method_removes_a_class_or_refuses(
     method: str, tmp_path: Path, photos: Photos, tiny: Any
 ) -> None:
     clf = learned(method, tmp_path, photos, tiny)
     image = sorted((tmp_path / "photos").rglob("*.png"))[0]
     if clf.model.method.keeps_images:
         with pytest.raises(CofimaError, match="keeps images of its classes"):
-            clf.forget("class 0")
+            clf.remove_class("class 0")
         return
     if clf.model.method.extends:
         clf.extend(photos(tmp_path / "new", (2,), per_class=6))
     logits = clf.model.logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
-    clf.forget("class 0")
+    clf.remove_class("class 0")
     left = clf.model.logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
     assert torch.allclose(left, logits[:, 1:], atol=1e-6)
     clf.save(tmp_path / "model")
     again = cofima.load(tmp_path / "model")
     assert "class 0" not in [name for name, _ in again.predict(image, top=9)[0].best]
     if clf.model.method.extends:
-        again.forget("class 2")  # its task is empty now
+        again.remove_class("class 2")  # its task is empty now
         again.extend(photos(tmp_path / "newer", (4, 5), per_class=6))
         assert again.classes == ["class 1", "class 4", "class 5"]
 

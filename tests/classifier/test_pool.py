@@ -1,4 +1,4 @@
-"""Laws of what more images, rare classes and forgotten classes do to what is kept."""
+"""Laws of what more images, rare classes and removed classes do to what is kept."""
 
 import pytest
 import torch

@@ -10,7 +10,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import check_estimator
 
-from cofima.classifier.sklearn import ImageClassifier
+from cofima import ImageClassifier
 
 QUICK: dict[str, Any] = {
     "backbone": "vit_test",

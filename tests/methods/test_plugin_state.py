@@ -144,7 +144,7 @@ def test_a_class_that_is_removed_takes_its_row_along(write: Any, tiny: Any, tmp_
     launch(small(tiny), tmp_path / "run")
     clf = cofima.load(tmp_path / "run")
     before, gone = prototypes(clf.model), clf.classes[2]
-    clf.forget(gone)
+    clf.remove_class(gone)
     clf.save()
     again = cofima.load(tmp_path / "run")
     assert gone not in again.classes
@@ -160,7 +160,7 @@ def test_what_is_not_declared_is_refused_before_a_class_is_removed(
     launch(small(tiny), tmp_path / "run")
     clf = cofima.load(tmp_path / "run")
     with pytest.raises(CofimaError, match=r"Means keeps 'prototypes'.*state_schema of Means") as error:
-        clf.forget(clf.classes[2])
+        clf.remove_class(clf.classes[2])
     assert "\n" not in str(error.value)
     assert len(clf.classes) == len(prototypes(clf.model))
 
@@ -173,7 +173,7 @@ def test_a_declaration_that_is_wrong_is_refused_likewise(
     launch(small(tiny), tmp_path / "run")
     clf = cofima.load(tmp_path / "run")
     with pytest.raises(CofimaError, match=r"Means keeps 'prototypes' of shape \[\d+, 16\]: the state_schema"):
-        clf.forget(clf.classes[2])
+        clf.remove_class(clf.classes[2])
 
 
 @both

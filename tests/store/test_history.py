@@ -51,11 +51,11 @@ def test_a_run_and_what_happens_to_it_later_have_one_schema(tmp_path: Path, tiny
     assert is_run(model_folder.read_history(tmp_path))
     clf = cofima.load(tmp_path)
     clf.rename(clf.classes[0], "other")
-    clf.forget("other")
+    clf.remove_class("other")
     clf.save()
     rows = model_folder.read_history(tmp_path)
     assert not is_run(rows)
-    assert [(row.kind, row.task) for row in rows[-3:]] == [("task", 2), ("rename", 2), ("forget", 2)]
+    assert [(row.kind, row.task) for row in rows[-3:]] == [("task", 2), ("rename", 2), ("remove class", 2)]
     assert all(row.date for row in rows)
     assert rows == cofima.load(tmp_path).history
     assert [row.epochs for row in rows[:2]] == [4, 4]

@@ -33,21 +33,21 @@ class Classifier:
     Made by :func:`learn` or :func:`load`. Nothing on disk changes before :meth:`save`; a call that
     fails, or is interrupted, leaves the classifier as it was.
 
-    =========================  ==============================================================
-    ``classes``                names, in the order of the probabilities
-    ``predict(images)``        a :class:`Prediction` for each image
-    ``stream(images)``         the same, one at a time, for any number of images
-    ``probabilities(images)``  float32 [N, classes], calibrated on held-out images
-    ``extend(photos)``         learn new classes, or more images of known ones
-    ``evaluate(folder)``       accuracy, per class, and what is confused with what
-    ``rename``, ``forget``     change the name of a class, or take it out
-    ``history``                one row for each thing that happened to it
-    ``save(folder)``           write the model folder
-    ``model``                  the :class:`~cofima.store.model.Model` below: network, method, preprocessing
-    ``folder``                 where it was loaded from or last saved to, or None
-    ``accuracy``               on images held out when it last learned, class by class, or None
-    ``calibrated``             whether the probabilities were fitted on held-out images
-    =========================  ==============================================================
+    ============================  ==============================================================
+    ``classes``                   names, in the order of the probabilities
+    ``predict(images)``           a :class:`Prediction` for each image
+    ``stream(images)``            the same, one at a time, for any number of images
+    ``probabilities(images)``     float32 [N, classes], calibrated on held-out images
+    ``extend(photos)``            learn new classes, or more images of known ones
+    ``evaluate(folder)``          accuracy, per class, and what is confused with what
+    ``rename``, ``remove_class``  change the name of a class, or take it out
+    ``history``                   one row for each thing that happened to it
+    ``save(folder)``              write the model folder
+    ``model``                     the :class:`~cofima.store.model.Model` below: network, method, preprocessing
+    ``folder``                    where it was loaded from or last saved to, or None
+    ``accuracy``                  on images held out when it last learned, class by class, or None
+    ``calibrated``                whether the probabilities were fitted on held-out images
+    ============================  ==============================================================
 
     An image is a path, a Pillow image, an array [H, W], [H, W, 3] or [H, W, 4], or a tensor
     [3, H, W]; whole numbers count to 255, floats to 1. ``images`` is one or a sequence of them.
@@ -156,9 +156,9 @@ class Classifier:
         """Give a class another name."""
         self.model = edit.rename(self.model, old, new)
 
-    def forget(self, name: str) -> None:
+    def remove_class(self, name: str) -> None:
         """Take a class out: its row, what is remembered of it, its kept images."""
-        self.model = edit.forget(self.model, name)
+        self.model = edit.remove_class(self.model, name)
 
     def save(self, folder: PathLike | None = None, progress: Progress = SILENT) -> Path:
         """Write a new state into a model folder; the state before stays there, for ``undo``.

@@ -7,7 +7,7 @@ from typing import Any
 
 from cofima.core.errors import CofimaError, did_you_mean
 from cofima.data.image_set import owned
-from cofima.methods.state import drop_row, remove_class
+from cofima.methods import state as states
 from cofima.store.history import HistoryRow, Kind, now
 from cofima.store.model import Model, rebuild_model
 
@@ -24,15 +24,15 @@ def rename(model: Model, old: str, new: str) -> Model:
     return made
 
 
-def forget(model: Model, name: str) -> Model:
+def remove_class(model: Model, name: str) -> Model:
     """Return the model without a class: without its row, what is remembered of it, and its kept images."""
     label = find(model, name)
     if len(model.classes) == 1:
-        raise CofimaError(f"forget: '{name}' is the only class of this model")
+        raise CofimaError(f"remove-class: '{name}' is the only class of this model")
     sizes = [len(task) for task in model.tasks]
-    state = remove_class(type(model.method), model.method.state(), sizes, label)
+    state = states.remove_class(type(model.method), model.method.state(), sizes, label)
     head = {f"{model.backbone.classifier}.{part}" for part in ("weight", "bias")}
-    weights = {k: drop_row(v, label) if k in head else v.clone() for k, v in model.weights().items()}
+    weights = {k: states.drop_row(v, label) if k in head else v.clone() for k, v in model.weights().items()}
     tasks = [tuple(other for other in task if other != name) for task in model.tasks]
     made = rebuild_model(model, weights, state, tasks, model.method.context.progress)
     made.serving = _named(made.serving, lambda other: None if other == name else other)
@@ -42,7 +42,7 @@ def forget(model: Model, name: str) -> Model:
         others = made.images.select(made.images.labels != label)
         labels = others.labels - (others.labels > label).long()
         made.images = owned(replace(others, labels=labels))
-    made.history.append(_row(model, "forget", [name]))
+    made.history.append(_row(model, "remove class", [name]))
     return made
 
 

@@ -87,7 +87,7 @@ register(
     (model.history, "history parts"),
     (model.undo, "undo parts"),
     (model.rename, "rename parts screw 'wood screw'"),
-    (model.remove_class, "forget parts washer"),
+    (model.remove_class, "remove-class parts washer"),
     (share.export, "export parts --onnx parts.onnx"),
     (share.card, "card parts -o README.md"),
     (share.push, "push parts my-name/parts --private"),
@@ -100,7 +100,7 @@ register(
     app, "cofima", (weights.merge, "merge runs/a runs/b -o runs/both --lam 0.5"), cls=weights.ListOptions
 )
 app.add_typer(catalog.data, name="data")
-app.add_typer(report.analyses, name=report.ANALYSE)
+app.add_typer(report.analyses, name=report.ANALYZE)
 
 
 def _version(wanted: bool) -> None:

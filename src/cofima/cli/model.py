@@ -1,4 +1,4 @@
-"""Commands on one classifier: learn, extend, predict, evaluate, history, undo, rename and forget."""
+"""Commands on one classifier: learn, extend, predict, evaluate, history, undo, rename and remove-class."""
 
 from __future__ import annotations
 
@@ -334,9 +334,9 @@ def remove_class(
     from cofima.classifier.classifier import load
 
     classifier = load(model)
-    classifier.forget(name)
+    classifier.remove_class(name)
     classifier.save()
-    say(f"{model}: '{name}' is forgotten; {len(classifier.classes)} classes are left")
+    say(f"{model}: '{name}' is removed; {len(classifier.classes)} classes are left")
 
 
 def _learned(made: Classifier) -> Iterator[str]:

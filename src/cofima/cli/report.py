@@ -13,7 +13,7 @@ from cofima.cli.console import Overrides, interruptible, out_option, print_runs,
 from cofima.core.atomic import write_texts
 from cofima.core.errors import CofimaError
 
-ANALYSE = "analyse"
+ANALYZE = "analyze"
 RECIPE = "table1.yaml"  # the protocol of the paper
 OUT = Path("analysis")
 KEPT = "cells that are finished are kept, the same command goes on with the others"
@@ -272,11 +272,11 @@ def _scratch(
 analyses = typer.Typer(
     no_args_is_help=True,
     help="Look into runs as the paper does: each analysis writes a figure and a CSV file.",
-    epilog=f"Example: cofima {ANALYSE} path runs/coma",
+    epilog=f"Example: cofima {ANALYZE} path runs/coma",
 )
 register(
     analyses,
-    f"cofima {ANALYSE}",
+    f"cofima {ANALYZE}",
     (_lambda, "lambda demo.yaml --methods coma,cofima --out lambda"),
     (_backbones, "backbones demo.yaml --backbones vit_micro,resnet10t.c3_in1k"),
     (_scratch, "scratch demo.yaml --own train.backbone_lr_scale=1"),

@@ -1,6 +1,6 @@
 """History of a model: one row for each thing that happened to it, oldest first.
 
-Runs, ``learn``, ``extend``, ``rename``, ``forget`` and ``merge`` write rows of this one schema into
+Runs, ``learn``, ``extend``, ``rename``, ``remove_class`` and ``merge`` write rows of this one schema into
 ``history.jsonl``; reports, trackers and analyses read them. Nothing here needs torch.
 """
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cofima.core.errors import problems
 
-Kind = Literal["task", "learn", "extend", "more images", "rename", "forget", "merge"]
+Kind = Literal["task", "learn", "extend", "more images", "rename", "remove class", "merge"]
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]

@@ -1,4 +1,4 @@
-"""``cofima analyse`` as a user types it."""
+"""``cofima analyze`` as a user types it."""
 
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,19 @@ from cofima.cli import app
 from cofima.core.errors import CofimaError
 
 
-def analyse(*words: Any) -> str:
-    done = CliRunner().invoke(app, ["-q", "analyse", *map(str, words)], catch_exceptions=False)
+def analyze(*words: Any) -> str:
+    done = CliRunner().invoke(app, ["-q", "analyze", *map(str, words)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
 
 def test_an_analysis_writes_a_figure_and_numbers(kept: Any, tmp_path: Path) -> None:
-    analyse("path", kept("cofima"), "--points", 3, "--images", 2, "--out", tmp_path / "new" / "path")
-    analyse("lambda", kept("coma"), "--lams", "0,1", "--out", tmp_path)
-    analyse("distance", kept("coma"), "-o", tmp_path)
-    analyse("fisher", kept("cofima"), "-o", tmp_path)
-    analyse("landscape", kept("coma"), "--grid", 5, "--images", 1, "-o", tmp_path)
-    analyse("trajectories", kept("coma"), kept("slca"), "--grid", 0, "-o", tmp_path)
+    analyze("path", kept("cofima"), "--points", 3, "--images", 2, "--out", tmp_path / "new" / "path")
+    analyze("lambda", kept("coma"), "--lams", "0,1", "--out", tmp_path)
+    analyze("distance", kept("coma"), "-o", tmp_path)
+    analyze("fisher", kept("cofima"), "-o", tmp_path)
+    analyze("landscape", kept("coma"), "--grid", 5, "--images", 1, "-o", tmp_path)
+    analyze("trajectories", kept("coma"), kept("slca"), "--grid", 0, "-o", tmp_path)
     for name in ("path", "lambda_posthoc", "distance", "fisher", "landscape", "trajectories"):
         folder = tmp_path / "new" / "path" if name == "path" else tmp_path
         assert (folder / f"{name}.svg").stat().st_size > 1000
@@ -34,15 +34,15 @@ def test_recipes_are_learned(in_process: list[str], tmp_path: Path, pretrained: 
     tiny = [*quick, "backbone=vit_test"]
     small = ["options.align.epochs=1", "options.align.samples=2", "model.pretrained=false"]
     known = f"model.checkpoint={pretrained}"
-    said = analyse("scratch", "demo.yaml", *tiny, known, "--methods", "seq_ft", "-o", tmp_path / "a")
+    said = analyze("scratch", "demo.yaml", *tiny, known, "--methods", "seq_ft", "-o", tmp_path / "a")
     assert "Seq FT, pre-trained: " in said
     assert len(in_process) == 2
     chosen = ["--methods", "coma", "--lams", "0,1", "--held-out", 0.5, "--seeds", "1,2"]
-    said = analyse("lambda", "demo.yaml", *tiny, *small, *chosen, "-o", tmp_path / "b")
+    said = analyze("lambda", "demo.yaml", *tiny, *small, *chosen, "-o", tmp_path / "b")
     assert "coma: λ = " in said
     given = [*quick, "model.pretrained=false", "--methods", "seq_ft", "--backbones", "vit_test,resnet_test"]
-    analyse("backbones", "demo.yaml", *given, "-o", tmp_path / "c")
-    assert "resnet_test, Seq FT: " in analyse("backbones", tmp_path / "c" / "cells", "-o", tmp_path / "c")
+    analyze("backbones", "demo.yaml", *given, "-o", tmp_path / "c")
+    assert "resnet_test, Seq FT: " in analyze("backbones", tmp_path / "c" / "cells", "-o", tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_a_mistake_is_one_message(words: list[str], said: str, kept: Any, tmp_pa
     places = {"RUN": str(kept("coma")), "FILE": str(tmp_path / "file"), "EMPTY": str(tmp_path / "empty")}
     out = [] if "--out" in words else ["--out", str(tmp_path / "out")]
     with pytest.raises(CofimaError, match=said):
-        analyse(*(places.get(word, word) for word in words), *out)
+        analyze(*(places.get(word, word) for word in words), *out)
