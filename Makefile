@@ -9,8 +9,10 @@ export OMP_WAIT_POLICY ?= PASSIVE
 demo: $(READY)  ## Learn the embedded digits with five methods (two to three minutes) and write runs/demo/report.html.
 	$(BIN)/cofima demo
 
-test: $(READY)  ## Run the tests and show their coverage.
-	$(BIN)/pytest -m "not slow" --cov --cov-report=term
+# One process a core, each with one thread: more threads than cores only wait for each other.
+test: export OMP_NUM_THREADS = 1
+test: $(READY)  ## Run the tests on all cores and show their coverage and the slowest twenty.
+	$(BIN)/pytest -m "not slow" -n auto --maxprocesses 8 --dist worksteal --durations 20 --cov --cov-report=term
 
 test-slow: $(READY)  ## Run the tests that take minutes.
 	$(BIN)/pytest -m slow
