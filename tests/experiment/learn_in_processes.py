@@ -1,6 +1,6 @@
 """Learn tiny runs in double precision, alone or as one of the processes that torchrun started.
 
-``python learn_in_processes.py FOLDER CASE...`` writes what each case learnt, and what it predicts, to FOLDER.
+``python learn_in_processes.py FOLDER CASE...`` writes the results and predictions of each case to FOLDER.
 """
 
 import json

@@ -60,7 +60,7 @@ def learn(folder: Path, counts: Sequence[int], cases: Sequence[str]) -> None:
 
 
 def same(folder: Path, case: str, count: int) -> None:
-    """Compare what each of several processes has with what one learnt, to eleven digits."""
+    """Compare what each of several processes has with what one learned, to eleven digits."""
     one = load_file(folder / "1" / f"{case}.0.safetensors")
     for number in range(count):
         several = load_file(folder / str(count) / f"{case}.{number}.safetensors")
@@ -78,7 +78,7 @@ def same(folder: Path, case: str, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with what one process and two learnt."""
+    """Return a folder with what one process and two learned."""
     folder = tmp_path_factory.mktemp("both")
     learn(folder, (1, 2), MAIN)
     return folder

@@ -178,16 +178,16 @@ def test_intransigence_is_the_gap_to_joint_on_the_diagonal():
 def test_summary_divides_by_n_minus_one():
     values = [random.Random(7).gauss(80, 3) for _ in range(5)]
     mean = sum(values) / 5
-    summary = metrics.summarise(values)
+    summary = metrics.summarize(values)
     assert summary.mean == pytest.approx(mean)
     assert summary.std == pytest.approx((sum((v - mean) ** 2 for v in values) / 4) ** 0.5)
-    assert metrics.summarise([91.98]) == metrics.Summary(91.98, None, 1)
+    assert metrics.summarize([91.98]) == metrics.Summary(91.98, None, 1)
 
 
 @pytest.mark.parametrize(
     ("matrix", "sizes", "message"),
     [
-        ([], [], "no task has been learnt"),
+        ([], [], "no task has been learned"),
         ([[1.0], [1.0]], [1, 1], "row 2 .* has 1 values; expected 2"),
         ([[1.0]], [1, 1], "each of 1 tasks, got 2"),
     ],

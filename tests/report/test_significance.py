@@ -85,7 +85,9 @@ def test_a_report_has_tests_where_asked_for(make_run):
     runs = report.find(folders)
     (comparison,) = report.compare(runs)
     found = significance.tests(comparison, "slca")
-    assert [row[0] for row in shown(found)] == [group.label for group in comparison.groups if not group.joint]
+    assert [row[0] for row in shown(found)] == [
+        group.label for group in comparison.groups if not group.all_at_once
+    ]
     (coma,) = [row for row in shown(found) if row[0] == "CoMA"]
     by_label = {group.label: group for group in comparison.groups}
     mine, other = (

@@ -11,7 +11,7 @@ from cofima.analysis.plots import Bars, bars
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
 from cofima.report.groups import grouped
-from cofima.report.metrics import Summary, summarise
+from cofima.report.metrics import Summary, summarize
 from cofima.report.runs import Run, find
 
 Table = Mapping[tuple[str, str], Sequence[Run]]
@@ -77,7 +77,7 @@ def _result(name: str, first: str, table: Table) -> Result:
     second = "method" if first == "backbone" else "start"
     rows: list[dict[str, object]] = []
     for (one, two), runs in table.items():
-        final, mean = (summarise([value(run) for run in runs]) for value in (last, incremental))
+        final, mean = (summarize([value(run) for run in runs]) for value in (last, incremental))
         rows.append(
             {
                 first: one,
@@ -106,7 +106,7 @@ def _draw(table: Table) -> str:
 
 
 def _over(runs: Sequence[Run] | None) -> Summary | None:
-    return summarise([last(run) for run in runs]) if runs else None
+    return summarize([last(run) for run in runs]) if runs else None
 
 
 def _refuse_mixture(runs: Sequence[Run]) -> None:
@@ -114,7 +114,9 @@ def _refuse_mixture(runs: Sequence[Run]) -> None:
     wrong = [f"{run.folder}: not finished ({run.state})" for run in runs if not run.finished]
     for run in runs[1:]:
         for what, ours, theirs in zip(_WHAT, _protocol(runs[0]), _protocol(run), strict=True):
-            if ours != theirs and not (what == "number of tasks" and (run.joint or runs[0].joint)):
+            if ours != theirs and not (
+                what == "number of tasks" and (run.all_at_once or runs[0].all_at_once)
+            ):
                 wrong.append(f"{run.folder}: another {what} than {runs[0].folder} ({theirs} / {ours})")
     if wrong:
         raise problems("the comparison of backbones", wrong)

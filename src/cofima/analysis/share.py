@@ -22,7 +22,7 @@ from cofima.analysis.relearn import Relearned, averaging, relearn
 from cofima.analysis.run_folder import choose_task, open_run
 from cofima.core.errors import problems
 from cofima.core.progress import SILENT, Progress
-from cofima.report.metrics import summarise
+from cofima.report.metrics import summarize
 from cofima.report.runs import Run
 from cofima.store.config import Config
 
@@ -109,7 +109,7 @@ def _curve(runs: Mapping[Key, Run], name: str, by: str) -> list[tuple[float, flo
     found = []
     for lam in sorted({lam for other, lam, _ in runs if other == name}):
         some = [value(run) for (other, at, _), run in runs.items() if (other, at) == (name, lam)]
-        over = summarise(some)
+        over = summarize(some)
         found.append((lam, over.mean, over.std or 0.0))
     return found
 

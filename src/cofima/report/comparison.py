@@ -16,7 +16,7 @@ _BACKBONE = ("alias", "pretraining", "overlap", "layout", "final_norm")
 
 @dataclass(frozen=True)
 class Measure:
-    """One column: its title, which direction is better (+1, -1, or 0 for neither), and what it means."""
+    """One column: title, better direction (+1, -1, or 0 for neither), value of a run, and explanation."""
 
     key: str
     title: str
@@ -27,8 +27,8 @@ class Measure:
 
 
 def _over_time(measure: Callable[[Run], float | None]) -> Callable[[Run], float | None]:
-    """Give no value to joint training, which learns in one step, nor to a run without a finished task."""
-    return lambda run: None if run.joint or not run.history else measure(run)
+    """Return the measure with no value for a run in one step, or one without a finished task."""
+    return lambda run: None if run.all_at_once or not run.history else measure(run)
 
 
 MEASURES = (
@@ -75,14 +75,14 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that may be compared: in groups, one a row, and as a table."""
+    """Comparable runs: the groups in the order of the rows, and the table."""
 
     groups: list[Group]
     table: Table
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """Make one table for each set of comparable runs; what sets a table apart is said in its note."""
+    """Make one table for each set of comparable runs; its note names what sets it apart from the first."""
     sets = comparable(runs)
     return [_comparison(number, members, sets) for number, members in enumerate(sets, start=1)]
 
@@ -96,7 +96,7 @@ def _comparison(number: int, members: list[Run], sets: list[list[Run]]) -> Compa
     rows = [
         Row(
             [Cell(group.label), Cell(str(len(group.runs))), *(column[place] for column in columns)],
-            rule=group.joint and place > 0 and not groups[place - 1].joint,
+            rule=group.all_at_once and place > 0 and not groups[place - 1].all_at_once,
         )
         for place, group in enumerate(groups)
     ]
@@ -112,18 +112,20 @@ def _comparison(number: int, members: list[Run], sets: list[list[Run]]) -> Compa
 
 def _summary(group: Group, measure: Measure) -> Summary | None:
     values = [value for run in group.runs if (value := measure.of(run)) is not None]
-    return metrics.summarise(values) if values else None
+    return metrics.summarize(values) if values else None
 
 
 def _rank(group: Group, values: list[Summary | None]) -> tuple[bool, bool, float, str]:
-    # From the weakest to the strongest, so that the bound in the last row follows the best method.
-    return group.joint, not group.finished, values[0].mean if values[0] else -1.0, group.label
+    # weakest first, so that the upper bound in the last row follows the best method
+    return group.all_at_once, not group.finished, values[0].mean if values[0] else -1.0, group.label
 
 
 def _cells(measure: Measure, groups: Sequence[Group], values: Sequence[Summary | None]) -> list[Cell]:
-    """Return a column; the best of the finished methods are marked, and what reads the same is as good."""
+    """Return one column; the best finished methods are marked, and equal printed numbers tie."""
     cells = [number_cell(value, _decimals(measure, values)) for value in values]
-    able = [g.finished and not g.joint and c.text != MISSING for g, c in zip(groups, cells, strict=True)]
+    able = [
+        g.finished and not g.all_at_once and c.text != MISSING for g, c in zip(groups, cells, strict=True)
+    ]
     means = [float(cell.text) for cell, compared in zip(cells, able, strict=True) if compared]
     if not measure.better or len(set(means)) < 2:
         return cells
@@ -135,14 +137,14 @@ def _cells(measure: Measure, groups: Sequence[Group], values: Sequence[Summary |
 
 
 def number_cell(value: Summary | None, decimals: int = 2) -> Cell:
-    """Return mean and standard deviation, the mean alone for a single seed, or a dash without a value."""
+    """Format mean and standard deviation, the mean alone for a single seed, or a dash without a value."""
     if value is None:
         return Cell(MISSING)
     return Cell(f"{value.mean:.{decimals}f}", "" if value.std is None else f"{value.std:.{decimals}f}")
 
 
 def _decimals(measure: Measure, values: Sequence[Summary | None]) -> int:
-    """Return the decimals of a column: two for accuracies, else three digits of its smallest value."""
+    """Return the number of decimals: two for accuracies, else three digits of the smallest value."""
     if measure.percent:
         return 2
     smallest = min((value.mean for value in values if value and value.mean > 0), default=1.0)
@@ -150,7 +152,7 @@ def _decimals(measure: Measure, values: Sequence[Summary | None]) -> int:
 
 
 def _record(number: int, title: str, group: Group, values: Sequence[Summary | None]) -> dict[str, object]:
-    """Return a row for programs, with unrounded numbers."""
+    """Return the CSV record of a row, with unrounded numbers."""
     run = group.runs[0]
     data, backbone = run.record.data, run.record.backbone
     facts: dict[str, object] = {
@@ -184,7 +186,7 @@ def _title(run: Run) -> str:
 
 
 def _notes(groups: list[Group], number: int, sets: list[list[Run]]) -> list[str]:
-    """Say on what the table rests, and what sets it apart from the first."""
+    """Return the note: weights, data and seeds of the table, and its difference from the first table."""
     run = next((r for group in groups for r in group.runs if r.finished), groups[0].runs[0])
     fewest, most = (pick(len(group.runs) for group in groups) for pick in (min, max))
     parts = [
@@ -209,7 +211,7 @@ def _apart(first: list[Run], other: list[Run]) -> list[str]:
 
 
 def _tested(run: Run) -> str:
-    # Numbers by which settings were chosen must never be read as test results.
+    # accuracies that settings were chosen by must never be read as test results
     return "training images held out, not the test images" if run.config.get("held_out") else "test images"
 
 

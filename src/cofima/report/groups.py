@@ -1,4 +1,4 @@
-"""Runs that may stand in one table, and those that share a row of it."""
+"""Grouping of runs: comparable runs share a table, seeds of one configuration share a row."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,32 +19,32 @@ class Group:
 
     label: str
     runs: list[Run]
-    repeats: int = 0  # further folders with a seed that is already here; they are not counted
+    repeats: int = 0  # further runs of a seed that is already here; not counted
 
     @property
-    def joint(self) -> bool:
-        """Tell whether this is the upper bound, which learns all classes at once."""
-        return self.runs[0].joint
+    def all_at_once(self) -> bool:
+        """True for an upper bound, which learns all classes at once."""
+        return self.runs[0].all_at_once
 
     @property
     def finished(self) -> bool:
-        """Tell whether these runs have learnt every task."""
+        """True if these runs have learned every task."""
         return self.runs[0].finished
 
 
 def comparable(runs: Sequence[Run]) -> list[list[Run]]:
-    """Divide runs into sets that may be compared; a joint run joins every set whose classes it learnt."""
+    """Divide runs into comparable sets; an upper bound joins every set whose classes it learned."""
     sets: list[list[Run]] = []
-    for run in sorted((r for r in runs if not r.joint), key=_order):
+    for run in sorted((r for r in runs if not r.all_at_once), key=_order):
         home = next((s for s in sets if not any(differences(run, other) for other in s)), None)
         if home is None:
             sets.append([run])
         else:
             home.append(run)
     alone: list[list[Run]] = []
-    for run in sorted((r for r in runs if r.joint), key=_order):
+    for run in sorted((r for r in runs if r.all_at_once), key=_order):
         homes = [s for s in sets if not any(differences(run, other) for other in s)]
-        if not homes:  # a bound without a method below it still has its own table
+        if not homes:  # an upper bound without other methods gets a table of its own
             homes = [next((s for s in alone if not differences(run, s[0])), [])]
             if not homes[0]:
                 alone.extend(homes)
@@ -54,23 +54,25 @@ def comparable(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def differences(a: Run, b: Run) -> list[str]:
-    """Name what forbids comparing two runs; nothing where they follow one protocol."""
+    """List the protocol differences that forbid comparing two runs; empty if there are none."""
     one, two = _protocol(a), _protocol(b)
-    keys = [k for k in one | two if not ((a.joint or b.joint) and k.startswith(("tasks", "stream")))]
-    if "split" not in one.keys() & two.keys():  # runs of before splits had a hash
+    keys = [
+        k for k in one | two if not ((a.all_at_once or b.all_at_once) and k.startswith(("tasks", "stream")))
+    ]
+    if "split" not in one.keys() & two.keys():  # older runs recorded no hash of the split
         keys = [key for key in keys if key != "split"]
     found = [f"{k}: {_short(one.get(k))} / {_short(two.get(k))}" for k in keys if one.get(k) != two.get(k)]
     return found or list(_layout(a, b))
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Group the runs of one config; runs that are not finished stand apart from those that are."""
+    """Group runs by configuration; unfinished runs are kept apart from finished ones."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(json.dumps([_settings(run), run.state, run.label], sort_keys=True), []).append(run)
     found = []
     for group in groups.values():
-        by_seed = {run.seed: run for run in reversed(group)}  # of several runs of a seed, the first stays
+        by_seed = {run.seed: run for run in reversed(group)}  # the first run of a seed wins
         kept = [run for run in group if by_seed[run.seed] is run]
         found.append(Group(group[0].label, kept, len(group) - len(kept)))
     return [Group(_name(group, found), group.runs, group.repeats) for group in found]
@@ -88,12 +90,12 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _order(run: Run) -> tuple[bool, str, str]:
-    # Finished runs first, since they know all their classes; then nothing depends on the order of the paths.
+    # finished runs first, since they know all their classes; then independent of the order of the paths
     return not run.finished, json.dumps(run.config, sort_keys=True), str(run.folder)
 
 
 def compared(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings by which runs are compared, without those whose effect is recorded otherwise."""
+    """Return the settings that runs are compared by, without those whose effect is recorded elsewhere."""
     return {key: value for key, value in flat(config).items() if key not in _UNCOMPARED}
 
 
@@ -115,9 +117,9 @@ def _protocol(run: Run) -> dict[str, str]:
 
 
 def _layout(a: Run, b: Run) -> Iterator[str]:
-    """Compare the tasks: exactly for one seed, by their sizes for two, as a whole with joint training."""
+    """Compare tasks: exactly for one seed, by size for two, as one set of classes for an upper bound."""
     seen = range(min(len(a.tasks), len(b.tasks)))
-    if a.joint or b.joint:
+    if a.all_at_once or b.all_at_once:
         complete = all(len(run.tasks) >= run.planned for run in (a, b))
         if complete and set(chain(*a.tasks)) != set(chain(*b.tasks)):
             yield "not the same classes"
@@ -130,7 +132,7 @@ def _layout(a: Run, b: Run) -> Iterator[str]:
 
 
 def _name(group: Group, others: Sequence[Group]) -> str:
-    """Return a label that no other row has: add the settings that differ, and how far the runs are."""
+    """Return a unique label: add the settings that differ, and the progress of unfinished runs."""
     twins = [_settings(other.runs[0]) for other in others if other.label == group.label]
     mine = _settings(group.runs[0])
     odd = [key for key in mine if any(twin.get(key) != mine[key] for twin in twins)]

@@ -1,4 +1,4 @@
-"""The report as one page, complete in itself: tables, figures, and every run with its tasks and config."""
+"""The report as one self-contained HTML page: tables, figures, and every run with its tasks and config."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from cofima.report.render import html, html_page, html_table
 from cofima.report.runs import Run
 from cofima.report.table import MISSING, Cell, Column, Row, Table
 
-THEME = {colour: f"var(--series-{place})" for place, colour in enumerate(figure.SERIES)} | {
+THEME = {color: f"var(--series-{place})" for place, color in enumerate(figure.SERIES)} | {
     figure.INK: "var(--ink)",
     figure.GRID: "var(--grid)",
 }
@@ -27,7 +27,7 @@ training; merged, from before the task to what is kept; start, from the pre-trai
 
 
 def page(runs: Sequence[Run], first: Sequence[Table] = ()) -> str:
-    """Return the whole report as one HTML page; ``first`` are tables that come before those of the runs."""
+    """Return the whole report as one HTML page, with the tables ``first`` before those of the runs."""
     comparisons = compare(runs)
     shown = _unique(comparisons)
     title = f": {comparisons[0].table.title}" if len(comparisons) == 1 else ""
@@ -36,7 +36,7 @@ def page(runs: Sequence[Run], first: Sequence[Table] = ()) -> str:
         f'<p class="soft">{_count(len(runs), "run")} in {_count(len(comparisons), "table")}</p>',
         *map(html, first),
         *(html(each.table, _figures(each.groups, n)) for n, each in enumerate(comparisons, start=1)),
-        _meanings(),
+        _glossary(shown),
         "<section><h2>Runs</h2>",
         *map(details, shown),
         "</section>",
@@ -48,7 +48,7 @@ def page(runs: Sequence[Run], first: Sequence[Table] = ()) -> str:
 
 
 def drawings(comparisons: Sequence[Comparison]) -> dict[str, str]:
-    """Return the figures of each table as files of their own, for papers and slides."""
+    """Return the figures of each table as separate SVG files, by file name."""
     found: dict[str, str] = {}
     for number, each in enumerate(comparisons, start=1):
         which = f"-{number}" if len(comparisons) > 1 else ""
@@ -58,7 +58,7 @@ def drawings(comparisons: Sequence[Comparison]) -> dict[str, str]:
 
 
 def details(run: Run) -> str:
-    """Return one run as a box that opens: its tasks, its notes, its config and the way to repeat it."""
+    """Return one run as a collapsible box: tasks, notes, config and the command to repeat it."""
     title = f"{run.label}, seed {run.seed}: {run.state}{'' if run.finished else ' so far'}"
     versions = ", ".join(f"{name} {version}" for name, version in run.record.versions.items())
     parts = [
@@ -78,7 +78,7 @@ def details(run: Run) -> str:
 
 
 def config_yaml(run: Run) -> str:
-    """Return the config as a file that can be run: of the two ways to deal classes, the one that was used."""
+    """Return the config as a runnable file; ``stream`` keeps only the way of splitting that was used."""
     stream = run.config.get("stream")
     if isinstance(stream, dict) and stream.get("groups") is not None:
         stream = {"groups": stream["groups"]}
@@ -88,7 +88,7 @@ def config_yaml(run: Run) -> str:
 
 def _figures(groups: Sequence[Group], number: int) -> str:
     band = "; the band is one standard deviation over seeds" if any(len(g.runs) > 1 for g in groups) else ""
-    dashed = "; dashed: all classes learnt at once" if any(group.joint for group in groups) else ""
+    dashed = "; dashed: all classes learned at once" if any(group.all_at_once for group in groups) else ""
     wide = [
         _figure(
             figure.accuracy(groups),
@@ -113,7 +113,7 @@ def _figures(groups: Sequence[Group], number: int) -> str:
 
 
 def _figure(svg: str | None, name: str, caption: str) -> str:
-    """Set a drawing into the page: in the colours of the page, with ids of its own, and with words for it."""
+    """Embed a figure: in the theme's colors, with unique ids, and with a text alternative."""
     if svg is None:
         return ""
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
@@ -128,13 +128,12 @@ def _figure(svg: str | None, name: str, caption: str) -> str:
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>\n"
 
 
-def _meanings() -> str:
-    rest = {
-        "n": "Number of runs, which differ in their seed only.",
-        "All at once": "A method that learns all classes in one task: an upper bound, never marked as best.",
-        "Bold": "The best finished method of the column.",
-    }
-    pairs = {measure.title: measure.meaning for measure in MEASURES} | rest
+def _glossary(runs: Sequence[Run]) -> str:
+    bound = "All classes learned at once from all images: the upper bound, never marked as best."
+    pairs = {measure.title: measure.meaning for measure in MEASURES}
+    pairs["n"] = "Number of runs, which differ in their seed only."
+    pairs |= {run.label: bound for run in runs if run.all_at_once}
+    pairs["Bold"] = "The best finished method of the column."
     items = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in pairs.items())
     return f"<section><h2>What the numbers mean</h2>\n<dl>\n{items}\n</dl></section>"
 
@@ -159,7 +158,7 @@ def _task(run: Run, t: int) -> list[Cell]:
 
 
 def _backbone(run: Run) -> str:
-    """List what identifies the backbone; pixels and colours stand in the config of the preparation."""
+    """List the facts that identify the backbone; preprocessing is part of the config."""
     kept = run.record.backbone
     shown = ("name", "alias", "tag", "sha256", "pretraining", "overlap", "layout", "final_norm")
     items = "".join(f"<dt>{key}</dt><dd>{escape(str(kept[key]))}</dd>" for key in shown if kept.get(key))
@@ -173,7 +172,7 @@ def _notes(run: Run) -> str:
 
 
 def _block(text: str) -> str:
-    """Return text as it is typed or stored, in a box that scrolls by itself."""
+    """Return preformatted text in a box that scrolls by itself."""
     return f'<pre tabindex="0">{escape(text.strip())}</pre>'
 
 
@@ -182,7 +181,7 @@ def _number(value: float | None, decimals: int) -> str:
 
 
 def _unique(comparisons: Sequence[Comparison]) -> list[Run]:
-    """Return the runs in the order of the tables, a bound that stands in several tables once."""
+    """Return the runs in the order of the tables, each once (a bound may be in several tables)."""
     return list({run.folder: run for each in comparisons for g in each.groups for run in g.runs}.values())
 
 

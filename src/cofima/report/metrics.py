@@ -1,4 +1,4 @@
-"""What an accuracy matrix says: pure functions of its rows; nothing is rounded.
+"""Continual-learning metrics: pure functions of the accuracy matrix; nothing is rounded.
 
 Row ``t`` holds the accuracies (in %) after task ``t`` on the test images of every task seen so far, so the
 matrix is lower triangular; ``sizes`` are the numbers of test images of the tasks.
@@ -59,7 +59,7 @@ def forgetting(matrix: Matrix) -> float | None:
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
-    """Return the mean change of each earlier task from when it was learnt to the end."""
+    """Return the mean change of each earlier task from when it was learned to the end."""
     _check(matrix)
     final = len(matrix) - 1
     if final == 0:
@@ -70,10 +70,10 @@ def backward_transfer(matrix: Matrix) -> float | None:
 def forward_transfer(
     before: Sequence[float] | None = None, untrained: Sequence[float] | None = None
 ) -> float | None:
-    """Return how much earlier tasks help with tasks not yet learnt, or None where that was not measured.
+    """Return the mean gain of earlier tasks on tasks not yet learned, or None if it was not measured.
 
     Args:
-        before: Accuracy on task j just before it is learnt, for every task but the first. A head without
+        before: Accuracy on task j just before it is learned, for every task but the first. A head without
             columns for unseen classes cannot give it; a nearest-mean classifier on the features can.
         untrained: The same accuracies with the network as it was before any task.
     """
@@ -84,15 +84,15 @@ def forward_transfer(
     return statistics.fmean(b - u for b, u in zip(before, untrained, strict=True)) if before else None
 
 
-def intransigence(joint: float | Sequence[float], matrix: Matrix) -> list[float]:
-    """Return, for each task, how far it stays behind joint training when it has just been learnt.
+def intransigence(bound: float | Sequence[float], matrix: Matrix) -> list[float]:
+    """Return, for each task, its accuracy gap to joint training when it has just been learned.
 
     Args:
-        joint: Accuracy of joint training on each task, or one number for all of them.
+        bound: Accuracy of joint training on each task, or one number for all of them.
         matrix: The accuracy matrix.
     """
     _check(matrix)
-    bounds = [float(joint)] * len(matrix) if isinstance(joint, int | float) else list(joint)
+    bounds = [float(bound)] * len(matrix) if isinstance(bound, int | float) else list(bound)
     if len(bounds) != len(matrix):
         raise ValueError(f"expected {len(matrix)} joint accuracies, got {len(bounds)}")
     return [bound - row[-1] for bound, row in zip(bounds, matrix, strict=True)]
@@ -104,7 +104,7 @@ def old_new(matrix: Matrix, sizes: Sequence[int]) -> list[tuple[float | None, fl
     return [(_weighted(row[:-1], sizes) if len(row) > 1 else None, row[-1]) for row in matrix]
 
 
-def summarise(values: Sequence[float]) -> Summary:
+def summarize(values: Sequence[float]) -> Summary:
     """Return mean and sample standard deviation (n - 1) of one value a seed."""
     std = statistics.stdev(values) if len(values) > 1 else None
     return Summary(statistics.fmean(values), std, len(values))
@@ -117,7 +117,7 @@ def _weighted(row: Sequence[float], sizes: Sequence[int]) -> float:
 
 def _check(matrix: Matrix) -> None:
     if not matrix:
-        raise ValueError("the accuracy matrix has no rows: no task has been learnt")
+        raise ValueError("the accuracy matrix has no rows: no task has been learned")
     for t, row in enumerate(matrix, start=1):
         if len(row) != t:
             raise ValueError(f"row {t} of the accuracy matrix has {len(row)} values; expected {t}")

@@ -1,4 +1,4 @@
-"""The files of a report: of runs alone, or of the paper's tables with runs in them."""
+"""Report files by name: of runs alone, or of the paper's tables with runs in them."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -18,8 +18,8 @@ from cofima.report.table import Table
 def texts(runs: Sequence[Run], against: str | None = None, forms: Collection[str] = ()) -> dict[str, str]:
     """Return the files of a report by their names.
 
-    ``against`` adds tests of every row against one; ``forms`` are the endings wanted, by default all: what
-    nobody wants is not drawn.
+    ``against`` adds tests of every row against one; ``forms`` are the endings wanted, by default all, and
+    figures that are not wanted are not drawn.
     """
     _refuse_none(runs)
     comparisons = compare(runs)

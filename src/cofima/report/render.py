@@ -1,4 +1,4 @@
-"""Tables as Markdown, CSV, LaTeX and HTML."""
+"""Renderers of the table model: Markdown, CSV, LaTeX and HTML."""
 
 import csv
 import io
@@ -39,7 +39,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def csv_text(tables: Sequence[Table]) -> str:
-    """Return the records of tables, which have the same keys, one a line."""
+    """Return the records of tables as CSV; all tables have the same keys."""
     records = [record for table in tables for record in table.records]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(records[0]) if records else [], lineterminator="\n")
@@ -49,7 +49,7 @@ def csv_text(tables: Sequence[Table]) -> str:
 
 
 def latex(tables: Sequence[Table]) -> str:
-    r"""Return tables for a paper that loads ``booktabs`` and what else the first line names."""
+    r"""Return tables in LaTeX; the first line names the packages that they need."""
     packages = ["booktabs", *(["graphicx", "amssymb"] if any(table.scaled for table in tables) else [])]
     needs = ", ".join(f"\\usepackage{{{name}}}" for name in packages)
     return f"% needs {needs}\n" + "\n".join(_latex(table) for table in tables)
@@ -64,7 +64,7 @@ def html(table: Table, more: str = "") -> str:
 
 
 def html_table(table: Table) -> str:
-    """Return a table in a box that scrolls sideways, also by keyboard, so that the page never does."""
+    """Return a table in a box that scrolls sideways, also by keyboard, so that the page does not."""
     style = f' class="{table.style}"' if table.style else ""
     body = "\n".join(_html_row(row, table.columns) for row in table.rows)
     whole = f"<table{style}><thead>{_html_head(table)}</thead><tbody>\n{body}\n</tbody></table>"
@@ -72,7 +72,7 @@ def html_table(table: Table) -> str:
 
 
 def html_page(title: str, parts: Sequence[str]) -> str:
-    """Return a whole page, complete in itself: no network, no script."""
+    """Return a self-contained page: no network, no script."""
     style = files("cofima.report").joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -98,7 +98,7 @@ def _md(cell: Cell) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text on one line in which Markdown and HTML see no markup."""
+    """Return text on one line with Markdown and HTML markup escaped."""
     return re.sub(r"([\\`*_\[\]<>|&#~])", r"\\\1", " ".join(text.split()))
 
 
@@ -143,7 +143,7 @@ def _latex_cell(cell: Cell, column: Column) -> str:
 
 
 def _tex(text: str) -> str:
-    """Return text on one line in which LaTeX sees no commands."""
+    """Return text on one line with LaTeX commands escaped."""
     return "".join(_LATEX.get(char, char) for char in " ".join(text.split()))
 
 

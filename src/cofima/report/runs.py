@@ -1,7 +1,7 @@
-"""Runs as records: read from run folders, or from the lines of a study.
+"""Runs, read from run folders or from a study.
 
-A study is one file of JSON lines, ``{"name": ..., "record": ..., "history": [...]}``, one line a run: what
-config.json and history.jsonl of its folder say, without the weights.
+A study is one file of JSON lines, ``{"name": ..., "record": ..., "history": [...]}``, one line per run: the
+contents of config.json and history.jsonl of its folder, without the weights.
 """
 
 import json
@@ -28,10 +28,10 @@ class Run:
     """One run, finished or not.
 
     Attributes:
-        folder: Its folder; of a run in a study, its name below the study's file.
+        folder: Its folder; for a run in a study, its name below the study's file.
         source: The path that it was read from: its folder, or the study.
-        record: What config.json says of it.
-        history: One row for each task that was learned.
+        record: The contents of config.json.
+        history: One row for each learned task.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Return the method's name for people."""
+        """Return the method's display name."""
         return self.record.method.label
 
     @property
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def method(self) -> str:
-        """Return the method's name for programs."""
+        """Return the method's name in the registry."""
         return str(self.config["method"])
 
     @property
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def origin(self) -> str:
-        """Say what the backbone has seen before, and what of it is known to be in the dataset."""
+        """Describe the pre-training of the backbone, and its known overlap with the dataset."""
         kept = self.record.backbone
         if not kept.get("pretraining"):
             return ""
@@ -86,30 +86,30 @@ class Run:
         return ", ".join(plugin.get("sha256", "")[:12] for plugin in self.record.plugins)
 
     @property
-    def joint(self) -> bool:
-        """Tell whether all classes were learned at once: such a run has no accuracy over time."""
+    def all_at_once(self) -> bool:
+        """True if all classes were learned at once: such a run has no accuracy over time."""
         return self.record.method.all_at_once
 
     @property
     def planned(self) -> int:
-        """Return the number of tasks of the stream, 1 for joint training."""
-        return 1 if self.joint else self.record.planned_tasks
+        """Return the number of tasks to learn, 1 if all classes are learned at once."""
+        return 1 if self.all_at_once else self.record.planned_tasks
 
     @property
     def finished(self) -> bool:
-        """Tell whether every planned task has been learned."""
+        """True if every planned task has been learned."""
         return len(self.history) >= self.planned
 
     @property
     def state(self) -> str:
-        """Say how far the run has come, for example ``3 of 5 tasks``."""
+        """Return the progress of the run, for example ``3 of 5 tasks``."""
         return f"{len(self.history)} of {self.planned} task{'s' if self.planned != 1 else ''}"
 
     @property
     def tasks(self) -> list[list[str]]:
         """Return the classes of each task, as far as they are known."""
         learned = [row.classes for row in self.history]
-        return learned if self.joint else learned + self.record.tasks[len(learned) :]
+        return learned if self.all_at_once else learned + self.record.tasks[len(learned) :]
 
     @property
     def matrix(self) -> list[list[float]]:
@@ -148,14 +148,14 @@ class StudyLine(BaseModel):
 
 
 def read(folder: str | Path) -> Run:
-    """Read the generation in force of a run folder; raise if it is not what was written."""
+    """Read the current generation of a run folder; raise if a file was altered."""
     folder = Path(folder)
     generation = model_folder.read(folder)
     return _run(folder, folder, generation.record, generation.history())
 
 
 def read_study(file: Path) -> list[Run]:
-    """Read the runs of a study; all that is wrong with its lines is one error."""
+    """Read the runs of a study; one error lists every problem in its lines."""
     runs, wrong = [], []
     for number, text in enumerate(file.read_text("utf-8").splitlines(), start=1):
         try:
@@ -171,13 +171,13 @@ def read_study(file: Path) -> list[Run]:
 
 
 def collect(folders: Iterable[Path], file: Path) -> None:
-    """Add runs to a study, by the names of their folders; a run that it has already stays as it is."""
+    """Add runs to a study, named by their folders; a run that is already in it is not replaced."""
     kept = file.read_text("utf-8").splitlines() if file.is_file() else []
     names = {json.loads(line)["name"] for line in kept}
     for folder in folders:
         if folder.name not in names:
             run = read(folder)
-            # the sha256 of files that a study does not have would be of no use in it
+            # checksums of files that are not in the study are of no use in it
             record = run.record.model_copy(update={"files": {}})
             line = StudyLine(name=folder.name, record=record, history=run.history)
             kept.append(json.dumps(line.model_dump(mode="json")))
@@ -185,7 +185,7 @@ def collect(folders: Iterable[Path], file: Path) -> None:
 
 
 def find(paths: Iterable[str | Path]) -> list[Run]:
-    """Read every run at or below ``paths``, or of a study, each once; list all faults in one error."""
+    """Read every run at or below ``paths``, or of a study, each once; one error lists every problem."""
     found: dict[Path, Run] = {}
     faults = []
     for path in map(Path, paths):
@@ -205,7 +205,7 @@ def find(paths: Iterable[str | Path]) -> list[Run]:
 
 
 def _at(path: Path) -> Iterator[Run]:
-    """Yield the runs at or below a path; raise with all that is wrong with any of them."""
+    """Yield the runs at or below a path; one error lists every problem."""
     if path.suffix == STUDY and path.is_file():
         yield from read_study(path)
         return
@@ -220,7 +220,7 @@ def _at(path: Path) -> Iterator[Run]:
 
 
 def _run(folder: Path, source: Path, record: Record, rows: Sequence[HistoryRow]) -> Run:
-    """Check what a report relies on, and give settings that are younger than the run their defaults."""
+    """Check what a report relies on, and fill in the defaults of settings newer than the run."""
     tasks = [row for row in rows if row.kind == "task"]
     faults = [fault for number in range(len(tasks)) for fault in _oddities(tasks[: number + 1])]
     if rows and not tasks:
@@ -235,7 +235,7 @@ def _run(folder: Path, source: Path, record: Record, rows: Sequence[HistoryRow])
 
 
 def _oddities(tasks: Sequence[HistoryRow]) -> list[str]:
-    """Say what in the newest task does not fit its place or the task before it."""
+    """List what in the newest row contradicts its position or the row before it."""
     row, number, found = tasks[-1], len(tasks), []
     if row.task != number:
         found.append(f"expected task {number}, got task {row.task}")
@@ -249,9 +249,9 @@ def _oddities(tasks: Sequence[HistoryRow]) -> list[str]:
 
 
 def _stop_at_run(folders: list[str], files: list[str]) -> bool:
-    """Tell whether a walk has come to a run, and keep it from entering its generations."""
+    """Stop a walk at a run, so that it does not enter its generations; true if it is at one."""
     is_run = model_folder.CURRENT in files
     if is_run:
         folders.clear()
-    folders[:] = [name for name in folders if not name.startswith(".")]  # what a grid keeps for itself
+    folders[:] = [name for name in folders if not name.startswith(".")]  # shared first tasks, executor files
     return is_run

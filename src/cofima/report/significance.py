@@ -8,13 +8,13 @@ from cofima.core.errors import CofimaError, did_you_mean
 from cofima.report.comparison import MEASURES, Comparison
 from cofima.report.table import MISSING, Cell, Column, Row, Table
 
-Seeds = Mapping[int, float]  # one number a seed
+Seeds = Mapping[int, float]  # one number per seed
 BEST = "best"
 
 
 @dataclass(frozen=True)
 class Test:
-    """The mean difference over ``n`` common seeds and its two-sided p; None where there is no test."""
+    """Mean difference over ``n`` common seeds and its two-sided p; None if there is no test."""
 
     n: int
     difference: float | None
@@ -24,7 +24,7 @@ class Test:
 
 def paired(mine: Seeds, other: Seeds) -> Test:
     """Test whether the mean difference over common seeds is 0 (Student's paired t-test, two-sided)."""
-    from scipy.stats import ttest_rel  # costs a second, and only tests need it
+    from scipy.stats import ttest_rel  # takes a second to import
 
     seeds = sorted(mine.keys() & other.keys())
     differences = [mine[seed] - other[seed] for seed in seeds]
@@ -40,7 +40,7 @@ def paired(mine: Seeds, other: Seeds) -> Test:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Correct p-values of one family (Holm, 1979), in the order given."""
+    """Correct the p-values of one family (Holm, 1979), in the order given."""
     order = sorted(range(len(values)), key=lambda at: values[at])
     corrected, least = [0.0] * len(values), 0.0
     for rank, at in enumerate(order):
@@ -50,7 +50,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def against(rows: Mapping[str, Seeds], reference: str) -> dict[str, Test]:
-    """Test every row against one of them; the p-values are corrected for how many tests there are."""
+    """Test every row against one of them; p-values are corrected for the number of tests."""
     found = {name: paired(seeds, rows[reference]) for name, seeds in rows.items() if name != reference}
     tested = [name for name, test in found.items() if test.p is not None]
     raw = [p for name in tested if (p := found[name].p) is not None]
@@ -60,8 +60,8 @@ def against(rows: Mapping[str, Seeds], reference: str) -> dict[str, Test]:
 
 
 def tests(comparison: Comparison, reference: str) -> Table:
-    """Test the finished rows of a table of runs against one of them; joint training is left out."""
-    groups = [group for group in comparison.groups if group.finished and not group.joint]
+    """Test the finished rows of a table of runs against one of them, without upper bounds."""
+    groups = [group for group in comparison.groups if group.finished and not group.all_at_once]
     rows = {
         group.label: {
             measure.title: {
@@ -82,8 +82,8 @@ def table_of_tests(
     """Test every row of a table against one of them, or against the best of each column.
 
     Args:
-        title: What is tested.
-        rows: For each label, for each column, one number a seed.
+        title: Title of the table of runs.
+        rows: For each label, for each column, one number per seed.
         known: The method of each label.
         reference: A label, a method that has one row, or ``best``: the row with the largest mean.
     """

@@ -1,4 +1,4 @@
-"""The one model of a table, from which every format is rendered."""
+"""The table model, which every format is rendered from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """The head of a column.
+    """The header of a column.
 
     Attributes:
-        over: A second head, above this one and those beside it that have the same.
-        marks: Footnotes of the second head.
-        number: Whether every cell is one number, to be set as mathematics.
+        over: A second header, above this one and its neighbors with the same one.
+        marks: Footnote marks of the second header.
+        number: Every cell is one number, to be set as mathematics.
     """
 
     title: str
@@ -26,7 +26,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, or a number with its standard deviation and how many values it is the mean of."""
+    """A text, or a number with its standard deviation and the number of values averaged."""
 
     text: str
     spread: str = ""
@@ -41,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One row; ``rule`` draws a line above it, ``quoted`` tells numbers of others from ours."""
+    """One row; ``rule`` draws a line above it, ``quoted`` marks published numbers."""
 
     cells: Sequence[Cell]
     rule: bool = False
@@ -55,9 +55,9 @@ class Table:
     Attributes:
         note: One paragraph below the table, or in its caption.
         footnotes: A list of notes instead.
-        records: The same for programs: unrounded values by name, one record a line of CSV.
-        scaled: Whether it is too wide for a page of paper unless scaled down.
-        style: The CSS class of it in a page.
+        records: The rows of the CSV file: unrounded values by name.
+        scaled: Scale down to the width of a printed page.
+        style: The CSS class.
     """
 
     title: str
@@ -71,7 +71,7 @@ class Table:
 
     @property
     def heads(self) -> list[tuple[str, str, int]]:
-        """Return the second heads in order: text, marks, and the number of columns below each."""
+        """Return the second headers in order: text, marks, and the number of columns below each."""
         found: list[tuple[str, str, int]] = []
         for column in self.columns:
             if column.over and found and found[-1][:2] == (column.over, column.marks):

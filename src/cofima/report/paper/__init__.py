@@ -1,1 +1,1 @@
-"""The tables of the paper: what is published, and runs that follow its protocol beside it."""
+"""The paper's tables: published numbers, beside runs that follow its protocol."""

@@ -1,4 +1,4 @@
-"""Layouts of the paper's tables: their rows and columns, and what a run needs to stand in them."""
+"""Layouts of the paper's tables: rows, columns, and the settings that a run must have."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ BOTH = ("Last-Acc", "Inc-Acc")
 
 @dataclass(frozen=True)
 class Line:
-    """One method of a table; ``options`` and ``pretrained`` set apart lines of the same method."""
+    """One method of a table; ``options`` and ``pretrained`` distinguish lines of the same method."""
 
     method: str
     name: str  # in the paper
@@ -29,7 +29,7 @@ class Line:
 
     @property
     def bound(self) -> bool:
-        """Tell whether this is the upper bound, which is never the best."""
+        """True for the upper bound, which is never marked as best."""
         return self.method == "joint"
 
 
@@ -39,7 +39,7 @@ class Layout:
 
     Attributes:
         heads: The columns before the numbers.
-        free: Beginnings of the names of settings that may differ from the recipe; a row says where they do.
+        free: Prefixes of settings that may differ from the recipe; the label of a row names them.
     """
 
     key: str
@@ -49,7 +49,7 @@ class Layout:
     datasets: tuple[str, ...] = tuple(DATASETS)
     metrics: tuple[str, ...] = BOTH
     free: tuple[str, ...] = ("options.", "train.precision")
-    ranked: bool = True  # whether one best of a column makes sense
+    ranked: bool = True  # mark the best number of each column
 
 
 def _main(backbone: str, without: tuple[str, ...] = ()) -> tuple[Line, ...]:

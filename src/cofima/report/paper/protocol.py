@@ -1,4 +1,4 @@
-"""Runs in a table of the paper: those that follow its protocol, and what forbids the others."""
+"""Assignment of runs to the paper's tables: by its protocol, with the reasons against the others."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ Recipe = Callable[[str, str, str], Mapping[str, Any]]
 """Return the paper's settings for a dataset, a backbone and a method; without ``options`` for a method
 that the package does not have."""
 
-Column = tuple[str, str]  # a dataset, by the name that we have for it, and a metric
+ColumnKey = tuple[str, str]  # the name of a dataset in the registry, and a metric
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A run that may stand in a table: on which line, and which of its settings are not the recipe's."""
+    """A run that belongs in a table: its line, and those of its settings that differ from the recipe."""
 
     run: Run
     line: Line
@@ -30,43 +30,43 @@ class Placed:
 
 @dataclass(frozen=True)
 class Entry:
-    """Our runs on one line of a table, with one set of settings, one run a seed and dataset."""
+    """Our runs on one line of a table, with one set of settings: one run per seed and dataset."""
 
     line: Line
     label: str
     lam: str
     runs: dict[str, list[Run]]  # by dataset
 
-    def values(self, column: Column) -> dict[int, float]:
-        """Return the number of each seed."""
+    def values(self, column: ColumnKey) -> dict[int, float]:
+        """Return one value per seed."""
         dataset, metric = column
         found = {int(run.seed): _measure(run, metric) for run in self.runs.get(dataset, [])}
         return {seed: value for seed, value in found.items() if value is not None}
 
-    def summary(self, column: Column) -> Summary | None:
+    def summary(self, column: ColumnKey) -> Summary | None:
         """Return mean and standard deviation over the seeds."""
         values = list(self.values(column).values())
-        return metrics.summarise(values) if values else None
+        return metrics.summarize(values) if values else None
 
 
 @dataclass(frozen=True)
 class FilledTable:
-    """One table of the paper, our entries in it, and the runs that may not stand in it."""
+    """One table of the paper, our entries in it, and the runs that do not belong in it."""
 
     layout: Layout
     entries: list[Entry]
-    apart: list[tuple[Run, list[str]]]  # with what forbids it
+    apart: list[tuple[Run, list[str]]]  # each with its reasons
     elsewhere: int  # runs of methods that have their line in another table
     repeats: int  # runs of a seed that is already there
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[ColumnKey]:
         """Return the columns of numbers, in the order of the paper."""
         return [(dataset, metric) for dataset in self.layout.datasets for metric in self.layout.metrics]
 
 
 def fill(key: str, runs: Iterable[Run], recipe: Recipe) -> FilledTable:
-    """Put runs into a table of the paper; those that do not follow its protocol stand apart, with why."""
+    """Put runs into a table of the paper; runs of another protocol are listed apart, with the reasons."""
     layout = LAYOUTS[key]
     placed: list[Placed] = []
     apart: list[tuple[Run, list[str]]] = []
@@ -84,7 +84,7 @@ def fill(key: str, runs: Iterable[Run], recipe: Recipe) -> FilledTable:
 
 
 def place(run: Run, layout: Layout, recipe: Recipe) -> Placed | list[str] | None:
-    """Find a run's line in a table, or say what forbids it; None where its method is of another table."""
+    """Find a run's line in a table, or list the reasons against it; None if another table has its method."""
     dataset = _dataset(run)
     wrong = [] if run.finished else [f"not finished: {run.state}"]
     if dataset not in layout.datasets:
@@ -100,10 +100,10 @@ def place(run: Run, layout: Layout, recipe: Recipe) -> Placed | list[str] | None
     if line is None and run.method in IN_THE_PAPER:
         return None
     line = line or Line(run.method, run.label, not run.record.method.keeps_images, backbone, block=9)
-    odd = _odd(run, flat(recipe(dataset, backbone, run.method)))
-    free = {key: text for key, text in odd.items() if key.startswith(layout.free)}
+    deviations = _deviations(run, flat(recipe(dataset, backbone, run.method)))
+    free = {key: text for key, text in deviations.items() if key.startswith(layout.free)}
     settings = tuple(s for s in free.values() if s.partition("=")[0] not in dict(line.options))
-    wrong = [text for key, text in odd.items() if key not in free] + _images(run, dataset)
+    wrong = [text for key, text in deviations.items() if key not in free] + _images(run, dataset)
     if run.config["model"]["pretrained"] is not line.pretrained:
         wrong.append("the backbone is not pre-trained" if line.pretrained else "the backbone is pre-trained")
     return wrong or Placed(run, line, settings)
@@ -122,22 +122,22 @@ def _same(run: Run, alias: str) -> bool:
     return run.config["backbone"] in (alias, *([known.timm] if known.hub else []))
 
 
-def _odd(run: Run, recipe: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that are not the recipe's, each as it is shown."""
+def _deviations(run: Run, recipe: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that differ from the recipe, each as it is shown."""
     mine = compared(run.config)
-    del mine["model.pretrained"]  # the line of the table says it
+    del mine["model.pretrained"]  # a property of the line
     if mine["stream.order_seed"] == str(run.seed):  # the same order by another name
         del mine["stream.order_seed"]
     return {
         key: f"{key.removeprefix('options.')}={mine[key]}"
         + ("" if key.startswith("options.") else f" (the recipe has {recipe.get(key, 'none')})")
         for key in sorted(mine)
-        if mine[key] != recipe.get(key) and not (run.joint and key.startswith("stream."))
+        if mine[key] != recipe.get(key) and not (run.all_at_once and key.startswith("stream."))
     }
 
 
 def _images(run: Run, dataset: str) -> list[str]:
-    """Say where the images, or how they are prepared, are not those of the table."""
+    """List differences of the images, or of their preparation, from those of the table."""
     facts, known = run.record.data, published().images[DATASETS[dataset]]
     found, preset = (facts.get("train"), facts.get("test")), run.record.preprocess.get("preset", "timm")
     wrong = []
@@ -152,7 +152,7 @@ def _images(run: Run, dataset: str) -> list[str]:
 def _measure(run: Run, metric: str) -> float | None:
     if metric == "Last-Acc":
         return metrics.last(run.matrix, run.sizes)
-    return None if run.joint else metrics.incremental(run.matrix, run.sizes)
+    return None if run.all_at_once else metrics.incremental(run.matrix, run.sizes)
 
 
 def _one_protocol(placed: Sequence[Placed], apart: list[tuple[Run, list[str]]]) -> list[Placed]:
@@ -198,7 +198,7 @@ def _entries(placed: Sequence[Placed], layout: Layout) -> tuple[list[Entry], int
 
 
 def _lam(runs: Sequence[Run]) -> str:
-    """Return the share of the new weights that runs were given, where the method has one."""
+    """Return the configured share of the new weights, if the method has one."""
     given = {str(lam) for run in runs if (lam := run.config["options"].get("lam")) is not None}
     return ", ".join(sorted(given))
 

@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, and where other public sources say otherwise."""
+"""The paper's published numbers, and disagreements with other public sources."""
 
 from functools import cache
 from importlib.resources import files
@@ -6,7 +6,7 @@ from importlib.resources import files
 from pydantic import BaseModel, ConfigDict
 
 
-class Record(BaseModel):
+class PublishedNumber(BaseModel):
     """One number of a table of the paper, under the paper's own names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -22,8 +22,8 @@ class Record(BaseModel):
     lam: str = ""
 
 
-class Place(BaseModel):
-    """A cell of a table, or a whole row or column where a name is left out, and what it should say."""
+class CellPattern(BaseModel):
+    """A cell of a table, or a row or column if names are left out, and the value in another source."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,14 +37,14 @@ class Place(BaseModel):
 
 
 class Disagreement(BaseModel):
-    """What another source, or another page of the paper, says about numbers of its tables."""
+    """A contradiction between the paper's tables and another source, or another page of the paper."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tables: list[str]
     text: str
     source: str
-    cells: list[Place]
+    cells: list[CellPattern]
 
 
 class Published(BaseModel):
@@ -55,13 +55,13 @@ class Published(BaseModel):
     paper: str
     sources: dict[str, str]
     images: dict[str, list[tuple[int, int]]]
-    """Training and test images of each dataset, in every split that the paper can mean."""
-    records: list[Record]
+    """Numbers of training and test images of each dataset, for every split that the paper may use."""
+    records: list[PublishedNumber]
     disagreements: list[Disagreement]
 
 
 @cache
 def published() -> Published:
-    """Read what comes with the package."""
+    """Read the packaged published.json."""
     text = files("cofima.report.paper").joinpath("published.json").read_text(encoding="utf-8")
     return Published.model_validate_json(text)

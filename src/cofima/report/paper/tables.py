@@ -1,4 +1,4 @@
-"""The paper's tables with our runs in them: ours above, what is published below, nothing mixed."""
+"""The paper's tables with our runs: for each line our numbers, then the published ones, never mixed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -6,22 +6,21 @@ from dataclasses import replace
 from cofima.report import significance
 from cofima.report.comparison import number_cell
 from cofima.report.paper.layouts import BACKBONES, DATASETS, LAYOUTS, Line
-from cofima.report.paper.protocol import Column, Entry, FilledTable
-from cofima.report.paper.published import Disagreement, Place, Record, published
-from cofima.report.table import MISSING, Cell, Row, Table
-from cofima.report.table import Column as Head
+from cofima.report.paper.protocol import ColumnKey, Entry, FilledTable
+from cofima.report.paper.published import CellPattern, Disagreement, PublishedNumber, published
+from cofima.report.table import MISSING, Cell, Column, Row, Table
 
 HERE, PAPER = "here", "paper"
 
 
 def table(filled: FilledTable) -> Table:
-    """Lay out a table: for each line of the paper our runs, where there are any, and what is published."""
+    """Lay out a table: for each line of the paper our runs, if there are any, and the published numbers."""
     layout = filled.layout
     said = [d for d in published().disagreements if layout.key in d.tables]
     source = published().sources[layout.key]
-    columns = [Head(head, "left") for head in (*layout.heads, "Numbers")]
+    columns = [Column(head, "left") for head in (*layout.heads, "Numbers")]
     columns += [
-        Head(metric, over=DATASETS[dataset], marks=_marks(said, None, (dataset, "")))
+        Column(metric, over=DATASETS[dataset], marks=_marks(said, None, (dataset, "")))
         for dataset, metric in filled.columns
     ]
     return Table(
@@ -36,7 +35,7 @@ def table(filled: FilledTable) -> Table:
 
 
 def tests(filled: FilledTable, reference: str) -> Table:
-    """Test our rows of a table of the paper against one of them; joint training is left out."""
+    """Test our rows of a table of the paper against one of them, without the upper bound."""
     entries = [entry for entry in filled.entries if not entry.line.bound]
     names = {column: f"{DATASETS[column[0]]} {column[1]}" for column in filled.columns}
     rows = {e.label: {names[column]: e.values(column) for column in filled.columns} for e in entries}
@@ -69,7 +68,7 @@ def _rows(filled: FilledTable, said: Sequence[Disagreement]) -> list[Row]:
 
 
 def _records(filled: FilledTable) -> Iterator[dict[str, object]]:
-    """Yield one record a cell, with unrounded numbers, ours and those of the paper."""
+    """Yield one record per cell, with unrounded numbers, ours and those of the paper."""
     key = filled.layout.key
     for line in _lines(filled):
         mine: list[Entry | None] = [entry for entry in filled.entries if entry.line == line]
@@ -110,8 +109,8 @@ def _heads(filled: FilledTable, line: Line, entry: Entry | None, marks: str = ""
     return [Cell(texts[head], marks=marks if head == "Method" else "") for head in filled.layout.heads]
 
 
-def record(line: Line, column: Column, key: str) -> Record | None:
-    """Return what the paper prints in a cell."""
+def record(line: Line, column: ColumnKey, key: str) -> PublishedNumber | None:
+    """Return the published number of a cell."""
     dataset, metric = column
     wanted = (key, line.name, BACKBONES[line.backbone], DATASETS[dataset], metric, line.init)
     for r in published().records:
@@ -120,7 +119,7 @@ def record(line: Line, column: Column, key: str) -> Record | None:
     return None
 
 
-def _best(filled: FilledTable) -> dict[Column, float]:
+def _best(filled: FilledTable) -> dict[ColumnKey, float]:
     """Return our best mean of each column, the bound left out."""
     best = {}
     for column in filled.columns if filled.layout.ranked else ():
@@ -130,7 +129,7 @@ def _best(filled: FilledTable) -> dict[Column, float]:
     return best
 
 
-def _published(filled: FilledTable) -> dict[Column, tuple[float, dict[Line, Record]]]:
+def _published(filled: FilledTable) -> dict[ColumnKey, tuple[float, dict[Line, PublishedNumber]]]:
     """Return the published numbers of each column, and the best of them, the bound left out."""
     found = {}
     for column in filled.columns:
@@ -141,7 +140,7 @@ def _published(filled: FilledTable) -> dict[Column, tuple[float, dict[Line, Reco
     return found
 
 
-def _ours(entry: Entry, column: Column, best: Mapping[Column, float]) -> Cell:
+def _ours(entry: Entry, column: ColumnKey, best: Mapping[ColumnKey, float]) -> Cell:
     value = entry.summary(column)
     if value is None:
         return Cell(MISSING)
@@ -151,8 +150,8 @@ def _ours(entry: Entry, column: Column, best: Mapping[Column, float]) -> Cell:
 
 def _theirs(
     line: Line,
-    column: Column,
-    values: Mapping[Column, tuple[float, dict[Line, Record]]],
+    column: ColumnKey,
+    values: Mapping[ColumnKey, tuple[float, dict[Line, PublishedNumber]]],
     said: Sequence[Disagreement],
 ) -> Cell:
     best, records = values[column]
@@ -163,8 +162,8 @@ def _theirs(
     return Cell(f"{found.mean:.2f}", f"{found.std:.2f}", best=bold, marks=_marks(said, line, column))
 
 
-def _marks(said: Sequence[Disagreement], line: Line | None, column: Column | None) -> str:
-    """Return the letters of the footnotes of a cell; of a row or a column where the other is left out."""
+def _marks(said: Sequence[Disagreement], line: Line | None, column: ColumnKey | None) -> str:
+    """Return the footnote letters of a cell, or of a row or column if the other is None."""
     return ",".join(
         _letter(number)
         for number, each in enumerate(said)
@@ -172,7 +171,7 @@ def _marks(said: Sequence[Disagreement], line: Line | None, column: Column | Non
     )
 
 
-def _meant(place: Place, line: Line | None, column: Column | None) -> bool:
+def _meant(place: CellPattern, line: Line | None, column: ColumnKey | None) -> bool:
     dataset, metric = (DATASETS[column[0]], column[1] or None) if column else (None, None)
     if (place.method, place.dataset, place.metric) != (line.name if line else None, dataset, metric):
         return False
@@ -186,7 +185,7 @@ def _letter(number: int) -> str:
 
 
 def _footnotes(filled: FilledTable, said: Sequence[Disagreement]) -> list[str]:
-    """Return the footnotes: whose numbers, what disagrees, which runs stand apart and why."""
+    """Return the footnotes: sources of the numbers, disagreements, and runs apart with the reasons."""
     found = [
         f"{HERE}: mean ± standard deviation (n − 1) over seeds, in brackets their number; accuracies in %. "
         f"{PAPER}: {published().paper}, {published().sources[filled.layout.key]}. Bold: the best of the "
@@ -216,7 +215,7 @@ def _said(each: Disagreement) -> str:
 
 
 def _facts(filled: FilledTable) -> str:
-    """Say on which images and weights our numbers rest."""
+    """Return the splits and weights that our numbers rest on."""
     parts = []
     for dataset in filled.layout.datasets:
         runs = [run for entry in filled.entries for run in entry.runs.get(dataset, [])]

@@ -109,9 +109,9 @@ def test_numbers_of_the_table_are_on_the_page(study, page):
             assert all(str(cell) in text for cell in row.cells)
 
 
-def test_no_colour_of_the_figures_is_left_for_one_theme_only(page):
+def test_no_color_of_the_figures_is_left_for_one_theme_only(page):
     style, body = page.split("</style>", 1)
-    assert not any(colour in body for colour in (figure.INK, figure.GRID, *figure.SERIES))
+    assert not any(color in body for color in (figure.INK, figure.GRID, *figure.SERIES))
     used = set(re.findall(r"var\((--[\w-]+)\)", body + style)) - {"--least"}
     assert all(style.count(f"{name}:") == 2 for name in used)  # once light, once dark
 

@@ -29,7 +29,7 @@ def test_a_run_in_progress_says_how_far_it_is(make_run):
 
 def test_joint_is_one_task_whatever_the_stream_has(make_run):
     run = runs.read(make_run("a", method="joint", planned_tasks=5))
-    assert run.joint
+    assert run.all_at_once
     assert run.finished
     assert len(run.tasks) == 1
     assert len(run.tasks[0]) == 10

@@ -6,6 +6,7 @@ import yaml
 from cofima import report
 from cofima.experiment import config
 from cofima.report.html import config_yaml
+from cofima.store.config import StreamOptions
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def test_a_real_run_is_read_and_tabulated(folder):
     (comparison,) = report.compare(runs)
     table = comparison.table
     assert [row.cells[0].text for row in table.rows] == [
-        run.label for run in sorted(runs, key=lambda run: run.joint)
+        run.label for run in sorted(runs, key=lambda run: run.all_at_once)
     ]
     assert "–" not in [cell.text for cell in table.rows[0].cells]
     assert "dataset blobs (fingerprint " in table.note
@@ -46,4 +47,4 @@ def test_a_stream_of_groups_can_be_run_again(make_run, edit_run):
     folder = edit_run(make_run("a"), lambda content, _: content["config"].update(stream=stream))
     shown = yaml.safe_load(config_yaml(report.read(folder)))["stream"]
     assert shown == {"groups": [["a", "b"], ["c"]]}
-    config.StreamOptions.model_validate(shown)
+    StreamOptions.model_validate(shown)

@@ -85,7 +85,7 @@ def test_matrix_shows_each_mean_once(study):
 
 
 def test_joint_has_no_matrix_and_no_steps(study):
-    joint = next(row for row in study if row.joint)
+    joint = next(row for row in study if row.all_at_once)
     assert figure.matrix(joint) is None
     assert "Joint" in words(figure.accuracy([joint]))
 
