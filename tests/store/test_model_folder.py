@@ -230,9 +230,9 @@ from pathlib import Path
 package = types.ModuleType("cofima")
 package.__path__ = [{str(Path(cofima.__file__).parent)!r}]  # the package itself may import more
 sys.modules |= {{"cofima": package, "torch": None, "timm": None}}
-from cofima import generations
+from cofima.store import model_folder
 folder = Path({str(runs / "whole")!r})
-print(len(generations.read_history(folder)), generations.read(folder).record.method.label)
+print(len(model_folder.read_history(folder)), model_folder.read(folder).record.method.label)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", "CoMA"]
