@@ -155,7 +155,7 @@ def tiny_context(train: dict[str, Any] | None = None, seed: int = 0, tasks: int 
 def tiny_batch(images: Tensor, labels: Tensor, pixels: Tensor | None = None) -> Batch:
     """Return images as a step has them in a single process."""
     stored = images if pixels is None else pixels
-    return Batch(images, labels, stored, distributed.all_of(len(labels)))
+    return Batch(images, labels, stored, distributed.full_shard(len(labels)))
 
 
 def tiny_net(network: str = "vit_test", seed: int = 0, sizes: Sequence[int] = ()) -> Net:
@@ -270,7 +270,7 @@ def spied_images() -> Callable[[ImageSet, Callable[[], None]], ImageSet]:
 @pytest.fixture
 def fresh_signals() -> Iterator[None]:
     """Listen to signals as a new process does, whatever a library has made of that in this one."""
-    before = {number: signal.signal(number, own) for number, own in signals.SIGNALS.items()}
+    before = {number: signal.signal(number, own) for number, own in signals.DEFAULTS.items()}
     yield
     for number, own in before.items():
         signal.signal(number, own)

@@ -26,13 +26,13 @@ VIEWS = {
 }
 
 
-def parts(count: int, processes: int, monkeypatch: pytest.MonkeyPatch) -> list[distributed.Part]:
+def parts(count: int, processes: int, monkeypatch: pytest.MonkeyPatch) -> list[distributed.Shard]:
     """Return the part of each process."""
-    monkeypatch.setattr(distributed, "world", lambda: processes)
+    monkeypatch.setattr(distributed, "world_size", lambda: processes)
     found = []
     for number in range(processes):
         monkeypatch.setattr(distributed, "rank", lambda number=number: number)
-        found.append(distributed.part(count))
+        found.append(distributed.current_shard(count))
     return found
 
 
@@ -47,7 +47,7 @@ def test_parts_are_all_of_it_in_order(count: int, processes: int, monkeypatch) -
     else:
         assert torch.cat([torch.arange(count)[part.rows] for part in found]).tolist() == list(range(count))
         assert max(sizes) - min(sizes) <= 1
-        assert max(sizes) == distributed.each(count)
+        assert max(sizes) == distributed.largest_shard(count)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
@@ -90,8 +90,8 @@ def test_the_fisher_information_of_parts_adds_up_to_that_of_all(
 
     monkeypatch.setattr(fisher_options, "RELEASED_CLIP", torch.inf)
     whole = fisher()
-    monkeypatch.setattr(distributed, "total", lambda value: value)
-    monkeypatch.setattr(distributed, "world", lambda: processes)
+    monkeypatch.setattr(distributed, "all_reduce_sum", lambda value: value)
+    monkeypatch.setattr(distributed, "world_size", lambda: processes)
     found = []
     for number in range(processes):
         monkeypatch.setattr(distributed, "rank", lambda number=number: number)
@@ -103,13 +103,13 @@ def test_the_fisher_information_of_parts_adds_up_to_that_of_all(
 
 def test_one_process_is_left_as_it_was() -> None:
     rows = torch.arange(5.0)
-    part = distributed.part(5)
+    part = distributed.current_shard(5)
     assert (part.start, part.stop, part.whole, part.weight) == (0, 5, 5, 1.0)
     assert part.gather(rows) is rows
     assert part.mean(rows) is rows
-    assert distributed.total(rows) is rows
+    assert distributed.all_reduce_sum(rows) is rows
     assert rows.tolist() == [0, 1, 2, 3, 4]
-    assert torchrun.world_size() == distributed.world() == 1
+    assert torchrun.world_size() == distributed.world_size() == 1
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_what_several_processes_cannot_share_is_refused_before_any_work(
 def test_statistics_of_batches_are_refused_unless_they_are_frozen(
     tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed, "joined", lambda _: nullcontext())
+    monkeypatch.setattr(distributed, "process_group", lambda _: nullcontext())
     said = refused(tiny.config("slca", "resnet_test"), tmp_path / "run", monkeypatch)
     assert "train.batchnorm=frozen" in said
     from cofima.experiment.several import refuse_several

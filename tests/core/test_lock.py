@@ -15,7 +15,7 @@ from cofima import learn
 from cofima.cli.model import extend
 from cofima.core import lock
 from cofima.core.errors import CofimaError, CofimaWarning
-from cofima.core.lock import alone
+from cofima.core.lock import folder_lock
 from cofima.experiment.launch import launch
 from cofima.store import model_folder
 from cofima.store.model import load_model, save_model
@@ -23,8 +23,8 @@ from cofima.store.model import load_model, save_model
 HOLD = """
 import sys, time
 from pathlib import Path
-from cofima.core.lock import alone
-with alone(Path(sys.argv[1])):
+from cofima.core.lock import folder_lock
+with folder_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -54,7 +54,7 @@ def test_what_another_process_holds_is_refused_until_it_is_killed(other, tiny) -
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert (folder / lock.NAME).exists(), "a killed process takes nothing away"
-    with alone(folder):
+    with folder_lock(folder):
         pass
     assert not folder.exists() or not list(folder.iterdir())
 
@@ -89,12 +89,12 @@ def test_everything_that_writes_asks_and_reading_does_not(tiny, tmp_path: Path) 
 def test_a_holder_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
     handle = held_elsewhere(tmp_path)
     threading.Timer(0.5, lambda: os.close(handle)).start()
-    with alone(tmp_path, patience=60):
+    with folder_lock(tmp_path, timeout=60):
         assert (tmp_path / lock.NAME).read_text().startswith(f"process {os.getpid()} on ")
 
 
 def test_threads_of_one_process_share_it_until_the_last_lets_go(tmp_path: Path) -> None:
-    first, second = alone(tmp_path), alone(tmp_path)
+    first, second = folder_lock(tmp_path), folder_lock(tmp_path)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -105,10 +105,10 @@ def test_threads_of_one_process_share_it_until_the_last_lets_go(tmp_path: Path) 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     deep = tmp_path / "a" / "b"
-    with alone(deep), alone(deep):  # who holds it may hold it once more
+    with folder_lock(deep), folder_lock(deep):  # who holds it may hold it once more
         assert (deep / lock.NAME).read_text().startswith(f"process {os.getpid()} on ")
     assert not list(tmp_path.iterdir())
-    with alone(deep):
+    with folder_lock(deep):
         (deep / "file").write_text("x")
     assert [path.name for path in deep.iterdir()] == ["file"]
 
@@ -125,7 +125,7 @@ def test_a_file_that_its_holder_took_away_is_not_mistaken_for_a_lock(
         whole(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with alone(tmp_path):
+    with folder_lock(tmp_path):
         assert (tmp_path / lock.NAME).exists()
         again = os.open(tmp_path / lock.NAME, os.O_RDWR)
         with pytest.raises(BlockingIOError):
@@ -138,6 +138,6 @@ def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.warns(CofimaWarning, match="has no locks"), alone(tmp_path):
+    with pytest.warns(CofimaWarning, match="has no locks"), folder_lock(tmp_path):
         (tmp_path / "file").write_text("x")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -38,7 +38,7 @@ class Mine(SeqFT):
 @pytest.fixture(autouse=True)
 def _no_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Begin and end without plugins."""
-    monkeypatch.setattr(plugins, "_named", {})
+    monkeypatch.setattr(plugins, "_loaded", {})
     monkeypatch.setenv(plugins.ENVIRONMENT, "")
     yield
     for name in [name for name in sys.modules if name.startswith("cofima_plugin_")]:
@@ -119,7 +119,7 @@ def test_an_installed_package_brings_methods(tmp_path: Path, monkeypatch: pytest
     info = tmp_path / "my_package-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1\n")
-    entries = "[cofima.core.plugins]\ntheirs = my_package\nbroken = my_package.nowhere\n"
+    entries = "[cofima.plugins]\ntheirs = my_package\nbroken = my_package.nowhere\n"
     (info / "entry_points.txt").write_text(entries)
     monkeypatch.syspath_prepend(tmp_path)
     plugins._installed.cache_clear()

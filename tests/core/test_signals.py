@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from cofima.core import signals
-from cofima.core.signals import Interrupted, asked, listening, patient
+from cofima.core.signals import Interrupted, defer, handle_signals, pending
 
 pytestmark = pytest.mark.usefixtures("fresh_signals")
 EVERY = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -14,22 +14,22 @@ EVERY = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal
 
 @EVERY
 def test_a_signal_ends_impatient_work_at_once(number: int) -> None:
-    with pytest.raises(Interrupted) as caught, listening():
+    with pytest.raises(Interrupted) as caught, handle_signals():
         signal.raise_signal(number)
     assert caught.value.signal == number
-    assert signal.getsignal(number) == signals.SIGNALS[number]
+    assert signal.getsignal(number) == signals.DEFAULTS[number]
 
 
 @EVERY
 def test_patient_work_asks_and_the_second_signal_ends_it(number: int) -> None:
-    with listening():
-        patient(True)
-        assert asked() is None
+    with handle_signals():
+        defer(True)
+        assert pending() is None
         signal.raise_signal(number)
-        assert asked() == number
+        assert pending() == number
         with pytest.raises(Interrupted):
             signal.raise_signal(signal.SIGINT)
-    assert asked() is None, "what was asked of this run is not asked of the next"
+    assert pending() is None, "what was asked of this run is not asked of the next"
 
 
 def test_others_who_listen_or_ignore_are_left_alone() -> None:
@@ -37,7 +37,7 @@ def test_others_who_listen_or_ignore_are_left_alone() -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
     try:
-        with listening():
+        with handle_signals():
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGHUP)
             assert heard == [1]
@@ -50,7 +50,7 @@ def test_another_thread_than_the_main_one_may_run_too() -> None:
     done = []
 
     def work() -> None:
-        with listening():
+        with handle_signals():
             done.append(1)
 
     thread = threading.Thread(target=work)

@@ -79,14 +79,14 @@ def main(folder: Path, cases: list[str]) -> None:
     """Learn the cases one after the other."""
     in_double_precision()
     torch.use_deterministic_algorithms(True)
-    with distributed.joined(torch.device("cpu")):
+    with distributed.process_group(torch.device("cpu")):
         for case in cases:
             model, stream, scores = learn(case)
             save_file(found(model, stream), folder / f"{case}.{distributed.rank()}.safetensors")
             (folder / f"{case}.{distributed.rank()}.json").write_text(json.dumps(scores))
-        distributed.refuse_difference("the same", 1)
+        distributed.require_same("the same", 1)
         try:
-            distributed.refuse_difference("the number", distributed.rank())
+            distributed.require_same("the number", distributed.rank())
         except CofimaError as error:
             (folder / f"refused.{distributed.rank()}.txt").write_text(str(error))
 

@@ -81,7 +81,7 @@ DECLARED = (
 @pytest.fixture(autouse=True)
 def _no_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Begin and end without plugins."""
-    monkeypatch.setattr(plugins, "_named", {})
+    monkeypatch.setattr(plugins, "_loaded", {})
     monkeypatch.setenv(plugins.ENVIRONMENT, "")
     yield
     for name in [name for name in sys.modules if name.startswith("cofima_plugin_")]:

@@ -19,7 +19,7 @@ from cofima import methods
 from cofima.core import atomic
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
-from cofima.core.signals import Interrupted, listening
+from cofima.core.signals import Interrupted, handle_signals
 from cofima.data.stream import Stream
 from cofima.experiment.launch import _interrupted, launch, pending
 from cofima.experiment.metrics_log import read
@@ -201,7 +201,7 @@ def test_a_signal_waits_for_the_step_and_loses_none(
         if len(steps) == 3:
             signal.raise_signal(number)
 
-    with monkeypatch.context() as patch, listening():
+    with monkeypatch.context() as patch, handle_signals():
         patch.setattr(Method, "after_step", after_step)
         with pytest.raises(Interrupted) as caught:
             go_on(tiny, config, stream, tmp_path / "cut")

@@ -16,7 +16,7 @@ from cofima.classifier.learn import learn_model, resolve
 from cofima.classifier.predict import BATCH, Prediction, predictions, probabilities, several
 from cofima.classifier.scoring import Accuracy
 from cofima.core.errors import CofimaError
-from cofima.core.lock import alone
+from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
 from cofima.data.loading.loader import ImageLike, decoded
 from cofima.store import model_folder
@@ -170,7 +170,7 @@ class Classifier:
         if where is None:
             raise CofimaError("save: give a folder; this classifier has not been saved yet")
         refuse_other(where, self.generation)
-        with alone(where):
+        with folder_lock(where):
             refuse_other(where, self.generation)  # as it is now that nobody else can change it
             save_model(self.model, where, progress)
         self.folder, self.generation = where, model_folder.current(where)
@@ -209,7 +209,7 @@ def learn(
     given = {"backbone": backbone, "method": method, "train.epochs": epochs, "seed": seed}
     items = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     config = resolve(Path(photos), [*items, *settings])
-    with nullcontext() if folder is None else alone(Path(folder)):
+    with nullcontext() if folder is None else folder_lock(Path(folder)):
         model = learn_model(
             Path(photos), config, keep_images=keep_images, skip_bad=skip_bad, progress=progress
         )

@@ -28,7 +28,7 @@ from cofima.cli.console import (
     some,
 )
 from cofima.core.errors import CofimaError, problems
-from cofima.core.lock import alone
+from cofima.core.lock import folder_lock
 from cofima.store import model_folder
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def extend(
     classifier = load(model, progress=progress())
     if folder is not None:
         model_folder.refuse_other(folder, classifier.generation)
-    with alone(folder or model), interruptible("the model is as it was; run the same command again"):
+    with folder_lock(folder or model), interruptible("the model is as it was; run the same command again"):
         model_folder.refuse_other(folder or model, classifier.generation)
         try:
             outcome = classifier.extend(

@@ -151,9 +151,9 @@ def serve(
     """
     from cofima.classifier.web import app
     from cofima.classifier.web.session import Studio
-    from cofima.core.extras import needed
+    from cofima.core.extras import import_extra
 
-    needed("gradio", "app")
+    import_extra("gradio", "app")
     studio = Studio(model, Limits(max_files, max_megabytes, max_megapixels))
     if host not in LOOPBACK:
         say(

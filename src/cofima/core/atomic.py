@@ -17,12 +17,13 @@ from cofima.core.errors import CofimaError
 
 @contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
-    """Yield a hidden path beside ``path`` for a new file or folder; in the end it becomes ``path`` at once.
+    """Yield a hidden temporary path beside ``path``; on exit it is flushed and renamed to ``path``.
 
-    A file replaces the one that is there; a folder may replace nothing but an empty one. Whatever fails,
-    what was there before stays as it was, and nothing is left aside.
+    A file replaces an existing one; a folder may replace only an empty one. On any failure the previous
+    content stays as it was, and the temporary path is removed.
     """
-    # a name of its own, since machines that share a disk share process numbers too; the suffix stays last
+    # A random name: process numbers may collide between machines that share a disk. The suffix stays last,
+    # since writers choose a format by it.
     aside = path.with_name(f".{uuid4().hex}.{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,19 +41,19 @@ def write_aside(path: Path) -> Iterator[Path]:
 
 
 def clear_aside(folder: Path) -> None:
-    """Remove what killed processes left aside in a folder that nobody else is writing to."""
+    """Remove temporary files of killed processes from a folder that nobody else is writing to."""
     for path in folder.glob(f".{'[0-9a-f]' * 32}.*"):
         _remove(path)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file at once; on failure the old one stays as it is."""
+    """Replace a text file atomically; on failure the old one stays as it is."""
     with write_aside(path) as aside:
         aside.write_text(text, "utf-8")
 
 
 def write_texts(texts: Mapping[str, str], folder: str | Path) -> list[Path]:
-    """Write files by their names into a folder, each replaced as a whole or not at all."""
+    """Write files by their names into a folder, each atomically."""
     for name, text in texts.items():
         write_text(Path(folder) / name, text)
     return [Path(folder) / name for name in texts]
@@ -67,8 +68,8 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def require_room(path: Path, size: int) -> None:
-    """Raise if the disk cannot hold so many bytes more at ``path``."""
+def require_space(path: Path, size: int) -> None:
+    """Raise if the disk has less than ``size`` bytes free at ``path``."""
     there = next(parent for parent in path.resolve().parents if parent.exists())
     free = shutil.disk_usage(there).free
     if free < size:
@@ -76,18 +77,18 @@ def require_room(path: Path, size: int) -> None:
 
 
 def json_digest(value: Any) -> str:
-    """Return the sha256 of a JSON-able value, whatever the order of its keys."""
+    """Return the sha256 of a JSON-able value; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
-    """Return the sha256 of a file, read piece by piece."""
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be made again: $COFIMA_CACHE, or ~/.cache/cofima."""
+    """Return the cache folder: $COFIMA_CACHE, or ~/.cache/cofima."""
     try:
         return Path(os.environ.get("COFIMA_CACHE") or "~/.cache/cofima").expanduser()
     except RuntimeError as error:  # a user without a home

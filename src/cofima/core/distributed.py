@@ -1,9 +1,10 @@
-"""One run in several processes: who takes which part of the work, and how the parts become one again.
+"""Distributed data parallelism: one run in several processes that ``torchrun`` started and numbered.
 
-``torchrun`` starts the processes and numbers them. All of them read the same configuration and images and
-draw the same random numbers; each computes its own part of every batch, and what the parts come to is
-summed or put together again, so that every process goes on from the same weights. A single process takes
-all, and nothing here changes anything for it.
+All processes read the same configuration and images and draw the same random numbers; each computes its
+own shard of every batch. Sums and gathers then put the shards together, so that every process goes on from
+the same weights. In a single process every function here is the identity.
+
+What is known from the environment alone, without importing torch, is in :mod:`cofima.core.torchrun`.
 """
 
 import os
@@ -25,24 +26,24 @@ from cofima.core.errors import CofimaError
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(hours=2)  # for a process that still decodes images; a dead one ends the job at once
+TIMEOUT = timedelta(hours=2)  # for a process that still decodes images; a dead one ends the job at once
 
 
-def world() -> int:
-    """Return how many processes work together."""
+def world_size() -> int:
+    """Return the number of processes that work together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return the number of this process among them; 0 writes."""
-    return dist.get_rank() if world() > 1 else 0
+    """Return the number of this process among them; process 0 writes the files."""
+    return dist.get_rank() if world_size() > 1 else 0
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[None]:
-    """Let the processes that were started together find each other, and part when all have finished.
+def process_group(device: torch.device) -> Iterator[None]:
+    """Join the processes that were started together; leave when all have finished.
 
-    After an error they do not wait for each other: who started them ends the others.
+    After an error they do not wait for each other: torchrun ends the others.
     """
     if torchrun.world_size() == 1 or dist.is_initialized():
         yield
@@ -52,35 +53,35 @@ def joined(device: torch.device) -> Iterator[None]:
 
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    found, number, count = next(rendezvous("env://", timeout=PATIENCE))
-    # where torchrun starts the processes again, what the dead ones left in the store is not read
-    fresh = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", found)
-    how = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(how, store=fresh, rank=number, world_size=count, timeout=PATIENCE)
+    store, number, count = next(rendezvous("env://", timeout=TIMEOUT))
+    # After a restart by torchrun, what the dead processes left in the store must not be read.
+    fresh = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=fresh, rank=number, world_size=count, timeout=TIMEOUT)
     yield
-    total(torch.zeros(1))  # the last task is on disk before any process leaves
+    all_reduce_sum(torch.zeros(1))  # a barrier: the last task is on disk before any process leaves
     dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
-class Part:
-    """Rows ``start`` to ``stop`` of ``whole``: what this process takes of a batch, or of a set of images."""
+class Shard:
+    """Rows ``start`` to ``stop`` of ``whole``: the share of one process in a batch or a set of images."""
 
     start: int
     stop: int
     whole: int
     shared: bool = True
-    """Whether others take the other rows; a batch of fewer rows than processes is taken whole by each."""
+    """False where each process takes all rows, as of a batch with fewer rows than processes."""
 
     @property
     def rows(self) -> slice:
-        """Return which rows these are."""
+        """Return the rows as a slice."""
         return slice(self.start, self.stop)
 
     @property
     def weight(self) -> float:
-        """Return what this part's mean counts in the average of all parts' means: 1 if all are equal."""
-        return (self.stop - self.start) * world() / self.whole if self.shared else 1.0
+        """Return the weight of this shard's mean in the average of all shards' means: 1 if all are equal."""
+        return (self.stop - self.start) * world_size() / self.whole if self.shared else 1.0
 
     def rand(
         self,
@@ -89,55 +90,59 @@ class Part:
         dim: int = 0,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Draw for the whole, along a further dimension ``dim`` of ``shape``; return what is this part's."""
+        """Draw for the whole, along a further dimension ``dim`` of ``shape``; return this shard's numbers.
+
+        Every process draws all of them, so that a sample gets the same numbers however many processes there
+        are.
+        """
         whole = (*shape[:dim], self.whole, *shape[dim:])
         return torch.rand(whole, generator=generator, dtype=dtype).narrow(
             dim, self.start, self.stop - self.start
         )
 
     def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over the whole, in place of ``value``, which is that over this part."""
-        if world() == 1:
+        """Return the mean over the whole, given the mean ``value`` over this shard (changed in place)."""
+        if world_size() == 1:
             return value
-        return total(value.mul_(self.weight / world()))
+        return all_reduce_sum(value.mul_(self.weight / world_size()))
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return the rows of all parts, in order."""
-        if world() == 1 or not self.shared:
+        """Return the rows of all shards, in order."""
+        if world_size() == 1 or not self.shared:
             return rows
-        parts = [_part(self.whole, number, world()) for number in range(world())]
-        longest = max(part.stop - part.start for part in parts)
-        padded = rows.new_zeros(longest, *rows.shape[1:])
-        padded[: len(rows)] = rows
-        found = [torch.empty_like(padded) for _ in parts]
-        dist.all_gather(found, padded)
-        return torch.cat([some[: part.stop - part.start] for some, part in zip(found, parts, strict=True)])
+        shards = [_shard(self.whole, number, world_size()) for number in range(world_size())]
+        sizes = [shard.stop - shard.start for shard in shards]
+        padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+        padded[: len(rows)] = rows  # all_gather needs equal sizes
+        gathered = [torch.empty_like(padded) for _ in shards]
+        dist.all_gather(gathered, padded)
+        return torch.cat([part[:size] for part, size in zip(gathered, sizes, strict=True)])
 
 
-def all_of(count: int) -> Part:
-    """Return ``count`` rows as the part of a process that shares them with no other."""
-    return Part(0, count, count, shared=False)
+def full_shard(count: int) -> Shard:
+    """Return ``count`` rows as the shard of a process that shares them with no other."""
+    return Shard(0, count, count, shared=False)
 
 
-def part(count: int) -> Part:
-    """Return this process's part of ``count`` rows: consecutive ones, of as equal a number as can be."""
-    return _part(count, rank(), world())
+def current_shard(count: int) -> Shard:
+    """Return this process's shard of ``count`` rows: consecutive ones, nearly equal in number."""
+    return _shard(count, rank(), world_size())
 
 
-def _part(count: int, number: int, parts: int) -> Part:
-    if count < parts:
-        return all_of(count)
-    return Part(number * count // parts, (number + 1) * count // parts, count)
+def _shard(count: int, number: int, shards: int) -> Shard:
+    if count < shards:
+        return full_shard(count)
+    return Shard(number * count // shards, (number + 1) * count // shards, count)
 
 
-def each(batch: int) -> int:
-    """Return how many rows of a batch the largest part has."""
-    return -(-batch // world())
+def largest_shard(count: int) -> int:
+    """Return the number of rows in the largest shard of ``count`` rows."""
+    return -(-count // world_size())
 
 
-def total(value: Tensor) -> Tensor:
-    """Return the sum over the processes, in place."""
-    if world() > 1:
+def all_reduce_sum(value: Tensor) -> Tensor:
+    """Sum a tensor over the processes, in place, and return it."""
+    if world_size() > 1:
         dist.all_reduce(value)
     return value
 
@@ -145,17 +150,17 @@ def total(value: Tensor) -> Tensor:
 def synchronized(net: nn.Module, loss: Callable[[T], Tensor]) -> Callable[[T], Tensor]:
     """Return a loss whose gradients are averaged over the processes; for one process, the loss itself.
 
-    It is wrapped anew for each training, as the head has grown. Which weights the loss covers is found out
-    in the first step; the others stay as they are, as in one process.
+    It is wrapped anew for each training, as the head has grown. The first step (``static_graph``) finds out
+    the weights that the loss covers; the others keep no gradient, as in one process.
     """
-    if world() == 1 or not any(parameter.requires_grad for parameter in net.parameters()):
+    if world_size() == 1 or not any(parameter.requires_grad for parameter in net.parameters()):
         return loss
     warnings.filterwarnings("ignore", "Grad strides do not match")  # of class tokens: 1 x 1 x width
     return DistributedDataParallel(_Loss(net, loss), static_graph=True, gradient_as_bucket_view=True)
 
 
 class _Loss(nn.Module, Generic[T]):
-    """A loss as a module: methods call more of a network than its forward, and all of it is synchronized."""
+    """A loss as a module: methods call more of a network than its forward, and all must be synchronized."""
 
     def __init__(self, net: nn.Module, loss: Callable[[T], Tensor]) -> None:
         super().__init__()
@@ -166,23 +171,23 @@ class _Loss(nn.Module, Generic[T]):
 
 
 @torch.no_grad()
-def agree(*modules: nn.Module) -> None:
-    """Give all processes the weights of the first: what each computes alone may differ in the last bit."""
-    if world() > 1:
+def broadcast_weights(*modules: nn.Module) -> None:
+    """Copy the weights of process 0 to all others: results computed apart may differ in the last bit."""
+    if world_size() > 1:
         for module in modules:
             for value in module.state_dict().values():
                 dist.broadcast(value, 0)
 
 
-def refuse_difference(what: str, *values: object) -> None:
-    """Stop all processes if they do not see the same: they would wait for each other, or mix two runs."""
-    if world() == 1:
+def require_same(what: str, *values: object) -> None:
+    """Raise in all processes if their values differ: they would wait forever, or mix two runs."""
+    if world_size() == 1:
         return
     digest = sha256(repr(values).encode()).digest()
     mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-    found = [torch.empty_like(mine) for _ in range(world())]
-    dist.all_gather(found, mine)
-    other = [number for number, one in enumerate(found) if not torch.equal(one, found[0])]
+    all_digests = [torch.empty_like(mine) for _ in range(world_size())]
+    dist.all_gather(all_digests, mine)
+    other = [number for number, one in enumerate(all_digests) if not torch.equal(one, all_digests[0])]
     if other:
         named = ", ".join(map(str, other))
         raise CofimaError(

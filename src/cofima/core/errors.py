@@ -1,15 +1,15 @@
-"""What goes wrong because of input, said so that the user can mend it."""
+"""Errors and warnings for the user, and their wording."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
 class CofimaError(Exception):
-    """A mistake that the user can mend: shown as one message, without a traceback, with exit code 2."""
+    """An error that the user can fix: shown as one message, without a traceback, with exit code 2."""
 
 
 class CofimaWarning(UserWarning):
-    """Something that the user should know, although the work goes on."""
+    """A warning for the user; the work goes on."""
 
 
 def problems(where: str, found: Sequence[str]) -> CofimaError:

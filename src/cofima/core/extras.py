@@ -1,4 +1,4 @@
-"""Packages that only some commands need."""
+"""Optional packages, which only some commands need."""
 
 import warnings
 from importlib import import_module
@@ -7,8 +7,8 @@ from typing import Any
 from cofima.core.errors import CofimaError
 
 
-def needed(package: str, extra: str) -> Any:
-    """Return a package, or say which extra of cofima brings it."""
+def import_extra(package: str, extra: str) -> Any:
+    """Import an optional package; the error names the extra of cofima that installs it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""One process at a time writes into a model folder; any number may read it.
+"""Folder locks: one process at a time writes into a model folder; any number may read it.
 
-The lock is the system's own (flock) on a file in the folder. It ends with the process that holds it, also
-if that is killed, and the file is taken away with it.
+The lock is the system's own (flock) on a file in the folder. It ends with the process that holds it, even
+if that is killed.
 """
 
 import errno
@@ -23,55 +23,54 @@ NAME = ".lock"
 
 
 @dataclass
-class _Hold:
-    """A folder that this process holds, how often, and which folders were made for it."""
+class _Held:
+    """A folder locked by this process, the depth of nesting, and the folders that were created for it."""
 
     handle: int | None
     made: list[Path]
     times: int = 0
 
 
-_holds: dict[Path, _Hold] = {}
+_held: dict[Path, _Held] = {}
 _guard = threading.Lock()
 
 
 @contextmanager
-def alone(folder: Path, patience: float = 0.0) -> Iterator[None]:
-    """Hold a folder against other processes, within; refuse it where another one holds it.
+def folder_lock(folder: Path, timeout: float = 0.0) -> Iterator[None]:
+    """Lock a folder against other processes; raise if another one holds it after ``timeout`` seconds.
 
-    The folder is made if it is not there, and taken away again if nothing came into it. A process that
-    holds it already may hold it once more: what its threads do is its own affair. ``patience`` says how
-    many seconds to wait for a holder that is about to end.
+    The folder is created if it is not there, and removed again if it stays empty. The lock is reentrant
+    within a process, also for its other threads.
     """
     where = folder.resolve()
     with _guard:
-        if where not in _holds:
+        if where not in _held:
             made = [path for path in (where, *where.parents) if not path.exists()]
-            _holds[where] = _Hold(_take(folder, patience), made)
-        _holds[where].times += 1
+            _held[where] = _Held(_acquire(folder, timeout), made)
+        _held[where].times += 1
     try:
         yield
     finally:
         with _guard:
-            _holds[where].times -= 1
-            if not _holds[where].times:
-                _release(where, _holds.pop(where))
+            _held[where].times -= 1
+            if not _held[where].times:
+                _release(where, _held.pop(where))
 
 
-def _release(where: Path, hold: _Hold) -> None:
+def _release(where: Path, hold: _Held) -> None:
     if hold.handle is not None:
-        with suppress(OSError):  # what is left of it holds nobody up
-            if _is(where / NAME, hold.handle):
-                (where / NAME).unlink()  # while it is held: see _take
+        with suppress(OSError):  # a file that stays locks nobody out
+            if _same_file(where / NAME, hold.handle):
+                (where / NAME).unlink()  # while the lock is held: see _acquire
         os.close(hold.handle)
     with suppress(OSError):  # there is something in it
         for path in hold.made:
             path.rmdir()
 
 
-def _take(folder: Path, patience: float) -> int | None:
-    """Return the open file that holds the folder, or None where the file system knows no locks."""
-    path, until = folder / NAME, time.monotonic() + patience
+def _acquire(folder: Path, timeout: float) -> int | None:
+    """Return the open, locked file, or None where the file system has no locks."""
+    path, until = folder / NAME, time.monotonic() + timeout
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -80,11 +79,13 @@ def _take(folder: Path, patience: float) -> int | None:
             raise CofimaError(f"{folder} cannot be written: {error.strerror}") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is(path, handle):
+            if _same_file(path, handle):
                 os.ftruncate(handle, 0)
-                _sign(handle)
+                _write_holder(handle)
                 return handle
-            os.close(handle)  # its holder took the file away just now
+            os.close(
+                handle
+            )  # the previous holder unlinked it between open and flock: it locks nothing, try again
         except BlockingIOError:
             holder = os.pread(handle, 200, 0).decode(errors="replace").strip()
             os.close(handle)
@@ -98,7 +99,7 @@ def _take(folder: Path, patience: float) -> int | None:
         except OSError as error:
             os.close(handle)
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
-                raise CofimaError(f"{folder} cannot be held: {error.strerror}") from error
+                raise CofimaError(f"{folder} cannot be locked: {error.strerror}") from error
             path.unlink(missing_ok=True)
             warnings.warn(
                 f"{folder}: this file system has no locks ({error.strerror}); let one process at a time "
@@ -109,16 +110,16 @@ def _take(folder: Path, patience: float) -> int | None:
             return None
 
 
-def _is(path: Path, handle: int) -> bool:
-    """Tell whether the open file is the one at this path, and not one that was taken away."""
+def _same_file(path: Path, handle: int) -> bool:
+    """Return True if the open file is the one at this path, and not one that was unlinked."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
         return False
 
 
-def _sign(handle: int) -> None:
-    """Write who holds the folder, for those who are refused."""
+def _write_holder(handle: int) -> None:
+    """Write the holder's process into the lock file, for the message to others."""
     now = datetime.now().isoformat(" ", "minutes")
-    with suppress(OSError):  # a full disk: the lock holds all the same
+    with suppress(OSError):  # a full disk: the lock works all the same
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()} since {now}".encode(), 0)

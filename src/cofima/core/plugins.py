@@ -1,7 +1,7 @@
-"""Methods and datasets in files outside the package: run because the user names them, never by themselves.
+"""Plugins: methods and datasets in files outside the package, run only if the user names them.
 
-A file is named by ``--plugin FILE``, by :func:`load`, or in ``$COFIMA_PLUGINS``, which processes that we
-start inherit. An installed package names its modules as entry points of the group ``cofima.core.plugins``.
+A file is named by ``--plugin FILE``, by :func:`load`, or in ``$COFIMA_PLUGINS``, which child processes
+inherit. An installed package names its modules as entry points of the group ``cofima.plugins``.
 """
 
 import importlib.util
@@ -20,12 +20,12 @@ from typing import Any
 from cofima.core.atomic import file_digest
 from cofima.core.errors import CofimaError, CofimaWarning, problems
 
-GROUP, ENVIRONMENT = "cofima.core.plugins", "COFIMA_PLUGINS"
+GROUP, ENVIRONMENT = "cofima.plugins", "COFIMA_PLUGINS"
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A module that may hold a method and datasets, by its name, and the hash of its file."""
+    """A module that may define a method and datasets, and the hash of its file."""
 
     name: str
     module: ModuleType
@@ -33,41 +33,41 @@ class Plugin:
     sha256: str
 
 
-_named: dict[str, Plugin] = {}  # what the user has named, by name
+_loaded: dict[str, Plugin] = {}  # those that the user has named, by name
 
 
 def load(file: str | Path) -> Plugin:
-    """Run a file of the user's own, and find what it defines from now on; processes started later do too."""
+    """Run a file and register what it defines, here and in processes that are started later."""
     path = Path(file).expanduser().resolve()
     problem = _problem(path)
     if problem:
         raise CofimaError(f"plugin {file}: {problem}")
-    digest, known = file_digest(path), _named.get(path.stem)
+    digest, known = file_digest(path), _loaded.get(path.stem)
     if known is not None and (known.file, known.sha256) == (path, digest):
         return known
     if known is not None and known.file != path:
         raise CofimaError(f"plugins {known.file} and {path} have the same name: rename one of the files")
-    _named[path.stem] = Plugin(path.stem, _run(path), path, digest)
-    there = [text for text in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if text]
-    os.environ[ENVIRONMENT] = os.pathsep.join(dict.fromkeys([*there, str(path)]))
-    return _named[path.stem]
+    _loaded[path.stem] = Plugin(path.stem, _run(path), path, digest)
+    known_files = [text for text in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if text]
+    os.environ[ENVIRONMENT] = os.pathsep.join(dict.fromkeys([*known_files, str(path)]))
+    return _loaded[path.stem]
 
 
 def loaded() -> list[Plugin]:
     """Return every plugin: those that the user has named, and those of installed packages."""
     for file in os.environ.get(ENVIRONMENT, "").split(os.pathsep):
-        if file and Path(file).stem not in _named:
+        if file and Path(file).stem not in _loaded:
             load(file)
-    return [*_named.values(), *(plugin for plugin in _installed() if plugin.name not in _named)]
+    return [*_loaded.values(), *(plugin for plugin in _installed() if plugin.name not in _loaded)]
 
 
-def said(names: Sequence[str]) -> list[dict[str, str]]:
-    """Return what a model folder says of the plugins that it needs, the names given."""
+def records(names: Sequence[str]) -> list[dict[str, str]]:
+    """Return the entries of a model folder about the plugins that it needs, by their names."""
     return [{"name": p.name, "file": p.file.name, "sha256": p.sha256} for p in loaded() if p.name in names]
 
 
-def refuse_missing(folder: Path, needed: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a model whose plugins are not here; warn where one of them is not as it was."""
+def require(folder: Path, needed: Sequence[Mapping[str, Any]]) -> None:
+    """Raise if plugins of a model folder are not loaded; warn if one of their files has changed."""
     here = {plugin.name: plugin for plugin in loaded()}
     absent = [
         f"the plugin '{each['name']}' is not loaded: give --plugin PATH/{each['file']} "
@@ -102,11 +102,10 @@ def _run(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pydantic look their types up there
     try:
         spec.loader.exec_module(module)
-    except CofimaError:
-        sys.modules.pop(name, None)
-        raise
     except Exception as error:
         sys.modules.pop(name, None)
+        if isinstance(error, CofimaError):
+            raise
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
         at = getattr(error, "lineno", None) or (lines[-1] if lines else None)
         where = f" line {at}" if at else ""
@@ -116,7 +115,7 @@ def _run(path: Path) -> ModuleType:
 
 @cache
 def _installed() -> tuple[Plugin, ...]:
-    """Import what installed packages announce; one that fails is told, and does not stop the others."""
+    """Import the plugins of installed packages; one that fails is a warning and does not stop the others."""
     found = []
     for entry in entry_points(group=GROUP):
         try:

@@ -1,4 +1,4 @@
-"""How long work tells how far it is, without knowing who listens."""
+"""Progress-reporting interface for long-running work."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -8,17 +8,17 @@ T = TypeVar("T")
 
 
 class Progress:
-    """A listener that hears nothing; the command line brings one that draws a bar."""
+    """A reporter that does nothing; the command line has one that draws bars."""
 
     def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
-        """Yield ``items``, announcing each one as done."""
+        """Yield ``items``, reporting each one as done."""
         yield from items
 
     def say(self, message: str) -> None:
-        """Tell the user one line."""
+        """Show one line to the user."""
 
     def stage(self, label: str) -> AbstractContextManager[None]:
-        """Name the wider work (a task, a run) within which bars appear."""
+        """Name the enclosing work (a task, a run) within which bars appear."""
         return nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""One seed, many independent random streams, each found by its name."""
+"""Named, independent random streams derived from one seed."""
 
 from dataclasses import dataclass
 from hashlib import sha256

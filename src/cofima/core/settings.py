@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 @dataclass(frozen=True)
 class Role:
-    """Where the value of a setting counts.
+    """The uses in which the value of a setting counts.
 
     Attributes:
         resumed: A run is continued with the same value only.
@@ -26,7 +26,7 @@ class Role:
 
 
 MACHINE = Role(resumed=False, named=False, compared=False)
-"""Where and on what a run is made: the same is computed everywhere."""
+"""Machine-specific settings: the result is the same everywhere."""
 
 SOURCE = Role(resumed=False, compared=False)
 """Names files whose content the run records as a hash. The hash is compared, with other runs and when a run

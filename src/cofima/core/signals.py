@@ -1,7 +1,7 @@
-"""What Ctrl-C, SIGTERM and a closed terminal do to a run: it first writes down how far it is.
+"""Signal handling: Ctrl-C, SIGTERM and a closed terminal end a run after it has written a checkpoint.
 
-A signal ends the work at once, as ever, unless the work is :func:`patient`: then it asks itself, at
-places where it can stop, and the second signal ends it at once.
+A signal ends the work at once unless the work called :func:`defer`. Then it checks :func:`pending` itself,
+at places where it can stop, and only a second signal ends it at once.
 """
 
 import signal
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = {
+DEFAULTS = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,
@@ -22,7 +22,7 @@ class Interrupted(KeyboardInterrupt):
 
     Attributes:
         signal: Which signal it was; the process ends with 128 and this number.
-        kept: What is kept, and how to go on; empty where it is not known.
+        kept: A message on what is saved and how to continue; empty where it is not known.
     """
 
     def __init__(self, number: int, kept: str = "") -> None:
@@ -33,44 +33,44 @@ class Interrupted(KeyboardInterrupt):
         return self.kept
 
 
-class _Now:
-    """What signals have asked for; they belong to the process, and so does this."""
+class _State:
+    """The pending signal and the mode; signals belong to the process, and so does this."""
 
-    asked: int | None = None
-    patient: bool = False
+    pending: int | None = None
+    deferred: bool = False
 
 
-def asked() -> int | None:
+def pending() -> int | None:
     """Return the signal that asks the work to stop, or None."""
-    return _Now.asked
+    return _State.pending
 
 
 @contextmanager
-def listening() -> Iterator[None]:
-    """Turn the signals that end a run into :class:`Interrupted`, within.
+def handle_signals() -> Iterator[None]:
+    """Turn the signals that end a run into :class:`Interrupted` within the context.
 
-    Only in the main thread, where alone Python lets one listen, and only to signals that nobody else
-    listens to or ignores already.
+    Only in the main thread, the only one where Python allows handlers, and only for signals that still have
+    their default handler.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: own for number, own in SIGNALS.items() if signal.getsignal(number) == own}
+        before = {n: default for n, default in DEFAULTS.items() if signal.getsignal(n) == default}
     for number in before:
-        signal.signal(number, _heard)
+        signal.signal(number, _handler)
     try:
         yield
     finally:
-        _Now.asked, _Now.patient = None, False
-        for number, own in before.items():
-            signal.signal(number, own)
+        _State.pending, _State.deferred = None, False
+        for number, default in before.items():
+            signal.signal(number, default)
 
 
-def patient(wait: bool) -> None:
-    """Let the first signal wait until the work asks for it, or no longer."""
-    _Now.patient = wait
+def defer(deferred: bool) -> None:
+    """Let the first signal wait until the work asks for it with :func:`pending`, or no longer."""
+    _State.deferred = deferred
 
 
-def _heard(number: int, _: FrameType | None) -> None:
-    if not _Now.patient or _Now.asked is not None:
+def _handler(number: int, _: FrameType | None) -> None:
+    if not _State.deferred or _State.pending is not None:
         raise Interrupted(number)
-    _Now.asked = number
+    _State.pending = number

@@ -1,4 +1,7 @@
-"""The processes that torchrun started, read from the environment, without importing torch."""
+"""Processes that torchrun started, read from the environment.
+
+Apart from :mod:`cofima.core.distributed` because the command line asks before it imports torch.
+"""
 
 import os
 
@@ -21,5 +24,5 @@ def local_rank() -> int:
 
 
 def is_main_process() -> bool:
-    """Tell whether this process is the one that prints."""
+    """Return True in the one process that prints."""
     return rank() == 0

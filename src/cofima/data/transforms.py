@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from cofima.core.distributed import Part, all_of
+from cofima.core.distributed import Shard, full_shard
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.options import Preset
 
@@ -88,13 +88,13 @@ class View:
         """
         return self._normalized(self._center(pixels))
 
-    def train(self, pixels: Tensor, generator: torch.Generator, part: Part | None = None) -> Tensor:
+    def train(self, pixels: Tensor, generator: torch.Generator, part: Shard | None = None) -> Tensor:
         """Crop, mirror and brighten each image by chance, then normalise.
 
         All chance comes from the CPU ``generator``: the same on every device. These images may be a ``part``
         of a batch; then each is varied as it would be if all of the batch were here.
         """
-        part = part or all_of(len(pixels))
+        part = part or full_shard(len(pixels))
         images = self._cropped(pixels, generator, part)
         if self.flip:
             mirrored = (part.rand(generator=generator) < 0.5).to(pixels.device)
@@ -104,7 +104,7 @@ class View:
             images = brightened(images, factor)
         return self._normalized(images)
 
-    def _cropped(self, pixels: Tensor, generator: torch.Generator, part: Part) -> Tensor:
+    def _cropped(self, pixels: Tensor, generator: torch.Generator, part: Shard) -> Tensor:
         self._check(pixels)
         if self.window:
             squares = self.form.trained(pixels)[0] if pixels.ndim == 2 else pixels
@@ -196,7 +196,7 @@ def stored_side(size: int, crop_pct: float) -> int:
     return math.floor(size / crop_pct)
 
 
-def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator, part: Part | None = None) -> Tensor:
+def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator, part: Shard | None = None) -> Tensor:
     """Draw a box (top, left, height, width) within each height and width of ``shapes``: int64 [B, 4].
 
     As torchvision's RandomResizedCrop: the share of the area is uniform in [least, 1], the logarithm
@@ -205,7 +205,7 @@ def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator, part: P
     drawn for an image is the same.
     """
     full = shapes.double()
-    part = part or all_of(len(full))
+    part = part or full_shard(len(full))
     area, ratio = part.rand(2, _TRIES, dim=1, generator=generator, dtype=torch.float64)
     place = part.rand(2, dim=1, generator=generator, dtype=torch.float64)
     area = (least + (1 - least) * area) * full.prod(1, keepdim=True)
@@ -258,9 +258,11 @@ def resize(pixels: Tensor, height: int, width: int) -> Tensor:
     return interpolate(images, size=(height, width), mode="bicubic", antialias=True).round_().clamp_(0, 255)
 
 
-def random_windows(pixels: Tensor, size: int, generator: torch.Generator, part: Part | None = None) -> Tensor:
+def random_windows(
+    pixels: Tensor, size: int, generator: torch.Generator, part: Shard | None = None
+) -> Tensor:
     """Cut a square of ``size`` pixels out of each image, any place as likely as any other."""
-    part = part or all_of(len(pixels))
+    part = part or full_shard(len(pixels))
     room = torch.tensor(pixels.shape[2:]) - size + 1
     places = (part.rand(2, generator=generator, dtype=torch.float64) * room).floor().long()
     windows = [

@@ -9,10 +9,10 @@ from typing import Any
 
 from cofima.core import distributed
 from cofima.core.errors import CofimaError, problems
-from cofima.core.lock import alone
+from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
 from cofima.core.settings import uncounted
-from cofima.core.signals import Interrupted, listening
+from cofima.core.signals import Interrupted, handle_signals
 from cofima.data import datasets
 from cofima.experiment.config import difference
 from cofima.experiment.metrics_log import Listener
@@ -45,11 +45,11 @@ def launch(
     process is writing. Processes that ``torchrun`` started share the work.
     """
     refuse_several(config, None)
-    with distributed.joined(device.choose(config.device)):
+    with distributed.process_group(device.choose(config.device)):
         if model_folder.finished(folder):
             return _continue(config, folder, progress, listeners, tasks)
         model_folder.refuse_place(folder)
-        with nullcontext() if distributed.rank() else alone(folder), listening():
+        with nullcontext() if distributed.rank() else folder_lock(folder), handle_signals():
             try:
                 return _continue(config, folder, progress, listeners, tasks)
             except KeyboardInterrupt as error:
@@ -62,7 +62,7 @@ def _continue(
     started, midway = model_folder.current(folder) is not None, pending(folder)
     model = load_model(folder, where=config.device, progress=progress) if started else None
     learned = len(model.tasks) if model else 0
-    distributed.refuse_difference(f"{folder}", config.model_dump(mode="json"), learned)
+    distributed.require_same(f"{folder}", config.model_dump(mode="json"), learned)
     if model is not None:
         _refuse_change(model.config.model_dump(mode="json"), config, folder)
         if not is_run(model.history):
@@ -82,7 +82,7 @@ def _continue(
 
 def pending(folder: Path) -> dict[str, Any]:
     """Return the description of a run's task in progress; {} where there is none that can go on."""
-    if checkpoint.interval() is None or distributed.world() > 1:
+    if checkpoint.interval() is None or distributed.world_size() > 1:
         return {}
     return checkpoint.pending(folder / model_folder.INFLIGHT, model_folder.state_id(folder))
 
@@ -121,7 +121,7 @@ def _learn(
         build(config.method, config.options).check(module)  # before images are read
     refuse_several(config, module if model is None else model.method.net.backbone)
     stream = load_stream(config, facts, progress)
-    distributed.refuse_difference(f"dataset {config.dataset}", stream.facts.get("fingerprint"), len(stream))
+    distributed.require_same(f"dataset {config.dataset}", stream.facts.get("fingerprint"), len(stream))
     before = model.data if model else midway.get("data", {})
     refuse_other_images(before, stream.facts, config.dataset, folder)
     if model is None:

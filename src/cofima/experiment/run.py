@@ -106,7 +106,7 @@ def learn_task(
 def _checkpoint(model: Model, folder: Path) -> Checkpoint:
     """Return what keeps tasks in progress; several processes go on after finished tasks only."""
     every = interval()
-    if every is None or distributed.world() > 1:
+    if every is None or distributed.world_size() > 1:
         return NO_CHECKPOINT
     facts = {
         "config": model.config.model_dump(mode="json"),
@@ -177,7 +177,7 @@ def _row(model: Model, task: Task, kind: Kind, score: Score | None, epochs: int)
         train_images=len(task.train),
         epochs=epochs or None,
         notes=facts["notes"],
-        processes=distributed.world(),
+        processes=distributed.world_size(),
         **({} if score is None else asdict(score)),  # named as in the history
     )
 

@@ -11,7 +11,7 @@ from cofima.training.loop import norms
 
 def refuse_several(config: Config, backbone: nn.Module | None = None) -> None:
     """Refuse a run that would not compute in several processes what it computes in one."""
-    count = max(torchrun.world_size(), distributed.world())
+    count = max(torchrun.world_size(), distributed.world_size())
     if count == 1:
         return
     kind, how, wrong = methods.find(config.method), config.train, []

@@ -146,7 +146,7 @@ class Method:
                 train(task)
             self.fixed.doubt()
             (end or self.end)(task)
-            distributed.agree(self.net, self.head())
+            distributed.broadcast_weights(self.net, self.head())
 
     def begin(self, task: Task) -> None:
         """Prepare for the task: new rows in the head, old ones frozen."""
@@ -257,7 +257,7 @@ class Method:
         if self.fixed_features:
             return self.fixed(images)
         self.net.eval()
-        part = distributed.part(len(images))
+        part = distributed.current_shard(len(images))
         pairs = plain_batches(images, self.context, "features", part)
         return part.gather(torch.cat([self.net.features(x).float().cpu() for x, _ in pairs]))
 

@@ -114,7 +114,7 @@ def load_model(
         any_size: Take images of any size, also where the model learned from images that are stored small.
     """
     read = model_folder.read(Path(folder), generation)
-    plugins.refuse_missing(Path(folder), read.record.plugins)
+    plugins.require(Path(folder), read.record.plugins)
     changed: dict[str, Any] = {"config": read.record.config | {"device": where}}
     if any_size:
         changed["preprocess"] = read.record.preprocess | {"shape": None}
@@ -185,7 +185,7 @@ def _record(model: Model) -> Record:
         tasks=[list(task) for task in model.tasks],
         planned_tasks=model.planned,
         serving=model.serving,
-        plugins=plugins.said(needed),
+        plugins=plugins.records(needed),
     )
 
 

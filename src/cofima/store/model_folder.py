@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cofima.core.atomic import clear_aside, file_digest, json_digest, write_aside, write_text
 from cofima.core.errors import CofimaError, problems
-from cofima.core.lock import alone
+from cofima.core.lock import folder_lock
 from cofima.store.history import HistoryRow, dump, parse
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def write(folder: Path, record: Record, history: Sequence[HistoryRow]) -> Iterat
     The model folder is held against other processes meanwhile. Whatever fails, the generation of before
     stays in force, and nothing is left of the new one.
     """
-    with alone(folder):
+    with folder_lock(folder):
         before = current(folder)
         name = f"{len(record.tasks) if before is None else int(before.name) + 1:04d}"
         with write_aside(folder / name) as aside:
@@ -219,7 +219,7 @@ def undo(folder: Path) -> tuple[Path, Generation]:
     left = current(folder)
     if left is None:
         raise _not_a_model(folder)
-    with alone(folder):
+    with folder_lock(folder):
         left = current(folder) or left  # as it is now that nobody else can change it
         before = [path for path in _generations(folder) if path.name < left.name]
         if not before:

@@ -120,7 +120,7 @@ class RunCheckpoint(Checkpoint):
         self.budget.start(2 * weights)  # and as much for the optimizer
         self._resume(self.training)
         # From here on a signal waits for offer(): in the middle of a step there is nothing to write.
-        signals.patient(True)
+        signals.defer(True)
         return sys.maxsize if self.training.complete else self.training.epoch
 
     def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
@@ -145,13 +145,13 @@ class RunCheckpoint(Checkpoint):
             self._write(self.training)
         self._leave()
         self.training = None
-        signals.patient(False)
+        signals.defer(False)
 
     def _wanted(self) -> bool:
-        return self.budget.due() or signals.asked() is not None
+        return self.budget.due() or signals.pending() is not None
 
     def _leave(self) -> None:
-        if (asked := signals.asked()) is not None:
+        if (asked := signals.pending()) is not None:
             raise signals.Interrupted(asked)
 
     def _write(self, training: "Training") -> None:

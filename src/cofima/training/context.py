@@ -55,7 +55,7 @@ class Batch:
     """On the device [B]."""
     pixels: Tensor
     """As they are stored: uint8 on the CPU [B, 3, height, width]."""
-    shard: distributed.Part
+    shard: distributed.Shard
     """Which rows of the whole batch these are; all of them in a single process."""
 
 

@@ -38,12 +38,12 @@ def evaluate(
     """
     score = Score([], [], [], [])
     take = batches or (
-        lambda images, label: plain_batches(images, context, label, distributed.part(len(images)))
+        lambda images, label: plain_batches(images, context, label, distributed.current_shard(len(images)))
     )
     for task in seen:
         label = f"test {task.index + 1}/{len(seen)}"
         pairs = [(predict(*inputs).float(), y) for *inputs, y in take(task.test, label)]
-        part = distributed.part(len(task.test))
+        part = distributed.current_shard(len(task.test))
         logits, labels = (part.gather(torch.cat(rows)) for rows in zip(*pairs, strict=True))
         own = logits[:, task.classes.start : task.classes.stop].argmax(1) + task.classes.start
         score.accuracy.append(_percent(logits.argmax(1) == labels))

@@ -56,12 +56,12 @@ class FixedFeatures:
         names = self.names.get(images)
         if names is None or any(name not in self.shelf for name in names):
             names = self.names[images] = self._look(images, label)
-        return distributed.part(len(images)).gather(self.shelf.take(names))
+        return distributed.current_shard(len(images)).gather(self.shelf.take(names))
 
     def batches(self, images: ImageSet, label: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the features of this process's part of images with their labels, for the head."""
         size, device = self.context.train.batch, self.context.device
-        mine = distributed.part(len(images)).rows
+        mine = distributed.current_shard(len(images)).rows
         features, labels = self(images, label)[mine], images.labels[mine]
         pairs = list(zip(torch.split(features, size), torch.split(labels, size), strict=True))
         for some, theirs in self.context.progress.track(pairs, len(pairs), label):
@@ -72,7 +72,7 @@ class FixedFeatures:
         names: list[bytes] = []
         waiting: dict[bytes, Tensor] = {}
         fresh: dict[bytes, Tensor] = {}
-        part = distributed.part(len(images))
+        part = distributed.current_shard(len(images))
         places = torch.split(torch.arange(part.start, part.stop), AT_ONCE)
         for place in self.context.progress.track(places, len(places), label):
             pixels, _ = images.batch(place)

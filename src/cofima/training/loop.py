@@ -73,11 +73,13 @@ def sgd(
                 after_step(batch)
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
                 refuse_divergence(
-                    distributed.total(losses[: step + 1].clone()) / distributed.world(), task, epoch
+                    distributed.all_reduce_sum(losses[: step + 1].clone()) / distributed.world_size(),
+                    task,
+                    epoch,
                 )
             checkpoint.offer(step + 1)  # last: now weights, optimizer and method are of the same step
         if hooks.on_epoch is not None:
-            mean = distributed.total(losses.clone()) / distributed.world()
+            mean = distributed.all_reduce_sum(losses.clone()) / distributed.world_size()
             hooks.on_epoch(task, epoch, mean, [float(group["lr"]) for group in optimizer.param_groups])
         schedule.step()
         if hooks.stop is not None and hooks.stop():
@@ -90,7 +92,7 @@ def sgd(
 
 def make_batch(images: Images, index: Tensor, context: Context, augment: torch.Generator) -> Batch:
     """Read this process's share of the images at ``index``, and augment it."""
-    shard = distributed.part(len(index))
+    shard = distributed.current_shard(len(index))
     pixels, labels = images.batch(index[shard.rows])
     seen = context.view.train(pixels.to(context.device, non_blocking=True), augment, shard)
     return Batch(seen, labels.to(context.device), pixels, shard)
@@ -135,11 +137,11 @@ def repeats(images: Images, balance: float, generator: torch.Generator) -> Tenso
 
 
 def plain_batches(
-    images: Images, context: Context, label: str, part: distributed.Part | None = None
+    images: Images, context: Context, label: str, part: distributed.Shard | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield every image once, or of a part of them, in order, as it is seen at test time."""
-    part = part or distributed.all_of(len(images))
-    index = in_order(part.stop - part.start, distributed.each(context.train.batch), part.start)
+    part = part or distributed.full_shard(len(images))
+    index = in_order(part.stop - part.start, distributed.largest_shard(context.train.batch), part.start)
     for at in context.progress.track(index, len(index), label):
         pixels, labels = images.batch(at)
         yield context.view.test(pixels.to(context.device)), labels.to(context.device)

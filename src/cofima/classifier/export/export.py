@@ -17,7 +17,7 @@ from torch import Tensor
 from cofima.classifier.export.torch import INPUT, OUTPUTS, Portable, as_text, facts, settled
 from cofima.core.atomic import write_aside
 from cofima.core.errors import CofimaError
-from cofima.core.extras import needed
+from cofima.core.extras import import_extra
 from cofima.store.model import Model
 
 TOLERANCE = 1e-3  # of the largest logit, or of 1 where that is smaller
@@ -38,8 +38,8 @@ class Exported:
 
 def to_onnx(model: Model, path: Path, images: Tensor) -> Exported:
     """Write an ONNX file that takes any number of uint8 images; checked with onnxruntime."""
-    onnx, runtime = needed("onnx", "onnx"), needed("onnxruntime", "onnx")
-    needed("onnxscript", "onnx")
+    onnx, runtime = import_extra("onnx", "onnx"), import_extra("onnxruntime", "onnx")
+    import_extra("onnxscript", "onnx")
     if sum(p.numel() * p.element_size() for p in model.method.net.state_dict().values()) > ONNX_LIMIT:
         raise CofimaError(f"{path}: the model is larger than the 2 GB that one ONNX file can hold")
 

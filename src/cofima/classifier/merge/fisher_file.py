@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cofima.classifier.classifier import load
 from cofima.classifier.merge.inputs import MODEL, require_linear
 from cofima.classifier.merge.request import output_problems
-from cofima.core.atomic import require_room, write_aside
+from cofima.core.atomic import require_space, write_aside
 from cofima.core.errors import CofimaError, did_you_mean, first_problems, problems
 from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet
@@ -89,7 +89,7 @@ def fisher(
     kind = type(loaded.method)
     require_linear(model, kind, declared(kind, loaded.method.state()))
     size = sum(value.nbytes for value in loaded.weights().values())
-    require_room(out, size)
+    require_space(out, size)
     known = _known(loaded, images, limit, seed, skip_bad, progress)
     columns = _columns(known, loaded.classes) if logits == "local" else None
     progress.say(f"measuring {size / 1e6:,.1f} MB of weights on {len(known)} images")

@@ -12,7 +12,7 @@ from cofima.classifier.merge.method_after import MethodAfter, StateMerge, choose
 from cofima.classifier.merge.request import MergeSettings
 from cofima.classifier.merge.tensors import ClassRows, TensorMerge, merge_tensors
 from cofima.core import plugins
-from cofima.core.atomic import require_room
+from cofima.core.atomic import require_space
 from cofima.core.errors import first_problems
 from cofima.core.progress import Progress
 from cofima.store import model_folder
@@ -47,7 +47,7 @@ class FolderMerge:
         weights, state = self._kinds(), merged.kinds()
         size = sum(kind.bytes for kind in [*weights.values(), *state.values()])
         model_folder.refuse_place(out)
-        require_room(out, size)
+        require_space(out, size)
         count = len(self.inputs.models)
         progress.say(f"merging {count} models into one of {size / 1e6:,.1f} MB: {self.settings}")
         with (
@@ -107,7 +107,7 @@ class FolderMerge:
             data={"name": "merged", "merged": {"by": str(self.settings), "models": models}},
             tasks=tasks,
             planned_tasks=len(tasks),
-            plugins=plugins.said([after.name]),
+            plugins=plugins.records([after.name]),
         )
 
 

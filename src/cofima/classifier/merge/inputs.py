@@ -156,7 +156,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def _open_folder(path: Path) -> ModelFolder:
     generation = model_folder.read(path)
     record, weights, state = generation.record, generation.weights(), generation.state()
-    plugins.refuse_missing(path, record.plugins)
+    plugins.require(path, record.plugins)
     method = methods.find(record.config["method"])
     entries = check(method, state, [len(task) for task in record.tasks])
     require_linear(path, method, entries)

@@ -10,7 +10,7 @@ from cofima.classifier.merge.folders import folder_merge
 from cofima.classifier.merge.inputs import Checkpoint, Inputs, ModelFolder, open_checkpoint, open_fishers
 from cofima.classifier.merge.request import WISE_FT, MergeRequest, MergeSettings, output_problems
 from cofima.classifier.merge.tensors import TensorMerge, merge_tensors
-from cofima.core.atomic import require_room, write_aside
+from cofima.core.atomic import require_space, write_aside
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
 from cofima.weights.mmap import create_mapped
@@ -135,7 +135,7 @@ def _merge_files(inputs: Inputs, settings: MergeSettings, out: Path, progress: P
     kinds = inputs.kinds()
     metadata = {key: text for model in models for key, text in model.metadata.items()}
     size = sum(kind.bytes for kind in kinds.values())
-    require_room(out, size)
+    require_space(out, size)
     progress.say(f"merging {len(models)} models of {size / 1e6:,.1f} MB: {settings}")
     with write_aside(out) as aside, create_mapped(aside, kinds, metadata) as target:
         merges = [

@@ -10,7 +10,7 @@ from cofima.classifier.extend import Extension
 from cofima.classifier.predict import Prediction
 from cofima.classifier.web.session import Studio
 from cofima.core.errors import CofimaError
-from cofima.core.extras import needed
+from cofima.core.extras import import_extra
 from cofima.core.progress import Progress
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class BrowserProgress(Progress):
 
 def build(studio: Studio) -> Any:
     """Return the page of a model, not served yet."""
-    gradio = needed("gradio", "app")
+    gradio = import_extra("gradio", "app")
     page = gradio.Blocks(
         title=f"cofima: {studio.folder.name}", analytics_enabled=False, delete_cache=(600, 3600)
     )

@@ -12,7 +12,7 @@ from cofima.classifier.extend import Extension
 from cofima.classifier.predict import Prediction
 from cofima.classifier.web.limits import Limits
 from cofima.core.errors import CofimaError
-from cofima.core.lock import alone
+from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow
@@ -61,7 +61,7 @@ class Studio:
         if not name:
             raise CofimaError("give the new class a name")
         self.limits.check(paths)
-        with self._alone(), alone(self.folder), TemporaryDirectory() as folder:
+        with self._alone(), folder_lock(self.folder), TemporaryDirectory() as folder:
             listing = Path(folder) / "photos.csv"
             with listing.open("w", newline="", encoding="utf-8") as file:
                 table = csv.writer(file)

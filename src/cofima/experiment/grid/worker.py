@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from cofima.core.errors import CofimaError
-from cofima.core.lock import alone
+from cofima.core.lock import folder_lock
 from cofima.core.progress import Progress
 from cofima.experiment.grid import shared_first_task
 from cofima.experiment.grid.executors.base import Job
@@ -36,7 +36,7 @@ def learn(job: Job) -> str | None:
         log = Log()
         log.say(_who(job))
         try:
-            with alone(job.folder, PATIENCE):
+            with folder_lock(job.folder, PATIENCE):
                 if job.first is not None:
                     _take(job.first, job, log)
                 launch(job.config, job.folder, log, tasks=job.tasks)

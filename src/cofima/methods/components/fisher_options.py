@@ -38,14 +38,17 @@ class FisherOptions(BaseModel):
 def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> Weights:
     """Return the Fisher information of ``net`` on a task's training images, seen as at test time."""
     local = how.logits == "local" and len(task.classes) > 1  # one logit alone has no information
-    part, generator = distributed.part(len(task.train)), context.seeds.generator("fisher", task.index)
+    part, generator = (
+        distributed.current_shard(len(task.train)),
+        context.seeds.generator("fisher", task.index),
+    )
     fisher = diagonal_fisher(
         net,
         plain_batches(task.train, context, "fisher", part),
         how.labels,
         columns=slice(task.classes.start, task.classes.stop) if local else None,
         generator=generator,
-        drawn=_drawn(part, context.train.batch, generator) if distributed.world() > 1 else None,
+        drawn=_drawn(part, context.train.batch, generator) if distributed.world_size() > 1 else None,
     )
     fisher = {key: part.mean(value) for key, value in fisher.items()}
     if how.norm == "mean":
@@ -60,7 +63,7 @@ def released_fisher(net: Net, task: Task, context: Context) -> Weights:
     order = batches(
         len(task.train), context.train.batch, context.seeds.generator("fisher loader", task.index)
     )
-    part = distributed.part(len(order))  # of the batches: the mean gradient of each is squared
+    part = distributed.current_shard(len(order))  # of the batches: the mean gradient of each is squared
     fisher = diagonal_fisher(net, _augmented(task, context, order, part), estimator="batch", training=True)
     return {key: part.mean(f).clamp(max=RELEASED_CLIP) for key, f in fisher.items()}
 
@@ -76,7 +79,7 @@ def add_fisher(total: Weights, fisher: Weights) -> Weights:
     return {key: total[key] + value if key in total else value for key, value in fisher.items()}
 
 
-def _drawn(part: distributed.Part, batch: int, generator: torch.Generator) -> Iterator[float]:
+def _drawn(part: distributed.Shard, batch: int, generator: torch.Generator) -> Iterator[float]:
     """Return what decides the labels of this part's images: what one process would draw for them."""
     sizes = [len(at) for at in in_order(part.whole, batch)]
     numbers = [torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes]
@@ -84,11 +87,11 @@ def _drawn(part: distributed.Part, batch: int, generator: torch.Generator) -> It
 
 
 def _augmented(
-    task: Task, context: Context, order: list[Tensor], part: distributed.Part
+    task: Task, context: Context, order: list[Tensor], part: distributed.Shard
 ) -> Iterator[tuple[Tensor, Tensor]]:
     augment = context.seeds.generator("fisher augment", task.index)
     for index in order[: part.start]:  # draw what others use, and vary no image by it
-        context.view.train(task.train.batch(index[:0])[0], augment, distributed.Part(0, 0, len(index)))
+        context.view.train(task.train.batch(index[:0])[0], augment, distributed.Shard(0, 0, len(index)))
     for index in context.progress.track(order[part.rows], part.stop - part.start, "fisher"):
         pixels, labels = task.train.batch(index)
         with torch.no_grad():

@@ -56,7 +56,7 @@ class RidgeSums:
 
     def add_images(self, head: ProjectedHead, features: Tensor, labels: Tensor, classes: int) -> None:
         """Add images by their features; of several processes each computes a part of the sums."""
-        part = distributed.part(len(labels))
+        part = distributed.current_shard(len(labels))
         pairs = hidden_pairs(head, features[part.rows], labels[part.rows])
         self.add(pairs, classes, shared=part.shared)
 
@@ -74,7 +74,7 @@ class RidgeSums:
             gram.addmm_(hidden.T, hidden)
             self.cross.index_add_(1, labels, hidden.T)
         if shared:
-            gram, self.cross = distributed.total(gram), distributed.total(self.cross)
+            gram, self.cross = distributed.all_reduce_sum(gram), distributed.all_reduce_sum(self.cross)
         for row, place in zip(gram, self._places(), strict=True):
             self.packed[place] = row[: place.stop - place.start]
 

@@ -74,7 +74,7 @@ class Prompted(Method):
 
     def with_queries(self, images: ImageSet, label: str) -> Iterator[tuple[Tensor, ...]]:
         """Yield this process's images as they are seen at test time, their queries, and their labels."""
-        part = distributed.part(len(images))
+        part = distributed.current_shard(len(images))
         queries, start = self.fixed(images, label), part.start
         for some, labels in plain_batches(images, self.context, label, part):
             yield some, queries[start : start + len(some)].to(some.device), labels

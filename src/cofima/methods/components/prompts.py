@@ -74,7 +74,7 @@ def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 def voted(chosen: Tensor, pool: int) -> Tensor:
     """Give every image the prompts that most images chose; ties go to those that are first in the pool."""
-    votes = distributed.total(torch.bincount(chosen.flatten(), minlength=pool))
+    votes = distributed.all_reduce_sum(torch.bincount(chosen.flatten(), minlength=pool))
     winners = votes.sort(descending=True, stable=True).indices[: chosen.shape[1]]
     return winners.expand_as(chosen)
 

@@ -96,7 +96,7 @@ class Again:
     labels: Tensor
     logits: Tensor
     known: Tensor
-    part: distributed.Part
+    part: distributed.Shard
     weight: float
     known_weight: float
 
@@ -134,7 +134,7 @@ class Reservoir:
         self.pixels[to], self.labels[to] = pixels[at].cpu(), labels.cpu()[at]
         self.logits[to], self.known[to] = logits.float().cpu()[at], logits.shape[1]
 
-    def add_part(self, batch: distributed.Part, *part: Tensor, generator: torch.Generator) -> None:
+    def add_part(self, batch: distributed.Shard, *part: Tensor, generator: torch.Generator) -> None:
         """Let a batch pass by of which this process has a part: its pixels, labels and logits."""
         pixels, labels, logits = (batch.gather(rows) for rows in part)
         self.add(pixels, labels, logits, generator)
@@ -144,10 +144,10 @@ class Reservoir:
         at = torch.randperm(len(self), generator=generator)[:count]
         return self.pixels[at], self.labels[at], self.logits[at], self.known[at]
 
-    def again(self, batch: distributed.Part, generator: torch.Generator, device: torch.device) -> Again:
+    def again(self, batch: distributed.Shard, generator: torch.Generator, device: torch.device) -> Again:
         """Draw as many images as the batch has, the same for all processes, and return this one's part."""
         drawn = self.draw(batch.whole, generator)
-        known, part = drawn[3].double(), distributed.part(len(drawn[0]))
+        known, part = drawn[3].double(), distributed.current_shard(len(drawn[0]))
         weight = part.weight / batch.weight
         even = weight * float(known[part.rows].mean() / known.mean())
         pixels, labels, logits, own = (kept[part.rows].to(device) for kept in drawn)
