@@ -1,7 +1,9 @@
 """The documentation says what the code does: examples run, commands parse, tables and links hold."""
 
+import ast
 import importlib.util
 import json
+import pkgutil
 import re
 import shlex
 import sys
@@ -22,6 +24,7 @@ import cofima
 from cofima import methods
 from cofima.cli import app, split_plugins
 from cofima.cli.catalog import options
+from cofima.core import plugins
 from cofima.core.errors import CofimaWarning
 from cofima.data.sources.in_memory import blobs
 from cofima.experiment import config
@@ -31,6 +34,7 @@ from cofima.store.config import Config
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 METHOD_FILE = "# src/cofima/methods/"
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -123,6 +127,57 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in slugs(target)):
             broken.append(link)
     assert not broken
+
+
+def defined(file: Path) -> set[str]:
+    """Return the functions, classes, constants and methods that a module defines, as ``Class.method``."""
+    body = ast.parse(file.read_text("utf-8")).body
+    inner = [(f"{node.name}.", part) for node in body if isinstance(node, ast.ClassDef) for part in node.body]
+    found = set()
+    for prefix, node in [*(("", node) for node in body), *inner]:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+        found |= {prefix + str(getattr(one, "name", getattr(one, "id", ""))) for one in targets}
+    return found
+
+
+def wrong_paths(text: str) -> list[str]:
+    """Return the files, and names in them (``file.py:name``), that a text mentions and that do not exist."""
+    found = []
+    for path, name in re.findall(r"`((?:\w+/)+\w+\.py|(?:src|tests)/[\w/]*)(?::([A-Za-z_][\w.]*))?`", text):
+        file = next((at for at in (ROOT / path, ROOT / "src" / "cofima" / path) if at.exists()), None)
+        if "NAME" not in path and (file is None or (name and name not in defined(file))):
+            found.append(f"{path}:{name}")
+    return found
+
+
+def wrong_modules(text: str) -> list[str]:
+    """Return the dotted names of our modules and their members that a text mentions and that do not exist."""
+    found = []
+    for name in re.findall(r"`(cofima(?:\.\w+)+)", text):
+        keys = {"cofima.classes", "cofima.json", "cofima.preprocess", plugins.GROUP}  # in files, not modules
+        if name not in keys:
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError):
+                found.append(name)
+    return found
+
+
+def test_files_and_modules_that_are_named_exist() -> None:
+    others = {"fidelity.md"}  # cites files of other people's repositories
+    pages = [page for page in [*PAGES, *BENCHMARKS] if page.name not in others]
+    texts = {name_of(page): page.read_text("utf-8") for page in pages}
+    found = {page: wrong_paths(text) + wrong_modules(text) for page, text in texts.items()}
+    assert {page: names for page, names in found.items() if names} == {}
+
+
+def test_the_check_itself_sees_a_file_or_a_name_that_is_gone() -> None:
+    gone = (
+        "`serve/lesson.py` `data/stream.py:deal` `cofima.serve.learn` `data/stream.py:Task.gone` `tests/n/`"
+    )
+    here = "`data/stream.py:Task.taught` `src/cofima/store/` `methods/NAME.py` `cofima.core.seeds.Seeds`"
+    assert len(wrong_paths(gone)) + len(wrong_modules(gone)) == 5
+    assert wrong_paths(here) + wrong_modules(here) == []
 
 
 def test_the_index_links_to_every_page() -> None:
