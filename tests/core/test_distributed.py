@@ -14,8 +14,8 @@ from cofima.core import distributed, torchrun
 from cofima.core.errors import CofimaError
 from cofima.data.transforms import View
 from cofima.experiment.launch import launch
-from cofima.methods.components import fisher_options
-from cofima.methods.components.fisher_options import FisherOptions, released_fisher, task_fisher
+from cofima.methods.components import fisher as fisher_module
+from cofima.methods.components.fisher import FisherOptions, released_fisher, task_fisher
 from cofima.training import device
 
 COLOUR = (0.5, 0.5, 0.5)
@@ -88,7 +88,7 @@ def test_the_fisher_information_of_parts_adds_up_to_that_of_all(
             return released_fisher(net, task, context)
         return task_fisher(net, task, context, FisherOptions(labels=estimate))
 
-    monkeypatch.setattr(fisher_options, "RELEASED_CLIP", torch.inf)
+    monkeypatch.setattr(fisher_module, "RELEASED_CLIP", torch.inf)
     whole = fisher()
     monkeypatch.setattr(distributed, "all_reduce_sum", lambda value: value)
     monkeypatch.setattr(distributed, "world_size", lambda: processes)

@@ -11,7 +11,7 @@ from cofima.core.errors import CofimaError
 from cofima.experiment.config import check
 from cofima.methods import cofima as module
 from cofima.methods.cofima import CoFiMA
-from cofima.methods.components import fisher_options
+from cofima.methods.components import fisher as fisher_module
 from cofima.weights import fisher_average, fisher_average_all, snapshot
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
@@ -28,7 +28,7 @@ class Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes: list[tuple[int, dict[str, Tensor], dict[str, Tensor]]] = []
-        real = fisher_options.task_fisher
+        real = fisher_module.task_fisher
 
         def spied(net, task, context, how):
             weights = snapshot(net)
@@ -194,9 +194,9 @@ def test_options_of_the_fisher_do_what_they_say(tiny) -> None:
     method, stream = made(tiny, sizes=(2, 2))
     for task in stream:
         method.learn(task)
-    how = fisher_options.FisherOptions
+    how = fisher_module.FisherOptions
     plain, normed, cut = (
-        fisher_options.task_fisher(method.net, stream[1], method.context, options)
+        fisher_module.task_fisher(method.net, stream[1], method.context, options)
         for options in (how(), how(norm="mean"), how(clip=1e-5))
     )
     count = sum(f.numel() for f in plain.values())
@@ -204,7 +204,7 @@ def test_options_of_the_fisher_do_what_they_say(tiny) -> None:
     for key, value in plain.items():
         assert torch.equal(cut[key], value.clamp(max=1e-5))
     assert max(float(f.max()) for f in plain.values()) > 1e-5
-    local = fisher_options.task_fisher(method.net, stream[1], method.context, how(logits="local"))
+    local = fisher_module.task_fisher(method.net, stream[1], method.context, how(logits="local"))
     assert not local["head.blocks.0.weight"].any()
     assert plain["head.blocks.0.weight"].any()
 
@@ -255,7 +255,7 @@ def test_the_released_fisher_is_the_square_of_batch_gradients(tiny) -> None:
     method, stream = made(tiny, sizes=(2, 2), train={"batch": 8})
     for task in stream:
         method.learn(task)
-    found = fisher_options.released_fisher(method.net, stream[1], method.context)
+    found = fisher_module.released_fisher(method.net, stream[1], method.context)
     net = copy.deepcopy(method.net).train()
     context, total, count = method.context, {}, 0
     augment = context.seeds.generator("fisher augment", 1)

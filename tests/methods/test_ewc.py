@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cofima.methods.components.fisher_options import FisherOptions, task_fisher
+from cofima.methods.components.fisher import FisherOptions, task_fisher
 from cofima.training.loop import plain_batches
 
 
@@ -80,7 +80,7 @@ def test_online_sums_decay_and_the_anchor_is_the_last_weights(tiny) -> None:
     for key, value in made.importance.items():
         past = [0.5 ** (2 - t) * f[key] for t, f in enumerate(fishers) if key in f]
         torch.testing.assert_close(value, sum(past))
-    assert made.centre == {}
+    assert made.center == {}
     begun(made, tiny.stream((2, 2, 2, 2))[3])
     assert all(torch.equal(a, weights[2][k]) for a, k in zip(made.anchor, weights[2], strict=True))
 
@@ -91,7 +91,7 @@ def test_separate_penalties_have_the_gradient_of_their_sum(tiny) -> None:
     for key, total in made.importance.items():
         point = weights[2][key] + torch.randn(total.shape, generator=rng)
         each = [f[key] * (point - w[key]) for f, w in zip(fishers, weights, strict=True) if key in f]
-        torch.testing.assert_close(total * (point - made.centre[key]), sum(each), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(total * (point - made.center[key]), sum(each), rtol=1e-4, atol=1e-6)
     assert len(made.state()) == 2 * len(made.importance)  # does not grow with the tasks
 
 

@@ -19,8 +19,8 @@ from cofima.analysis.relearn import Relearned, relearn
 from cofima.analysis.run_folder import by_layer, choose_task, open_run
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
-from cofima.methods.averaging import Averaging
 from cofima.methods.base import Method
+from cofima.methods.components.aligned import Aligned
 from cofima.weights.average import new_share
 from cofima.weights.ops import Weights
 
@@ -48,8 +48,8 @@ class LayerFisher:
 def fisher(folder: Path, task: int | None = None, progress: Progress = SILENT) -> Result:
     """Measure the Fisher information that a task's merge had, per layer."""
     run = open_run(folder)
-    if not _by_fisher(run.method):
-        known = [name for name in methods.names() if _by_fisher(methods.build(name))]
+    if not _uses_fisher(run.method):
+        known = [name for name in methods.names() if _uses_fisher(methods.build(name))]
         raise CofimaError(
             f"{folder} is a run of {run.method.label}, which with its options does not average by Fisher "
             f"information; this analysis is for methods that do: {', '.join(known)}"
@@ -66,8 +66,8 @@ def fisher(folder: Path, task: int | None = None, progress: Progress = SILENT) -
     return Result("fisher", _rows(learned, layers), _figures(layers, title), said)
 
 
-def _by_fisher(method: Method) -> bool:
-    return isinstance(method, Averaging) and method.by_fisher
+def _uses_fisher(method: Method) -> bool:
+    return isinstance(method, Aligned) and method.uses_fisher
 
 
 def describe(task: Relearned) -> list[LayerFisher]:

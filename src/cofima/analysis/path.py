@@ -14,7 +14,7 @@ from cofima.analysis.plots import Curve, Mark, curves
 from cofima.analysis.relearn import Relearned, refuse_unsuited, relearn
 from cofima.analysis.run_folder import choose_task, open_run
 from cofima.core.progress import SILENT, Progress
-from cofima.methods.averaging import Averaging
+from cofima.methods.components.aligned import Aligned
 from cofima.weights.average import average
 
 
@@ -91,6 +91,8 @@ def _draw(line: Line, task: Relearned, title: str, measured: str, *, loss: bool)
         for part in PARTS
     ]
     method = task.before.method
-    elsewhere = isinstance(method, Averaging) and method.with_start  # not on this line, but towards θ_0
+    elsewhere = (
+        isinstance(method, Aligned) and method.averages_with == "pretrained"
+    )  # not on this line, but towards θ_0
     marks = [] if task.lam is None or elsewhere else [Mark(task.lam, "λ of the run")]
     return curves(drawn, "Share of the trained weights", measured, title, marks)

@@ -17,8 +17,8 @@ from cofima.core.progress import Progress
 from cofima.data import datasets
 from cofima.data.stream import Stream, Task
 from cofima.experiment.stream import load_stream, refuse_other_images
-from cofima.methods.averaging import Averaging
 from cofima.methods.base import Method, Step
+from cofima.methods.components.aligned import Aligned
 from cofima.store import model_folder
 from cofima.store.model import Model, copy_model, load_model
 from cofima.training.context import Context
@@ -104,7 +104,7 @@ def relearn(run: RunFolder, task: int, progress: Progress) -> Relearned:
         found.trained, found.random = snapshot(method.net), torch.get_rng_state()
 
     def end(task: Task) -> None:
-        if not isinstance(method, Averaging):
+        if not isinstance(method, Aligned) or not method.averages_with:
             method.end(task)
             return
         found.fisher_old, found.fisher_new = method.old_fisher, method.trained_fisher(task)
@@ -123,10 +123,10 @@ def load_tasks(run: RunFolder, progress: Progress) -> tuple[Context, Stream]:
     return model.method.context, _stream(run, progress)[: run.tasks]
 
 
-def averaging(method: Method, folder: Path) -> Averaging:
+def averaging(method: Method, folder: Path) -> Aligned:
     """Return the method of a run, which must average weights after each task."""
-    if not isinstance(method, Averaging):
-        known = [name for name in methods.names() if issubclass(methods.find(name), Averaging)]
+    if not isinstance(method, Aligned) or not method.averages_with:
+        known = [name for name in methods.names() if getattr(methods.find(name), "averages_with", "")]
         raise CofimaError(
             f"{folder} is a run of {method.label}, which does not average weights after each task; "
             f"this analysis is for: {', '.join(known)}"

@@ -26,7 +26,7 @@ from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import join
 from cofima.data.stream import Stream
-from cofima.methods.averaging import Averaging
+from cofima.methods.components.aligned import Aligned
 from cofima.models.backbone import build_empty
 from cofima.training.context import Context
 from cofima.training.loop import norms, plain_batches
@@ -69,8 +69,8 @@ def trajectories(
 def _way(flat: Plane, run: RunFolder, label: str, states: Sequence[Weights]) -> Way:
     places = [flat.coordinates(weights) for weights in states]
     method, steps = run.method, []
-    on_line = not (isinstance(method, Averaging) and method.with_start)
-    restarts = isinstance(method, Averaging) and method.restarts
+    on_line = not (isinstance(method, Aligned) and method.averages_with == "pretrained")
+    restarts = isinstance(method, Aligned) and method.restarts
     for t, row in enumerate(run.history, start=1):
         before, after, lam = places[t - 1], places[t], row.lam
         if t > 1 and lam and on_line:

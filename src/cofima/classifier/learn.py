@@ -15,7 +15,7 @@ from cofima.experiment import config as configs
 from cofima.experiment.run import learn_task
 from cofima.experiment.stream import make_view
 from cofima.methods import build
-from cofima.methods.components.exemplars import first_of_each
+from cofima.methods.components.replay import first_of_each
 from cofima.models import backbone, efficientnet_lite
 from cofima.models.net import Net
 from cofima.store.config import Config

@@ -15,7 +15,7 @@ from cofima.core.errors import CofimaError, did_you_mean
 from cofima.methods.base import Method
 from cofima.training.context import Batch
 
-NOT_METHODS = {"averaging", "base", "components", "cost", "state"}
+NOT_METHODS = {"base", "components", "cost", "state"}
 
 __all__ = ["Batch", "Method", "build", "find", "first_task_key", "generic", "names", "options_of"]
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
-from cofima.methods.averaging import Averaging
 from cofima.methods.base import Share
 from cofima.methods.components.aligned import Aligned
 from cofima.methods.components.averaging import averaged_in_place, distance_moved
-from cofima.methods.components.fisher_options import (
+from cofima.methods.components.fisher import (
     FISHER,
     FisherOptions,
     add_fisher,
@@ -27,13 +26,13 @@ from cofima.methods.components.fisher_options import (
     weighted,
 )
 from cofima.methods.cost import FISHER_PASS, Cost, Plan
-from cofima.methods.state import Entry, tagged, untagged
+from cofima.methods.state import Entry, untagged
 from cofima.weights.average import fisher_average
 from cofima.weights.ops import Weights, snapshot
 
 
 @dataclass(eq=False)
-class CoFiMA(Averaging, Aligned):
+class CoFiMA(Aligned):
     """Average the weights before and after each task by how much each matters.
 
     Args:
@@ -62,12 +61,13 @@ class CoFiMA(Averaging, Aligned):
 
     label: ClassVar[str] = "CoFiMA"
     paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 7"
+    averages_with: ClassVar[str] = "previous"
     equation: ClassVar[str] = "θ*_t = (λ F_t θ_t + (1-λ) F*_{t-1} θ*_{t-1}) / (λ F_t + (1-λ) F*_{t-1})"
     state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, FISHER)
 
     @property
     def sums(self) -> bool:
-        """Whether Fisher information is summed over tasks."""
+        """True if Fisher information is summed over tasks."""
         return self.fisher_history == "accumulate" or self.lam == "auto"
 
     def first_task_key(self) -> tuple[Any, ...]:
@@ -82,25 +82,20 @@ class CoFiMA(Averaging, Aligned):
         images = plan.train + (plan.later if self.variant == "paper" and not self.sums else 0)
         return super().cost(plan).plus(steps=FISHER_PASS * images)
 
-    def begin(self, task: Task) -> None:
-        """Keep the weights before the task; rows of new classes are not in them."""
-        self.old = snapshot(self.net)
-        if task.index == 0:
-            self.fisher_old: Weights = {}
-        super().begin(task)
-
     @property
-    def by_fisher(self) -> bool:
+    def uses_fisher(self) -> bool:
         """Every average is weighted by Fisher information."""
         return True
 
-    @property
-    def old_fisher(self) -> Weights:
-        """Return the Fisher information kept from the tasks before."""
-        return self.fisher_old
+    # Algorithm 1: begin, train (as every method does), trained_fisher, share, finish.
+
+    def begin(self, task: Task) -> None:
+        """Keep θ*_{t-1} before the head grows: rows of new classes are not averaged."""
+        self.old = snapshot(self.net)
+        super().begin(task)
 
     def trained_fisher(self, task: Task) -> Weights:
-        """Return the Fisher information of the present weights; in a sum, times what the task counts."""
+        """Return F_t, the Fisher information of the present weights; in a sum, times the task's weight."""
         with self.timed("fisher"):
             if self.variant == "authors":
                 return released_fisher(self.net, task, self.context)
@@ -112,27 +107,27 @@ class CoFiMA(Averaging, Aligned):
         return 0.5 if self.lam == "auto" else self.lam
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
-        """Average by Fisher information, measure that of the average, then remember and align."""
+        """Average (Eq. 7), measure the Fisher information of the average, then remember and align."""
         if self.statistics == "trained":
             self.remember(task)
         trained_head = snapshot(self.net.head)
-        if task.index > 0:
-            self.merge(task, lam, fisher)
+        if task.index > 0:  # θ_0 is pre-trained for no task: there is no F*_0 to weigh it by
+            self.merge(task, lam, fisher)  # θ*_t
         del self.old
         if not last:
-            self.keep_fisher(task, fisher)
+            self.keep_fisher(task, fisher)  # F*_t
         if self.statistics == "merged":
-            self.remember(task)
+            self.remember(task)  # μ_c and Σ_c of the task's classes
         self.align_head(task)
         if self.variant == "authors":  # the released code goes on from the head before the average
             self.net.head.load_state_dict(trained_head)
 
     def merge(self, task: Task, lam: float, fisher: Weights) -> None:
-        """Replace the weights by their Fisher-weighted average with those before the task."""
+        """Replace θ_t by its Fisher-weighted average with θ*_{t-1}, in place."""
         distance = distance_moved(untagged("backbone", self.old), self.net.backbone)
         self.facts |= {"lam": lam, "trained_distance": distance}
         with averaged_in_place(self.net, self.old, lam, task, self.context) as new:
-            fisher_average(self.old, new, self.fisher_old, fisher, lam, out=new)
+            fisher_average(self.old, new, self.old_fisher, fisher, lam, out=new)
             if self.variant == "authors":  # the released code multiplies new rows by their Fisher
                 for key in new.keys() - self.old.keys():
                     new[key].mul_(fisher[key])
@@ -140,19 +135,10 @@ class CoFiMA(Averaging, Aligned):
     def keep_fisher(self, task: Task, fisher: Weights) -> None:
         """Keep the sum, or the Fisher information of the weights that the next task starts from."""
         if self.sums:
-            self.fisher_old = add_fisher(self.fisher_old, fisher)
+            self.old_fisher = add_fisher(self.old_fisher, fisher)
         elif task.index == 0 or self.variant == "authors":
-            self.fisher_old = fisher
+            self.old_fisher = fisher
         else:
-            self.fisher_old = {}
-            fisher.clear()  # both have served: two models less while the next is measured
-            self.fisher_old = self.trained_fisher(task)  # of the merged weights: F*_t
-
-    def state(self) -> Weights:
-        """Keep the Fisher information too."""
-        return super().state() | tagged("fisher", self.fisher_old)
-
-    def restore(self, state: Weights) -> None:
-        """Take the Fisher information over as well."""
-        super().restore(state)
-        self.fisher_old = untagged("fisher", state, self.context.device)
+            self.old_fisher = {}
+            fisher.clear()  # neither is needed again: two models less in memory while F*_t is measured
+            self.old_fisher = self.trained_fisher(task)  # the network holds θ*_t by now

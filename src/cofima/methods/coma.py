@@ -13,18 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
-from cofima.methods.averaging import Averaging
 from cofima.methods.base import Share
 from cofima.methods.components.aligned import SLOW_LEARNER, Aligned
 from cofima.methods.components.averaging import averaged_in_place, distance_moved
-from cofima.methods.components.fisher_options import FISHER, FisherOptions, add_fisher, task_fisher, weighted
+from cofima.methods.components.fisher import FISHER, FisherOptions, add_fisher, task_fisher, weighted
 from cofima.methods.cost import FISHER_PASS, Cost, Plan
-from cofima.methods.state import Entry, tagged, untagged
+from cofima.methods.state import Entry, untagged
 from cofima.weights import Weights, auto_lambda, average, snapshot
 
 
 @dataclass(eq=False)
-class CoMA(Averaging, Aligned):
+class CoMA(Aligned):
     """Average the weights before and after each task.
 
     Args:
@@ -44,39 +43,33 @@ class CoMA(Averaging, Aligned):
 
     label: ClassVar[str] = "CoMA"
     paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 3"
+    averages_with: ClassVar[str] = "previous"
     equation: ClassVar[str] = "θ*_t = (1 - λ) θ*_{t-1} + λ θ_t"
     state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, FISHER)
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on the Fisher information kept, if any: nothing is averaged yet."""
-        if self.by_fisher:
+        if self.uses_fisher:
             return ("summed fisher", self.fisher.model_dump(), self.weight, self.align.shrink)
         return (SLOW_LEARNER, self.align.shrink)
 
     def cost(self, plan: Plan) -> Cost:
         """Count the Fisher information, where it is needed."""
-        return super().cost(plan).plus(steps=FISHER_PASS * plan.train if self.by_fisher else 0)
+        return super().cost(plan).plus(steps=FISHER_PASS * plan.train if self.uses_fisher else 0)
 
     def begin(self, task: Task) -> None:
         """Keep the merged weights of the task before; rows of new classes are not in them."""
         self.old = snapshot(self.net)
-        if task.index == 0:
-            self.fisher_old: Weights = {}
         super().begin(task)
 
     @property
-    def by_fisher(self) -> bool:
+    def uses_fisher(self) -> bool:
         """Only ``auto`` needs Fisher information."""
         return self.lam == "auto"
 
-    @property
-    def old_fisher(self) -> Weights:
-        """Return the Fisher information kept from the tasks before."""
-        return self.fisher_old
-
     def trained_fisher(self, task: Task) -> Weights:
         """Return the task's Fisher information, times what the task counts, where it is needed."""
-        if not self.by_fisher:
+        if not self.uses_fisher:
             return {}
         with self.timed("fisher"):
             return weighted(task_fisher(self.net, task, self.context, self.fisher), task, self.weight)
@@ -87,7 +80,7 @@ class CoMA(Averaging, Aligned):
             return self.lam
         if task.index == 0:  # nothing to average with yet
             return 1.0
-        return auto_lambda(self.old, self.net.state_dict(), self.fisher_old, fisher, fallback=self.fallback)
+        return auto_lambda(self.old, self.net.state_dict(), self.old_fisher, fisher, fallback=self.fallback)
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
         """Average, then remember and align (or remember first, as Algorithm 1 is printed)."""
@@ -99,16 +92,7 @@ class CoMA(Averaging, Aligned):
             with averaged_in_place(self.net, self.old, lam, task, self.context) as new:
                 average(self.old, new, lam, out=new)
         del self.old
-        self.fisher_old = add_fisher(self.fisher_old, fisher)
+        self.old_fisher = add_fisher(self.old_fisher, fisher)
         if self.statistics == "merged":
             self.remember(task)
         self.align_head(task)
-
-    def state(self) -> Weights:
-        """Keep the Fisher information too, where there is any."""
-        return super().state() | tagged("fisher", self.fisher_old)
-
-    def restore(self, state: Weights) -> None:
-        """Take the Fisher information over as well."""
-        super().restore(state)
-        self.fisher_old = untagged("fisher", state, self.context.device)

@@ -42,10 +42,10 @@ class EMA(Aligned):
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on the share of the new weights in each step."""
-        return ("ema", self.share, self.align.shrink)
+        return ("ema", self.step_share, self.align.shrink)
 
     @property
-    def share(self) -> float:
+    def step_share(self) -> float:
         """Return the share of the new weights in each step."""
         return 1 - self.decay if self.form == "standard" else self.decay
 
@@ -61,7 +61,7 @@ class EMA(Aligned):
         """Move the shadow towards the weights."""
         super().after_step(batch)
         for shadow, value in zip(self.shadow, self.followed, strict=True):
-            shadow.lerp_(value, self.share)
+            shadow.lerp_(value, self.step_share)
 
     def task_state(self) -> Weights:
         """Keep the shadow too."""
@@ -76,8 +76,8 @@ class EMA(Aligned):
     def end(self, task: Task) -> None:
         """Put the shadow in place of the weights, then remember and align."""
         backbone = self.net.backbone
-        self.facts["trained_distance"] = distance_moved(self.old, backbone)
-        with averaged_in_place(backbone, self.old, self.share, task, self.context):
+        distance = self.facts["trained_distance"] = distance_moved(self.old, backbone)
+        with averaged_in_place(backbone, self.old, self.step_share, task, self.context, moved=distance > 0):
             for shadow, value in zip(self.shadow, self.followed, strict=True):
                 value.copy_(shadow)
             del self.old, self.shadow, self.followed

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method, Share
-from cofima.methods.components.fisher_options import FISHER, FisherOptions, task_fisher
-from cofima.methods.components.quadratic import quadratic
+from cofima.methods.components.fisher import FISHER, FisherOptions, task_fisher
 from cofima.methods.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.training.context import Batch
@@ -62,10 +61,10 @@ class EWC(Method):
     def begin(self, task: Task) -> None:
         """Note what is held where, before the head grows: fresh rows are free."""
         if task.index == 0:
-            self.importance, self.centre = Weights(), Weights()
+            self.importance, self.center = Weights(), Weights()
         held = dict(self.net.named_parameters()) if task.index > 0 else {}
         self.held: list[Tensor] = list(held.values())
-        self.anchor = [self.centre.get(key, value.detach().clone()) for key, value in held.items()]
+        self.anchor = [self.center.get(key, value.detach().clone()) for key, value in held.items()]
         self.pull = [self.importance[key].clamp(max=self.firmest(key)) for key in held]
         if firm := sum(int((self.importance[key] > self.firmest(key)).sum()) for key in held):
             self.note(f"lamb is more than SGD can follow at this train.lr: {firm} weight(s) held less firmly")
@@ -97,14 +96,35 @@ class EWC(Method):
                     new > 0, new / (old + new), (old == 0).to(new)
                 )  # any point where both are 0
                 now = weight.detach()
-                self.centre[key] = torch.lerp(self.centre.get(key, now), now, share)
+                self.center[key] = torch.lerp(self.center.get(key, now), now, share)
             self.importance[key] = new + (self.gamma if self.form == "online" else 1) * old
 
     def state(self) -> Weights:
-        """Keep the Fisher information, and where the separate form is centred."""
-        return tagged("fisher", self.importance) | tagged("centre", self.centre)
+        """Keep the Fisher information, and where the separate form is centered."""
+        return tagged("fisher", self.importance) | tagged("centre", self.center)
 
     def restore(self, state: Weights) -> None:
         """Take both over."""
         self.importance = untagged("fisher", state, self.context.device)
-        self.centre = untagged("centre", state, self.context.device)
+        self.center = untagged("centre", state, self.context.device)
+
+
+def quadratic(weights: list[Tensor], center: list[Tensor], importance: list[Tensor]) -> Tensor:
+    r"""Return :math:`\tfrac12 \sum_i F_i (\theta_i - c_i)^2` with a few passes over the weights."""
+    value: Tensor = _Quadratic.apply(center, importance, *weights)
+    return value
+
+
+class _Quadratic(torch.autograd.Function):
+    """Value and gradient in one pass: autograd would keep several copies of the network."""
+
+    @staticmethod
+    def forward(ctx: Any, center: list[Tensor], importance: list[Tensor], *weights: Tensor) -> Tensor:
+        moved = torch._foreach_sub(weights, center)
+        ctx.pull = torch._foreach_mul(moved, importance)
+        parts = [torch.dot(m.flatten(), p.flatten()) for m, p in zip(moved, ctx.pull, strict=True)]
+        return 0.5 * torch.stack(parts).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Any, ...]:
+        return None, None, *torch._foreach_mul(ctx.pull, gradient[0])

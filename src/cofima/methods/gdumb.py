@@ -18,10 +18,10 @@ from cofima.data.image_set import ImageSet, owned
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
 from cofima.methods.components.averaging import START
-from cofima.methods.components.exemplars import greedy_balanced
 from cofima.methods.components.replay import (
     MEMORY,
     MemorySize,
+    greedy_balanced,
     memory_state,
     nothing_of,
     refuse_small_memory,

@@ -9,7 +9,6 @@ copy of the head is trained on features drawn from all of them, and this copy pr
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from cofima.data.stream import Task
 from cofima.methods.components.aligned import SLOW_LEARNER, Aligned
 
 
@@ -25,7 +24,3 @@ class SLCA(Aligned):
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on how classes are remembered: nothing is aligned yet."""
         return (SLOW_LEARNER, self.align.shrink)
-
-    def end(self, task: Task) -> None:
-        """Remember the new classes, then align a copy of the head."""
-        self.fit_head(task)

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from cofima.data.stream import Task
-from cofima.methods.averaging import Averaging
 from cofima.methods.components.aligned import SLOW_LEARNER, Aligned
 from cofima.methods.components.averaging import START, averaged_in_place, distance_moved
-from cofima.methods.state import Entry, tagged, untagged
+from cofima.methods.state import Entry
 from cofima.weights import Weights, average, snapshot
 
 
 @dataclass(eq=False)
-class WeightEnsemble(Averaging, Aligned):
+class WeightEnsemble(Aligned):
     """Average the weights of all tasks, each counting the same.
 
     Args:
@@ -36,6 +35,7 @@ class WeightEnsemble(Averaging, Aligned):
     paper: ClassVar[str] = "a baseline of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Table 3"
     refines: ClassVar[bool] = False
     state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, START)
+    averages_with: ClassVar[str] = "previous"
     equation: ClassVar[str] = (
         "θ*_t = (1 - 1/t) θ*_{t-1} + 1/t θ_t, each θ_t trained from θ_0 or from θ*_{t-1}"
     )
@@ -46,12 +46,12 @@ class WeightEnsemble(Averaging, Aligned):
 
     def begin(self, task: Task) -> None:
         """Keep the mean so far, and go back to the pre-trained weights if they are where tasks start."""
-        self.mean = snapshot(self.net.backbone)
-        if task.index == 0:
-            self.start = snapshot(self.net.backbone) if self.init == "pretrained" else {}
-        if self.init == "pretrained":
-            self.net.backbone.load_state_dict(self.start)
         super().begin(task)
+        self.mean = snapshot(self.net.backbone)
+        if self.init == "pretrained":
+            if task.index == 0:
+                self.start = snapshot(self.net.backbone)
+            self.net.backbone.load_state_dict(self.start)
 
     def share(self, task: Task, fisher: Weights) -> float:
         """Return 1/t: the task counts as much as each one before."""
@@ -66,17 +66,9 @@ class WeightEnsemble(Averaging, Aligned):
         """Put the new weights into the mean, then remember and align."""
         backbone = self.net.backbone
         if task.index > 0:
-            self.facts |= {"lam": lam, "trained_distance": distance_moved(self.mean, backbone)}
-            with averaged_in_place(backbone, self.mean, lam, task, self.context) as new:
+            distance = distance_moved(self.mean, backbone)
+            self.facts |= {"lam": lam, "trained_distance": distance}
+            with averaged_in_place(backbone, self.mean, lam, task, self.context, moved=distance > 0) as new:
                 average(self.mean, new, lam, out=new)
         del self.mean
         self.fit_head(task)
-
-    def state(self) -> Weights:
-        """Keep the pre-trained weights too, where every task starts from them."""
-        return super().state() | tagged("start", self.start)
-
-    def restore(self, state: Weights) -> None:
-        """Take the pre-trained weights over as well."""
-        super().restore(state)
-        self.start = untagged("start", state, self.context.device)

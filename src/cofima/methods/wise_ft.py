@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cofima.data.stream import Task
-from cofima.methods.averaging import Averaging
 from cofima.methods.base import Share
 from cofima.methods.components.aligned import Aligned
 from cofima.methods.components.averaging import START, averaged_in_place, distance_moved
-from cofima.methods.state import Entry, tagged, untagged
+from cofima.methods.state import Entry
 from cofima.weights import Weights, average, snapshot
 
 
 @dataclass(eq=False)
-class WiSEFT(Averaging, Aligned):
+class WiSEFT(Aligned):
     """Average the weights after each task with those before the first.
 
     Args:
@@ -39,7 +38,7 @@ class WiSEFT(Averaging, Aligned):
         "over tasks: Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977"
     )
     equation: ClassVar[str] = "θ*_t = (1 - λ) θ_0 + λ θ_t"
-    with_start: ClassVar[bool] = True
+    averages_with: ClassVar[str] = "pretrained"
     state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, START)
 
     def first_task_key(self) -> tuple[Any, ...]:
@@ -48,10 +47,10 @@ class WiSEFT(Averaging, Aligned):
 
     def begin(self, task: Task) -> None:
         """Keep the pre-trained weights from the first task on, and those that this task starts from."""
+        super().begin(task)
         self.old = snapshot(self.net.backbone)
         if task.index == 0:
             self.start = self.old
-        super().begin(task)
 
     def share(self, task: Task, fisher: Weights) -> float:
         """Return ``lam``."""
@@ -62,16 +61,8 @@ class WiSEFT(Averaging, Aligned):
         backbone = self.net.backbone
         if task.index > 0 or self.merge_first:
             self.facts |= {"lam": lam, "trained_distance": distance_moved(self.old, backbone)}
-            with averaged_in_place(backbone, self.start, lam, task, self.context) as new:
+            moved = distance_moved(self.start, backbone) > 0
+            with averaged_in_place(backbone, self.start, lam, task, self.context, moved=moved) as new:
                 average(self.start, new, lam, out=new)
         del self.old
         self.fit_head(task)
-
-    def state(self) -> Weights:
-        """Keep the pre-trained weights too."""
-        return super().state() | tagged("start", self.start)
-
-    def restore(self, state: Weights) -> None:
-        """Take the pre-trained weights over as well."""
-        super().restore(state)
-        self.start = untagged("start", state, self.context.device)

@@ -151,7 +151,7 @@ def test_fisher_in_the_state_is_summed_class_by_class(learn, tmp_path: Path) -> 
     paths = [learn("cofima", FIRST), learn("cofima", SECOND)]
     cofima.merge(paths, tmp_path / "out")
     a, b, found = (load_model(path) for path in (*paths, tmp_path / "out"))
-    sums = [m.method.fisher_old for m in (a, b, found)]  # type: ignore[attr-defined]
+    sums = [m.method.old_fisher for m in (a, b, found)]  # type: ignore[attr-defined]
     assert sums[2].keys() == dict(found.method.net.named_parameters()).keys()
     for key, value in sums[2].items():
         if key.startswith("backbone."):

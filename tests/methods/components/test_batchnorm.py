@@ -1,4 +1,4 @@
-"""Batch normalisation after a merge: statistics of the merged network, nothing else touched."""
+"""Batch normalization after a merge: statistics of the merged network, nothing else touched."""
 
 import copy
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cofima.methods.components import averaging
 from cofima.methods.components.batchnorm import refresh_batchnorm
+from cofima.weights import average, snapshot
 
 
 @pytest.fixture
@@ -71,3 +73,32 @@ def test_a_network_without_batchnorm_is_not_run() -> None:
 def test_no_batches_leave_a_usable_network(net: nn.Module) -> None:
     refresh_batchnorm(net, [])
     assert torch.isfinite(net(batches()[0][0])).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "refreshed"), [("ema", False), ("wise_ft", False), ("weight_ensemble", False), ("coma", True)]
+)
+def test_averages_of_the_backbone_alone_leave_a_backbone_that_did_not_move(
+    name: str, refreshed: bool, tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training at rate 0 moves the running statistics alone: they are averaged, not estimated anew."""
+    calls = []
+    real = averaging.refresh_batchnorm
+    monkeypatch.setattr(averaging, "refresh_batchnorm", lambda *a: (calls.append(1), real(*a))[1])
+    stream = tiny.stream((2, 2))
+    config = tiny.config(name, "resnet_test", train={"epochs": 2, "backbone_lr_scale": 0})
+    method = tiny.model(config, stream).method
+    start, trained = snapshot(method.net.backbone), []
+    for task in stream:
+        previous = snapshot(method.net.backbone)
+        method.learn(
+            task,
+            train=lambda task: (method.train(task), trained.append(snapshot(method.net.backbone))),
+        )
+    assert bool(calls) == refreshed
+    other = {"wise_ft": start, "weight_ensemble": previous}.get(name)
+    if other is not None:
+        expected = average(other, trained[-1], 0.5)
+        now = method.net.backbone.state_dict()
+        assert all(torch.equal(now[key], value) for key, value in expected.items())
+        assert not torch.equal(now["bn1.running_mean"], trained[-1]["bn1.running_mean"])

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cofima.methods.components.correction import Correction, fit_correction
+from cofima.methods.bic import Correction, fit_correction
 from cofima.methods.components.distillation import distillation, known_mse
-from cofima.methods.components.quadratic import quadratic
+from cofima.methods.ewc import quadratic
 
 
 def test_distillation_by_hand() -> None:

@@ -5,14 +5,18 @@ import torch
 
 from cofima.core.errors import CofimaError
 from cofima.data.image_set import ImageSet, owned
-from cofima.methods.components.exemplars import (
+from cofima.methods.components.replay import (
+    Both,
+    Reservoir,
+    apart,
     best_of_each,
     first_of_each,
     greedy_balanced,
     held_out,
     herding,
+    refuse_small_memory,
+    with_exemplars,
 )
-from cofima.methods.components.replay import Both, Reservoir, apart, refuse_small_memory, with_exemplars
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -18,15 +18,17 @@ START = Entry("start.", merge="last", same_start=True)
 
 @contextmanager
 def averaged_in_place(
-    module: nn.Module, old: Weights, lam: float, task: Task, context: Context
+    module: nn.Module, old: Weights, lam: float, task: Task, context: Context, *, moved: bool = True
 ) -> Iterator[Weights]:
     """Yield the module's own weights, to be overwritten by an average with ``old`` at the share ``lam``.
 
-    Batch normalization is then estimated anew on the task's images, unless training left its statistics
-    alone, or the average is one of its endpoints, which have their own.
+    Batch normalization is then estimated anew on the task's images: the average of two running variances
+    is not the variance of the averaged network. It is not where training left the statistics alone, nor
+    at the endpoints of the average, which have statistics of their own, nor, for methods that average the
+    backbone alone, where its parameters have not ``moved``.
     """
     weights = module.state_dict()
-    stale = 0 < lam < 1 and statistics_moved(old, weights)
+    stale = moved and 0 < lam < 1 and statistics_moved(old, weights)
     yield weights
     if stale:
         refresh_batchnorm(module, plain_batches(task.train, context, "batch norm"))
