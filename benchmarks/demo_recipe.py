@@ -21,44 +21,49 @@ from cofima.report.metrics import incremental, last
 BASE: dict[str, Any] = {
     "dataset": "digits",
     "backbone": "vit_micro",
-    "held_out": 0.25,
-    "stream": {"first": 2, "increment": 2},
-    "train": {"epochs": 2, "batch": 32, "lr": 0.01, "backbone_lr_scale": 0.01},
+    "val_fraction": 0.25,
+    "stream": {"base_classes": 2, "increment": 2},
+    "train": {"epochs": 2, "batch_size": 32, "lr": 0.01, "backbone_lr_scale": 0.01},
     "options": {"align": {"epochs": 150, "temperature": 1.0}},
 }
 CONTINUAL = ["slca", "coma", "cofima"]
 SHORT = ["options.align.temperature=0.3", "options.align.epochs=50"]
-JOINT = ["train.backbone_lr_scale=0.3", "train.batch=16"]
+JOINT = ["train.backbone_lr_scale=0.3", "train.batch_size=16"]
 FACTORS: list[tuple[list[str], list[str]]] = [
     ([], ["joint", "seq_ft", *CONTINUAL]),
-    (["train.batch=128", "options.align={}"], CONTINUAL),  # the paper's values, but for the epochs
+    (["train.batch_size=128", "options.align={}"], CONTINUAL),  # the paper's values, but for the epochs
     *(([f"train.backbone_lr_scale={value}"], CONTINUAL) for value in (0.0, 0.003, 0.03)),
     *(([f"options.lam={value}"], ["coma", "cofima"]) for value in (0.2, 0.6, "auto")),
     (["options.fisher_history=accumulate"], ["cofima"]),
     (["options.variant=authors"], ["cofima"]),
-    *(([f"train.backbone_lr_scale={value}", "train.batch=16"], ["joint"]) for value in (0.1, 0.3, 1.0)),
+    *(([f"train.backbone_lr_scale={value}", "train.batch_size=16"], ["joint"]) for value in (0.1, 0.3, 1.0)),
     *(([*JOINT, f"train.epochs={value}"], ["joint"]) for value in (3, 4)),
     *(([*JOINT, f"train.epochs={value}", f"train.milestones=[{value - 1}]"], ["joint"]) for value in (3, 4)),
     *(([f"train.epochs={value}"], CONTINUAL) for value in (1, 3)),
-    (["train.batch=64"], CONTINUAL),
+    (["train.batch_size=64"], CONTINUAL),
     (["options.align.temperature=0.3"], CONTINUAL),
     (["options.align.temperature=0.3", "options.lam=0.2"], ["coma", "cofima"]),
     (["options.align.temperature=0.3", "options.align.epochs=50", "options.lam=0.2"], ["coma", "cofima"]),
-    ([*SHORT, "data.limit=60"], ["slca"]),
-    ([*SHORT, "options.lam=0.2", "data.limit=60"], ["coma", "cofima"]),
-    (["options.align.temperature=0.3", "data.limit=80"], ["slca"]),
-    (["options.align.temperature=0.3", "options.lam=0.2", "data.limit=80"], ["coma", "cofima"]),
-    (["data.limit=80"], ["seq_ft"]),
-    ([*JOINT, "train.epochs=4", "data.limit=60"], ["joint"]),
-    ([*JOINT, "train.epochs=4", "data.limit=80"], ["joint"]),
-    ([*JOINT, "train.epochs=3", "train.milestones=[2]", "data.limit=80"], ["joint"]),
-    (["options.align.temperature=0.3", "data.limit=80", "train.batch=24"], ["slca"]),
+    ([*SHORT, "data.max_train_per_class=60"], ["slca"]),
+    ([*SHORT, "options.lam=0.2", "data.max_train_per_class=60"], ["coma", "cofima"]),
+    (["options.align.temperature=0.3", "data.max_train_per_class=80"], ["slca"]),
+    (["options.align.temperature=0.3", "options.lam=0.2", "data.max_train_per_class=80"], ["coma", "cofima"]),
+    (["data.max_train_per_class=80"], ["seq_ft"]),
+    ([*JOINT, "train.epochs=4", "data.max_train_per_class=60"], ["joint"]),
+    ([*JOINT, "train.epochs=4", "data.max_train_per_class=80"], ["joint"]),
+    ([*JOINT, "train.epochs=3", "train.milestones=[2]", "data.max_train_per_class=80"], ["joint"]),
+    (["options.align.temperature=0.3", "data.max_train_per_class=80", "train.batch_size=24"], ["slca"]),
     (
-        ["options.align.temperature=0.3", "options.lam=0.2", "data.limit=80", "train.batch=24"],
+        [
+            "options.align.temperature=0.3",
+            "options.lam=0.2",
+            "data.max_train_per_class=80",
+            "train.batch_size=24",
+        ],
         ["coma", "cofima"],
     ),
-    (["data.limit=80", "train.batch=24"], ["seq_ft"]),
-    ([*JOINT, "train.epochs=4", "train.milestones=[3]", "data.limit=80"], ["joint"]),
+    (["data.max_train_per_class=80", "train.batch_size=24"], ["seq_ft"]),
+    ([*JOINT, "train.epochs=4", "train.milestones=[3]", "data.max_train_per_class=80"], ["joint"]),
 ]
 HEAD = """# How the recipe of `cofima demo` was chosen
 

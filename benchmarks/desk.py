@@ -27,8 +27,8 @@ STUDY = HERE / "desk.jsonl"
 COMA = ("CoMA (lam=0.2)", "CoMA (train.backbone_lr_scale=0.01)")  # the best held-out settings
 MEASURES: list[tuple[str, int, Callable[[Run], float | None]]] = [
     ("Last-Acc", 1, lambda run: last(run.matrix, run.sizes)),
-    ("Inc-Acc", 1, lambda run: None if run.joint else incremental(run.matrix, run.sizes)),
-    ("Forgetting", 1, lambda run: None if run.joint else forgetting(run.matrix)),
+    ("Inc-Acc", 1, lambda run: None if run.all_at_once else incremental(run.matrix, run.sizes)),
+    ("Forgetting", 1, lambda run: None if run.all_at_once else forgetting(run.matrix)),
     ("CPU s", 0, lambda run: sum(step.seconds["cpu"] for step in run.history)),
     ("Peak MB", 0, lambda run: max(step.peak_memory_mb or 0 for step in run.history)),
     ("Kept MB", 2, lambda run: (run.history[-1].state_bytes or 0) / 1e6),
@@ -43,7 +43,7 @@ def measured() -> set[str]:
 def tables() -> Iterable[str]:
     """Yield a table for each backbone, the upper bound first, then from the best method down."""
     for members in comparable(read_study(STUDY)):
-        found = sorted(grouped(members), key=lambda row: (not row.joint, -_mean(row, MEASURES[0][2])))
+        found = sorted(grouped(members), key=lambda row: (not row.all_at_once, -_mean(row, MEASURES[0][2])))
         yield f"\n## {members[0].backbone}, {members[0].record.preprocess['size']} px\n"
         yield "| Method | n | " + " | ".join(title for title, _, _ in MEASURES) + " | over CoMA |"
         yield "|---|---|" + "---|" * (len(MEASURES) + 1)

@@ -19,9 +19,9 @@ RESULTS = HERE / "desk_search.jsonl"
 BASE: dict[str, Any] = {
     "dataset": "folder:caltech101",
     "backbone": "vit_micro",
-    "held_out": 0.2,
-    "stream": {"first": 11, "increment": 10},
-    "train": {"epochs": 3, "batch": 16, "lr": 0.01, "backbone_lr_scale": 0.03},
+    "val_fraction": 0.2,
+    "stream": {"base_classes": 11, "increment": 10},
+    "train": {"epochs": 3, "batch_size": 16, "lr": 0.01, "backbone_lr_scale": 0.03},
 }
 ALIGN = {"align": {"epochs": 20, "temperature": 0.3}}
 ALIGNED = ("slca", "coma", "cofima", "ema", "wise_ft", "weight_ensemble")
@@ -30,7 +30,7 @@ FAST = ["train.backbone_lr_scale=0.3"]
 MIDDLE = ["train.backbone_lr_scale=0.03"]
 SLOW = ["train.backbone_lr_scale=0.1"]
 MEMORY = ["options.memory_size=505"]
-LITE = ["backbone=tf_efficientnet_lite0", "model.size=96", "train.batchnorm=frozen"]
+LITE = ["backbone=tf_efficientnet_lite0", "model.img_size=96", "train.batchnorm=frozen"]
 LITE_ALIGN = [*LITE, "options.align.epochs=5", *COLD]
 PLAN: list[tuple[list[str], list[str]]] = [
     ([], ["slca", "l2p", "dual_prompt"]),

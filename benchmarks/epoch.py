@@ -14,7 +14,7 @@ from cofima.models.net import Net
 from cofima.store.config import Config
 from cofima.training.context import Context
 from cofima.training.loop import sgd
-from cofima.training.options import Train
+from cofima.training.options import TrainOptions
 from ratios import cells, interleaved
 
 
@@ -26,7 +26,7 @@ def main() -> str:
     stream = split(blobs(classes=4, per_class=64, side=facts.stored), 4, 4, None)
     task, images = stream[0], stream[0].train
     view = stream_view(config, facts, stream)
-    train = Train(epochs=1, batch=32, lr=1e-4)
+    train = TrainOptions(epochs=1, batch_size=32, lr=1e-4)
     context = Context(view, train, Seeds(0), torch.device("cpu"))
     method = SeqFT()
     method.setup(Net(module, facts.features), context)
@@ -41,7 +41,7 @@ def main() -> str:
             [slow, {"params": net.head.parameters()}], lr=train.lr, momentum=0.9, weight_decay=5e-4
         )
         net.train()
-        for index in torch.randperm(len(images), generator=generator).split(train.batch):
+        for index in torch.randperm(len(images), generator=generator).split(train.batch_size):
             pixels, labels = images.batch(index)
             loss = cross_entropy(net(view.train(pixels, generator)), labels)
             optimizer.zero_grad()
@@ -53,8 +53,8 @@ def main() -> str:
         [
             "## One training epoch",
             "",
-            f"`vit_micro`, {len(images)} images, batches of {train.batch}, one thread: CPU time of one epoch",
-            "of `cofima` over a bare PyTorch loop on the same images and augmentation, pair by pair.",
+            f"`vit_micro`, {len(images)} images, batches of {train.batch_size}, one thread: CPU time of one",
+            "epoch of `cofima` over a bare PyTorch loop on the same images and augmentation, pair by pair.",
             "",
             "| | median | smallest | target |",
             "|---|---|---|---|",

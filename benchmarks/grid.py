@@ -24,9 +24,9 @@ def cells() -> list[Config]:
     """Return cells of a few seconds each on a core of its own; no two share a first task."""
     values: dict[str, Any] = {
         "dataset": "digits",
-        "data": {"limit": 40},
-        "stream": {"first": 5, "increment": 5},
-        "train": {"epochs": 1, "batch": 24},
+        "data": {"max_train_per_class": 40},
+        "stream": {"base_classes": 5, "increment": 5},
+        "train": {"epochs": 1, "batch_size": 24},
         "method": "seq_ft",
         "device": "cpu",
     }

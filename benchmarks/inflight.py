@@ -22,7 +22,7 @@ from cofima.store.config import Config
 from cofima.training import checkpoint
 from cofima.training.checkpoint import NO_CHECKPOINT, RunCheckpoint, Training
 from cofima.training.context import Context, Hooks
-from cofima.training.options import Train
+from cofima.training.options import TrainOptions
 from ratios import cells, interleaved
 
 
@@ -32,7 +32,7 @@ def every_step(rounds: int = 7) -> list[float]:
     stream = split(blobs(classes=4, per_class=64, side=facts.stored), 4, 4, None)
     view = stream_view(Config(), facts, stream)
     method = SeqFT()
-    context = Context(view, Train(epochs=1, batch=32, lr=1e-4), Seeds(0), torch.device("cpu"))
+    context = Context(view, TrainOptions(epochs=1, batch_size=32, lr=1e-4), Seeds(0), torch.device("cpu"))
     method.setup(Net(module, facts.features), context)
     method.task, method.facts = stream[0], {"seconds": {}, "notes": []}
     method.begin(stream[0])

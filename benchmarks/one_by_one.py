@@ -25,7 +25,7 @@ def main(settings: list[str]) -> None:
     root = Path(os.environ.get("COFIMA_DATA", "../shared/data")) / "caltech101"
     if not root.is_dir():
         sys.exit(f"{root} is not there: give COFIMA_DATA, the folder that has caltech101/train and test")
-    results = [measure(root, seed, [f"model.size={SIZE}", *settings]) for seed in SEEDS]
+    results = [measure(root, seed, [f"model.img_size={SIZE}", *settings]) for seed in SEEDS]
     print("\n| seed | ten at once | one by one | gap | new, at once | new, one by one |")
     print("|---|---|---|---|---|---|")
     for seed, (whole, single, new_whole, new_single) in zip(SEEDS, results, strict=True):

@@ -24,7 +24,7 @@ from one_by_one import linked
 HERE = Path(__file__).parent
 RESULTS = HERE / "steps.jsonl"
 GROUPS, SEEDS = (20, 10, 1, 5), (0, 1, 2)
-COMMON = ["--backbone", "tf_efficientnet_lite0", "model.size=96"]
+COMMON = ["--backbone", "tf_efficientnet_lite0", "model.img_size=96"]
 WAYS = {
     "at once": ("`cofima learn` of all 36", []),
     "cofima": ("`cofima learn`, `cofima extend` three times", []),

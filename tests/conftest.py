@@ -32,7 +32,7 @@ from cofima.models.net import Net
 from cofima.store.config import Config
 from cofima.store.model import Model, attach
 from cofima.training.context import Batch, Context
-from cofima.training.options import Train
+from cofima.training.options import TrainOptions
 
 torch.set_num_threads(1)  # networks this small only lose time by sharing their work
 
@@ -76,12 +76,12 @@ if not timm.is_model("vit_test"):  # a subprocess of a test may execute this fil
 
 BACKBONES = ("vit_test", "resnet_test")
 # quick to learn on the blobs: a few epochs at rates that a tiny untrained network needs
-TRAIN = {"epochs": 4, "batch": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
+TRAIN = {"epochs": 4, "batch_size": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
 # what makes a run of a few steps small, where a method has such an option: an alignment of two passes,
 # a moving average that follows within a few steps, a projection that is not a thousand times wider, a
 # memory of fewer images than there are, and a penalty against which a tiny network still learns
 SMALL: dict[str, Any] = {
-    "align": {"epochs": 2, "samples": 16},
+    "align": {"epochs": 2, "samples_per_class": 16},
     "decay": 0.5,
     "projection": 64,
     "memory_size": 24,
@@ -149,7 +149,7 @@ def tiny_run(
 def tiny_context(train: dict[str, Any] | None = None, seed: int = 0, tasks: int = 3) -> Context:
     """Return what a method learns with."""
     view = View(SIDE, SIDE, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    return Context(view, Train(**(TRAIN | (train or {}))), Seeds(seed), torch.device("cpu"), tasks)
+    return Context(view, TrainOptions(**(TRAIN | (train or {}))), Seeds(seed), torch.device("cpu"), tasks)
 
 
 def tiny_batch(images: Tensor, labels: Tensor, pixels: Tensor | None = None) -> Batch:

@@ -280,7 +280,12 @@ def learn_parts(folder: Path) -> None:
     """Do what the engineer's tutorial does up to its first Python example, on a small backbone."""
     photos(folder / "photos", ("accordion", "mandolin", "saxophone"))
     photos(folder / "new", ("electric_guitar",), first=3)
-    small = ["backbone=vit_micro", "train.epochs=1", "options.align.epochs=1", "options.align.samples=8"]
+    small = [
+        "backbone=vit_micro",
+        "train.epochs=1",
+        "options.align.epochs=1",
+        "options.align.samples_per_class=8",
+    ]
     cofima.learn(folder / "photos", folder / "instruments", settings=small)
 
 

@@ -20,7 +20,11 @@ def kept(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Kept:
         name = f"{method} {network} {more}"
         if name not in made:
             made[name] = tmp_path_factory.mktemp("kept") / method
-            settings = {"keep_checkpoints": True, "train": {"epochs": 1}, "data": {"limit": 8}} | more
+            settings = {
+                "keep_checkpoints": True,
+                "train": {"epochs": 1},
+                "data": {"max_train_per_class": 8},
+            } | more
             launch(tiny.config(method, network, **settings), made[name])
         return made[name]
 

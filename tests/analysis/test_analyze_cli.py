@@ -30,14 +30,14 @@ def test_an_analysis_writes_a_figure_and_numbers(kept: Any, tmp_path: Path) -> N
 
 
 def test_recipes_are_learned(in_process: list[str], tmp_path: Path, pretrained: Path) -> None:
-    quick = ["dataset=blobs", "train.epochs=0", "data.limit=2", "stream.increment=4"]
+    quick = ["dataset=blobs", "train.epochs=0", "data.max_train_per_class=2", "stream.increment=4"]
     tiny = [*quick, "backbone=vit_test"]
-    small = ["options.align.epochs=1", "options.align.samples=2", "model.pretrained=false"]
+    small = ["options.align.epochs=1", "options.align.samples_per_class=2", "model.pretrained=false"]
     known = f"model.checkpoint={pretrained}"
     said = analyze("scratch", "demo.yaml", *tiny, known, "--methods", "seq_ft", "-o", tmp_path / "a")
     assert "Seq FT, pre-trained: " in said
     assert len(in_process) == 2
-    chosen = ["--methods", "coma", "--lams", "0,1", "--held-out", 0.5, "--seeds", "1,2"]
+    chosen = ["--methods", "coma", "--lams", "0,1", "--val-fraction", 0.5, "--seeds", "1,2"]
     said = analyze("lambda", "demo.yaml", *tiny, *small, *chosen, "-o", tmp_path / "b")
     assert "coma: λ = " in said
     given = [*quick, "model.pretrained=false", "--methods", "seq_ft", "--backbones", "vit_test,resnet_test"]

@@ -18,12 +18,16 @@ RECIPE = {
     "dataset": "blobs",
     "backbone": "vit_test",
     "model": {"pretrained": False},
-    "data": {"limit": 6},
-    "train": {"epochs": 1, "batch": 12, "lr": 0.05, "backbone_lr_scale": 0.2},
-    "stream": {"first": 2, "increment": 4},
+    "data": {"max_train_per_class": 6},
+    "train": {"epochs": 1, "batch_size": 12, "lr": 0.05, "backbone_lr_scale": 0.2},
+    "stream": {"base_classes": 2, "increment": 4},
     "device": "cpu",
     "seed": 3,
-    **{"per_method": {m: {"options": {"align": {"epochs": 1, "samples": 4}}} for m in ("coma", "wise_ft")}},
+    **{
+        "per_method": {
+            m: {"options": {"align": {"epochs": 1, "samples_per_class": 4}}} for m in ("coma", "wise_ft")
+        }
+    },
 }
 
 
@@ -37,7 +41,7 @@ def recipe(tmp_path: Path) -> str:
 def test_lam_is_chosen_on_held_out_images_and_tested_apart(
     recipe: str, in_process: list[str], tmp_path: Path
 ) -> None:
-    how = Sweep(["coma", "wise_ft"], [1.0, 0.0, 0.5], [3, 4], held_out=0.5)
+    how = Sweep(["coma", "wise_ft"], [1.0, 0.0, 0.5], [3, 4], val_fraction=0.5)
     result = sweep(recipe, [], how, tmp_path)
     assert len(result.rows) == 2 * 3 * 2
     assert len(in_process) == 12 + 2 * 2  # all on held-out images; the chosen ones on test images
@@ -80,8 +84,8 @@ def test_all_mistakes_of_a_sweep_are_said_before_anything_is_learned(
     recipe: str, in_process: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(CofimaError) as caught:
-        sweep(recipe, [], Sweep(["slca"], [0.5, 1.5], held_out=0.0), tmp_path)
-    for said in ("--methods slca: it has no option lam", "--lams 1.5", "--held-out 0.0"):
+        sweep(recipe, [], Sweep(["slca"], [0.5, 1.5], val_fraction=0.0), tmp_path)
+    for said in ("--methods slca: it has no option lam", "--lams 1.5", "--val-fraction 0.0"):
         assert said in str(caught.value)
     with pytest.raises(CofimaError, match=r"options\.lam=0\.2: this is set by the analysis"):
         sweep(recipe, ["options.lam=0.2", "train.lr=1"], Sweep(["coma"]), tmp_path)
@@ -122,8 +126,8 @@ def test_backbones_on_other_images_are_not_compared(
     recipe: str, in_process: list[str], tmp_path: Path
 ) -> None:
     learn_backbones(recipe, [], ["vit_test", "resnet_test"], ["seq_ft"], tmp_path / "a")
-    learn_backbones(recipe, ["held_out=0.5"], ["vit_test", "resnet_test"], ["seq_ft"], tmp_path / "b")
-    with pytest.raises(CofimaError, match=r"another held_out and data\.limit than"):
+    learn_backbones(recipe, ["val_fraction=0.5"], ["vit_test", "resnet_test"], ["seq_ft"], tmp_path / "b")
+    with pytest.raises(CofimaError, match=r"another val_fraction and data\.max_train_per_class than"):
         backbones([tmp_path])
 
 

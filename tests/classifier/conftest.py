@@ -19,7 +19,7 @@ SETTINGS = (
     "data.crop=1",
     "device=cpu",
 )
-ALIGN = ("options.align.epochs=40", "options.align.samples=32", "options.align.temperature=0.3")
+ALIGN = ("options.align.epochs=40", "options.align.samples_per_class=32", "options.align.temperature=0.3")
 
 
 def write_photos(folder: Path, classes: Sequence[int], per_class: int = 10, first: int = 0) -> Path:

@@ -162,7 +162,7 @@ def test_a_name_that_differs_by_case_only_is_refused(model: Path, photos: Photos
 
 def learned(method: str, folder: Path, photos: Photos, tiny: Any) -> cofima.Classifier:
     """Learn two classes with any method, as small as it can be."""
-    how = tiny.config(method, train={"epochs": 1, "batch": 8})
+    how = tiny.config(method, train={"epochs": 1, "batch_size": 8})
     options = [f"options={json.dumps(how.options)}"]
     given = [
         f"method={method}",

@@ -103,7 +103,7 @@ def test_everything_wrong_with_a_folder_is_one_error_and_nothing_is_written(
         cofima.learn(folder, tmp_path / "m", settings=settings)
     assert not (tmp_path / "m").exists()
     with pytest.warns(cofima.core.errors.CofimaWarning, match="left out 2 unreadable"):
-        made = cofima.learn(folder, settings=[*settings, "train.epochs=1"], skip_bad=True)
+        made = cofima.learn(folder, settings=[*settings, "train.epochs=1"], skip_unreadable=True)
     assert made.history[0].train_images == 16
 
 

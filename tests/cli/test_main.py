@@ -17,8 +17,8 @@ Run = Callable[..., Any]
 QUICK = (
     "dataset=blobs",
     "train.epochs=1",
-    "train.batch=16",
-    "data.limit=6",
+    "train.batch_size=16",
+    "data.max_train_per_class=6",
     "options.align.epochs=1",
 )
 

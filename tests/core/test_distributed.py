@@ -80,7 +80,7 @@ def test_the_fisher_information_of_parts_adds_up_to_that_of_all(
     estimate: str, processes: int, tiny, monkeypatch
 ) -> None:
     net, (task,) = tiny.net(sizes=(3,)).double(), tiny.stream((3,), per_class=6)
-    context = tiny.context({"batch": 5})
+    context = tiny.context({"batch_size": 5})
     context = replace(context, view=replace(context.view, crop=0.5, flip=True))
 
     def fisher() -> dict[str, torch.Tensor]:
@@ -133,11 +133,11 @@ def test_what_several_processes_cannot_share_is_refused_before_any_work(
     tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(methods.find("seq_ft"), "one_process", "it looks at whole batches")
-    config = tiny.config("seq_ft", train={"batch": 1}, device="cuda:1")
+    config = tiny.config("seq_ft", train={"batch_size": 1}, device="cuda:1")
     said = refused(config, tmp_path / "run", monkeypatch)
     assert "a run in 2 processes" in said
     assert "method = seq_ft: it looks at whole batches" in said
-    assert "train.batch = 1: smaller than the number of processes" in said
+    assert "train.batch_size = 1: smaller than the number of processes" in said
     assert "device = cuda:1: one for all" in said
 
 

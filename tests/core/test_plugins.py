@@ -60,8 +60,8 @@ def write(folder: Path, text: str, name: str = "mine.py") -> Path:
 def test_the_example_works_from_outside_in_processes_of_its_own(tmp_path: Path) -> None:
     example(tmp_path)
     (tmp_path / "small.yaml").write_text(
-        "{method: stripes, dataset: stripes, stream: {first: 2, increment: 2}, train: {epochs: 1, batch: 8},"
-        " grid: {seed: [1]}}"
+        "{method: stripes, dataset: stripes, stream: {base_classes: 2, increment: 2},"
+        " train: {epochs: 1, batch_size: 8}, grid: {seed: [1]}}"
     )
     words = ["grid", "small.yaml", "--jobs", "1", "--plugin", "stripes.py", "--out", "runs"]
     done = subprocess.run(

@@ -120,7 +120,14 @@ def test_options_override_what_the_dataset_says() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"test_share": 0}, {"test_share": 1}, {"limit": 0}, {"crop": 0}, {"crop": 1.1}, {"skipbad": True}],
+    [
+        {"test_fraction": 0},
+        {"test_fraction": 1},
+        {"max_train_per_class": 0},
+        {"crop": 0},
+        {"crop": 1.1},
+        {"skipbad": True},
+    ],
 )
 def test_senseless_options_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):

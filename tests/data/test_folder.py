@@ -91,7 +91,7 @@ def test_test_goes_before_val_and_unused_folders_are_told(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("count", "share", "held"), [(10, 0.2, 2), (2, 0.2, 1), (3, 0.9, 2), (7, 0.5, 4)])
 def test_unsplit_folder_is_split_per_class(tmp_path: Path, count: int, share: float, held: int) -> None:
-    dataset = read(unsplit(tmp_path, {"a": count, "b": 10}), test_share=share)
+    dataset = read(unsplit(tmp_path, {"a": count, "b": 10}), test_fraction=share)
     assert dataset.test.counts()[0] == held
     assert dataset.train.counts()[0] == count - held
     assert set(dataset.train.rows.tolist()).isdisjoint(dataset.test.rows.tolist())
@@ -188,7 +188,7 @@ def test_bad_images_and_classes_can_be_skipped_and_are_counted(tmp_path: Path) -
     clean = read(given(tmp_path))
     damage(tmp_path)
     with pytest.warns(CofimaWarning) as warned:
-        dataset = read(tmp_path, skip_bad=True)
+        dataset = read(tmp_path, skip_unreadable=True)
     assert len(warned) == 1
     assert "left out 4 unreadable images and 3 classes" in str(warned[0].message)
     assert warned[0].filename == __file__
@@ -205,20 +205,20 @@ def test_a_class_of_only_bad_images_is_skipped_whole(tmp_path: Path) -> None:
         (tmp_path / "b" / f"{number}.png").write_text("bad")
     assert refused(tmp_path).count("not an image") == 3
     with pytest.warns(CofimaWarning, match="3 unreadable images and 1 class "):
-        dataset = read(tmp_path, skip_bad=True)
+        dataset = read(tmp_path, skip_unreadable=True)
     assert dataset.class_names == ("a", "c")
     assert set(dataset.train.labels.tolist()) == {0, 1}
 
 
 def test_nothing_left_after_skipping_is_an_error(tmp_path: Path) -> None:
     unsplit(tmp_path, {"a": 1})
-    assert "class 'a': 1 image, too few to train and test" in refused(tmp_path, skip_bad=True)
+    assert "class 'a': 1 image, too few to train and test" in refused(tmp_path, skip_unreadable=True)
 
 
 @pytest.mark.parametrize(("one", "other"), [("cat", "Cat"), ("cat", " cat"), ("caf\u00e9", "cafe\u0301")])
 def test_duplicate_names_are_never_skipped(tmp_path: Path, one: str, other: str) -> None:
     unsplit(tmp_path, {one: 2, other: 2, "dog": 2})
-    text = refused(tmp_path, skip_bad=True)
+    text = refused(tmp_path, skip_unreadable=True)
     assert "1 problem:" in text
     assert f"/{one}'" in text
     assert f"/{other}'" in text
@@ -321,7 +321,7 @@ def test_photographs(tmp_path: Path) -> None:
 
 def test_listing_and_loading_agree_on_the_split(tmp_path: Path) -> None:
     unsplit(tmp_path, {"a": 9, "b": 12, "alone": 1})
-    options = DataOptions(skip_bad=True, split_seed=3)
+    options = DataOptions(skip_unreadable=True, split_seed=3)
     source = find(f"folder:{tmp_path}", options)
     with pytest.warns(CofimaWarning, match="0 unreadable images and 1 class "):
         dataset = load(f"folder:{tmp_path}", SIDE, options=options)

@@ -103,12 +103,12 @@ def test_unreadable_images_are_one_error_or_left_out(tmp_path: Path) -> None:
     with pytest.raises(CofimaError, match=r"1 problem:\n  .*01.png: not an image"):
         find_images(tmp_path).read(SQUARE)
     with pytest.warns(CofimaWarning, match="left out 1 unreadable image$"):
-        read = find_images(tmp_path).read(SQUARE, skip_bad=True)
+        read = find_images(tmp_path).read(SQUARE, skip_unreadable=True)
     assert (len(read), len(read.pixels), len(read.hashes)) == (5, 5, 5)
     for path in (tmp_path / "a").iterdir():
         path.write_text("bad")
     with pytest.raises(CofimaError, match="class 'a': no image of it can be read"):
-        find_images(tmp_path).read(SQUARE, skip_bad=True)
+        find_images(tmp_path).read(SQUARE, skip_unreadable=True)
 
 
 def test_photographs_are_never_copied_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_every_unreadable_image_is_named_at_once(tmp_path: Path) -> None:
     ):
         read(source, FORM)
     with pytest.warns(CofimaWarning, match=r"some: left out 2 unreadable images"):
-        dataset = read(source, FORM, skip_bad=True)
+        dataset = read(source, FORM, skip_unreadable=True)
     assert (len(dataset.train), len(dataset.test)) == (5, 3)
     assert dataset.train.labels.tolist() == [0, 0, 1, 0, 1]
     assert dataset.facts["skipped"] == {"images": 2, "classes": 0, "first": ["1.png", "7.png"]}
@@ -82,7 +82,7 @@ def test_a_class_without_readable_images_is_refused(tmp_path: Path) -> None:
     source = source_of(tmp_path, train=2)
     (tmp_path / "1.png").write_bytes(b"")
     with pytest.raises(CofimaError, match="class 'b': no readable image to learn"):
-        read(source, FORM, skip_bad=True)
+        read(source, FORM, skip_unreadable=True)
 
 
 def test_copies_of_training_images_are_counted(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_renditions_are_dealt_by_the_seed_per_class(make, tmp_path: Path) -> Non
     assert Counter(p.label for p in one.test) == {0: 1, 1: 1, 2: 1}
     names = [f"n01443537/art_{n}.jpg" for n in range(5)]
     assert one.test[0].name == names[shuffled(names, 0)[0]]  # the slow definition: lowest hash first
-    half = find("imagenet_r", tmp_path, test_share=0.4)
+    half = find("imagenet_r", tmp_path, test_fraction=0.4)
     assert (half.variant, len(half.test)) == ("seed0-share0.4", 6)
 
 
@@ -328,7 +328,7 @@ def test_vtab_is_not_shuffled_unless_asked(make, tmp_path: Path, tiny, monkeypat
     facts = tiny.model(tiny.config(), tiny.stream()).backbone
 
     def order(**stream: int) -> tuple[str, ...]:
-        config = tiny.config(stream={"first": 1, "increment": 1, **stream}, seed=1)
+        config = tiny.config(stream={"base_classes": 1, "increment": 1, **stream}, seed=1)
         return streams.load_stream(config, facts).class_names
 
     assert order() == ("9", "10", "11")

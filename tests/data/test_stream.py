@@ -101,7 +101,7 @@ def test_increments_deal_out_every_class(n: int, data: st.DataObject) -> None:
 def test_impossible_increments_are_listed_at_once() -> None:
     with pytest.raises(CofimaError, match="2 problems") as caught:
         increments(10, 0, -1)
-    assert "first = 0" in str(caught.value)
+    assert "base_classes = 0" in str(caught.value)
     assert "increment = -1" in str(caught.value)
     with pytest.raises(CofimaError, match="only 10 classes"):
         increments(10, 11, 1)
@@ -255,7 +255,13 @@ def test_limited_takes_so_many_of_each_class() -> None:
 
 def test_what_was_done_to_a_stream_is_in_its_facts() -> None:
     stream = split(tiny(4), 2, 2, 0).limited(3, 1).held_out(0.5, 2)
-    expected = {"a": 1, "limit": 3, "limit_seed": 1, "held_out": 0.5, "held_out_seed": 2}
+    expected = {
+        "a": 1,
+        "max_train_per_class": 3,
+        "max_train_per_class_seed": 1,
+        "val_fraction": 0.5,
+        "val_fraction_seed": 2,
+    }
     assert json.loads(json.dumps(stream.facts)) == expected
     assert (stream.flip, stream.crop, stream.dataset_name) == (True, 0.5, "tiny")
 

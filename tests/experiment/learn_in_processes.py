@@ -48,8 +48,8 @@ def learn(case: str) -> tuple[Model, Stream, list[dict[str, Any]]]:
     name, more = case.partition(" ")[0], CASES.get(case, {})
     options = dict(more.get("options", {}))
     if name == "ranpac":
-        options.setdefault("adapt", {"epochs": 2, "batch": BATCH, "dropout": 0.0})
-    train = {"epochs": 2, "batch": BATCH} | more.get("train", {})
+        options.setdefault("adapt", {"epochs": 2, "batch_size": BATCH, "dropout": 0.0})
+    train = {"epochs": 2, "batch_size": BATCH} | more.get("train", {})
     config = tiny.tiny_config(name, more.get("network", "vit_test"), options=options, train=train)
     stream = replace(tiny.tiny_stream(SIZES, per_class=EACH), crop=0.5, flip=True)
     model = tiny.tiny_model(config, stream)

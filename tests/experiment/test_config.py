@@ -38,8 +38,8 @@ def test_all_problems_are_listed_at_once_with_hints() -> None:
             "backbone": "vit_mirco",
             "sed": 1,
             "seed": -4,
-            "train": {"epoch": 3, "lr": -1, "batch": "many"},
-            "stream": {"frist": 2},
+            "train": {"epoch": 3, "lr": -1, "batch_size": "many"},
+            "stream": {"base_clases": 2},
         }
     )
     assert "9 problems" in text
@@ -51,8 +51,8 @@ def test_all_problems_are_listed_at_once_with_hints() -> None:
         "seed = -4",
         "train.epoch = 3: unknown key; did you mean 'train.epochs'?",
         "train.lr = -1",
-        "train.batch = many",
-        "stream.frist = 2: unknown key; did you mean 'stream.first'?",
+        "train.batch_size = many",
+        "stream.base_clases = 2: unknown key; did you mean 'stream.base_classes'?",
     ):
         assert part in text, part
 
@@ -97,13 +97,13 @@ def test_a_share_or_auto_is_taken(lam: Any) -> None:
         {"seed": 1.5},
         {"stream": {"order_seed": 2**32}},
         {"stream": {"order_seed": -2}},
-        {"stream": {"groups": [[0]], "first": 3}},
+        {"stream": {"groups": [[0]], "base_classes": 3}},
         {"stream": {"groups": 5}},
-        {"held_out": 1},
-        {"held_out": float("nan")},
+        {"val_fraction": 1},
+        {"val_fraction": float("nan")},
         {"train": {"lr": float("inf")}},
-        {"model": {"size": 0}},
-        {"model": {"size": -16}},
+        {"model": {"img_size": 0}},
+        {"model": {"img_size": -16}},
         {"train": {"epochs": 3, "milestones": [3]}},
         {1: 2},
         {"": 2},
@@ -145,10 +145,10 @@ def test_numbers_on_the_command_line(text: str, value: float, tmp_path: Path) ->
 
 def test_values_may_hold_equals_signs_and_null(tmp_path: Path) -> None:
     (tmp_path / "a=b").mkdir()
-    path = written(tmp_path / "a.yaml", "method: seq_ft\ndata: {limit: 3}")
-    made = read(path, [f"dataset=folder:{tmp_path}/a=b", "data.limit=null"])
+    path = written(tmp_path / "a.yaml", "method: seq_ft\ndata: {max_train_per_class: 3}")
+    made = read(path, [f"dataset=folder:{tmp_path}/a=b", "data.max_train_per_class=null"])
     assert made.dataset.endswith("a=b")
-    assert made.data.limit is None
+    assert made.data.max_train_per_class is None
 
 
 def test_an_override_replaces_a_scalar_by_keys(tmp_path: Path) -> None:
@@ -208,12 +208,12 @@ def test_every_packaged_recipe_is_right(name: str, tmp_path: Path, monkeypatch: 
 def test_a_recipe_may_say_more_for_each_method(tmp_path: Path) -> None:
     recipe = tmp_path / "both.yaml"
     recipe.write_text(
-        "method: coma\ntrain: {epochs: 3, batch: 8}\n"
-        "per_method:\n  coma: {options: {lam: 0.2}, train: {batch: 4}}\n  joint: {train: {lr: 0.5}}\n"
+        "method: coma\ntrain: {epochs: 3, batch_size: 8}\n"
+        "per_method:\n  coma: {options: {lam: 0.2}, train: {batch_size: 4}}\n  joint: {train: {lr: 0.5}}\n"
     )
     coma, joint = read(recipe), read(recipe, ["method=joint"])
-    assert (coma.options["lam"], coma.train.batch, coma.train.epochs, coma.train.lr) == (0.2, 4, 3, 0.01)
-    assert (joint.train.batch, joint.train.lr) == (8, 0.5)
+    assert (coma.options["lam"], coma.train.batch_size, coma.train.epochs, coma.train.lr) == (0.2, 4, 3, 0.01)
+    assert (joint.train.batch_size, joint.train.lr) == (8, 0.5)
     assert read(recipe, ["options.lam=0.7"]).options["lam"] == 0.7
     recipe.write_text("per_method: {comma: {}}")
     with pytest.raises(CofimaError, match=r"per_method\.comma: unknown method; did you mean 'coma'\?"):

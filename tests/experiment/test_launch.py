@@ -224,7 +224,7 @@ def test_an_absurd_rate_writes_nothing(tiny, tmp_path: Path) -> None:
     ("more", "said"),
     [
         ({"device": "cuda:9"}, "device = cuda:9"),
-        ({"stream": {"first": 7}}, "only 6 classes"),
+        ({"stream": {"base_classes": 7}}, "only 6 classes"),
         ({"stream": {"groups": [[0], [0]]}}, "already in group 1"),
         ({"stream": {"groups": [["blob 9"]]}}, "unknown class 'blob 9'"),
         ({"train": {"precision": "bf16"}}, "needs a GPU"),
@@ -253,12 +253,12 @@ def test_classes_arrive_in_the_published_order_unless_told_otherwise(tiny) -> No
 
 def test_held_out_scores_never_touch_the_test_images(tiny, tmp_path: Path) -> None:
     _, facts = create("vit_test", tiny.config().model)
-    plain, held = (load_stream(tiny.config(held_out=share), facts) for share in (0.0, 0.25))
+    plain, held = (load_stream(tiny.config(val_fraction=share), facts) for share in (0.0, 0.25))
     tested = {int(r) for task in plain for r in task.test.rows}
     for task in held:
         assert tested.isdisjoint(task.train.rows.tolist())
         assert tested.isdisjoint(task.test.rows.tolist())
-    model = launch(quick(tiny, held_out=0.25), tmp_path)
+    model = launch(quick(tiny, val_fraction=0.25), tmp_path)
     assert model.history[0].sizes == [10]
 
 

@@ -34,7 +34,10 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(tiny, root: Path, preset: str | None, method: str = "seq_ft", **data: object):  # type: ignore[no-untyped-def]
     return tiny.config(
-        method, dataset=f"folder:{root}", data={"preset": preset, **data}, train={"epochs": 1, "batch": 8}
+        method,
+        dataset=f"folder:{root}",
+        data={"preset": preset, **data},
+        train={"epochs": 1, "batch_size": 8},
     )
 
 

@@ -43,9 +43,9 @@ def storages() -> dict[int, int]:
 def learned(tiny, name: str, tasks: int, options: dict, folder: Path | None = None) -> tuple[Model, int]:
     """Return the model after all tasks, and the bytes that it keeps alive; written to disk if asked."""
     stream = tiny.stream((CLASSES // tasks,) * tasks, per_class=3)
-    small = {"align": {"epochs": 1, "samples": 2}, "memory_size": 2 * CLASSES}
+    small = {"align": {"epochs": 1, "samples_per_class": 2}, "memory_size": 2 * CLASSES}
     brief = {key: value for key, value in small.items() if hasattr(methods.build(name), key)}
-    config = tiny.config(name, train={"epochs": 1, "batch": 32}, options=brief | options)
+    config = tiny.config(name, train={"epochs": 1, "batch_size": 32}, options=brief | options)
     before = storages()
     if folder is None:
         model = tiny.model(config, stream)

@@ -75,8 +75,8 @@ def test_cofima_on_a_vit_b_holds_as_many_models_as_its_equations_need(
     config = tiny.config(
         "cofima",
         NAME,
-        train={"epochs": 1, "batch": 4, "lr": 0.01, "backbone_lr_scale": 0.01},
-        options={"align": {"epochs": 1, "samples": 8}},
+        train={"epochs": 1, "batch_size": 4, "lr": 0.01, "backbone_lr_scale": 0.01},
+        options={"align": {"epochs": 1, "samples_per_class": 8}},
     )
     stream = two_tasks(side)
     nothing = held()

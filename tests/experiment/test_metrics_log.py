@@ -25,7 +25,7 @@ def epoch(book: Journal, task: int, number: int, *losses: float) -> None:
 
 
 def test_a_run_writes_down_every_epoch_and_task(tmp_path: Path, tiny: Any) -> None:
-    config = tiny.config("seq_ft", train={"epochs": 3, "milestones": [2], "batch": 16})
+    config = tiny.config("seq_ft", train={"epochs": 3, "milestones": [2], "batch_size": 16})
     model = tiny.run(tmp_path, config, tiny.stream((2, 2), per_class=12))
     lines = metrics_log.read(tmp_path)
     assert keys(lines) == [
@@ -54,12 +54,12 @@ def test_the_loss_is_the_mean_over_the_steps(tmp_path: Path, tiny: Any, monkeypa
         return value
 
     monkeypatch.setattr(Method, "loss", loss)
-    tiny.run(tmp_path, tiny.config(train={"epochs": 1, "batch": 16}), tiny.stream((2,), per_class=12))
+    tiny.run(tmp_path, tiny.config(train={"epochs": 1, "batch_size": 16}), tiny.stream((2,), per_class=12))
     assert metrics_log.read(tmp_path)[0]["loss"] == pytest.approx(sum(seen) / 2)
 
 
 def test_a_run_that_was_cut_off_has_no_line_twice(tmp_path: Path, tiny: Any, stop_at: Any) -> None:
-    config = tiny.config("seq_ft", stream={"first": 2, "increment": 2})
+    config = tiny.config("seq_ft", stream={"base_classes": 2, "increment": 2})
     launch(config, tmp_path / "whole")
     with pytest.raises(stop_at(1, step=8)):  # in the second task, after an epoch or more
         launch(config, tmp_path / "cut")

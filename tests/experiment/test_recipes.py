@@ -43,11 +43,11 @@ def test_the_order_of_the_layers(strongest: int) -> None:
 
 def test_a_layer_changes_only_what_it_says() -> None:
     values: dict[str, Any] = {
-        "train": {"batch": 7, "lr": 0.5},
+        "train": {"batch_size": 7, "lr": 0.5},
         "per_method": {"coma": {"train": {"lr": 0.1}}},
     }
     got = resolve(values, ["method=coma"], "x")
-    assert (got.train.batch, got.train.lr) == (7, 0.1)
+    assert (got.train.batch_size, got.train.lr) == (7, 0.1)
     assert resolve(values, ["method=slca"], "x").train.lr == 0.5
 
 
@@ -139,9 +139,9 @@ def table1(dataset: str, method: str, **chosen: str) -> Config:
 def test_every_cell_of_the_papers_tables_is_a_whole_configuration(dataset: str, method: str) -> None:
     first, increment, epochs, milestone, temperature = PROTOCOL[dataset]
     got = table1(dataset, method)
-    assert (got.stream.first, got.stream.increment) == (first, increment)
+    assert (got.stream.base_classes, got.stream.increment) == (first, increment)
     assert got.stream.order_seed == (-1 if dataset == "vtab" else None)
-    assert (got.train.batch, got.train.lr, got.train.backbone_lr_scale) == (128, 0.01, 0.01)
+    assert (got.train.batch_size, got.train.lr, got.train.backbone_lr_scale) == (128, 0.01, 0.01)
     if method not in ("l2p", "dual_prompt"):  # which have schedules of their own
         assert (got.train.epochs, got.train.milestones) == (epochs, (milestone,))
     else:

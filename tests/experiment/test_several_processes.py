@@ -146,7 +146,7 @@ def kill_one(process: "subprocess.Popen[str]", folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
 def test_a_killed_process_ends_the_job_and_the_same_command_continues(tmp_path: Path, same_bits) -> None:
-    arguments = [*RUN, "train.epochs=6", "train.batch=10", "--out"]
+    arguments = [*RUN, "train.epochs=6", "train.batch_size=10", "--out"]
     cut, again, whole, one = (tmp_path / name for name in ("cut", "again", "whole", "one"))
     process = start(2, *arguments, str(cut))
     kill_one(process, cut)
@@ -174,9 +174,9 @@ def test_a_killed_process_ends_the_job_and_the_same_command_continues(tmp_path: 
 
 @pytest.mark.slow
 def test_a_mistake_is_said_before_any_work(tmp_path: Path) -> None:
-    process = start(2, *RUN, "train.batch=1", "--out", str(tmp_path / "run"))
+    process = start(2, *RUN, "train.batch_size=1", "--out", str(tmp_path / "run"))
     _, complained = process.communicate(timeout=300)
     assert process.returncode != 0
     assert complained.count("cofima: a run in 2 processes has 1 problem") == 1
-    assert "train.batch = 1: smaller than the number of processes" in complained
+    assert "train.batch_size = 1: smaller than the number of processes" in complained
     assert not (tmp_path / "run").exists()

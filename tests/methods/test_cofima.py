@@ -252,7 +252,7 @@ def test_the_released_variant(
 
 
 def test_the_released_fisher_is_the_square_of_batch_gradients(tiny) -> None:
-    method, stream = made(tiny, sizes=(2, 2), train={"batch": 8})
+    method, stream = made(tiny, sizes=(2, 2), train={"batch_size": 8})
     for task in stream:
         method.learn(task)
     found = fisher_module.released_fisher(method.net, stream[1], method.context)

@@ -111,7 +111,7 @@ def test_batch_statistics_are_refreshed_only_between_the_endpoints(
 
 
 def test_refreshed_statistics_are_of_the_merged_network_on_this_task(tiny) -> None:
-    method, stream = made(tiny, "coma", "resnet_test", sizes=(2, 2), train={"batch": 64}, lam=0.5)
+    method, stream = made(tiny, "coma", "resnet_test", sizes=(2, 2), train={"batch_size": 64}, lam=0.5)
     for task in stream:
         method.learn(task)
     seen = []

@@ -127,7 +127,7 @@ def test_no_memory_is_slca(network: str, tiny, same_bits) -> None:
 
 def test_the_average_measures_its_own_batch_statistics(tiny) -> None:
     stream = tiny.stream((2, 2))
-    config = tiny.config("ema", "resnet_test", train={"epochs": 3, "batch": 64}, options={"decay": 0.5})
+    config = tiny.config("ema", "resnet_test", train={"epochs": 3, "batch_size": 64}, options={"decay": 0.5})
     method = tiny.model(config, stream).method
     method.learn(stream[0])
     seen = []

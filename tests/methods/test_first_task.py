@@ -21,7 +21,7 @@ NORM = {"norm": "mean"}
 SAME: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "slow": [
         ("slca", {}),
-        ("slca", {"align": {"epochs": 1, "samples": 8}, "alignment": "end"}),
+        ("slca", {"align": {"epochs": 1, "samples_per_class": 8}, "alignment": "end"}),
         ("coma", {"lam": 0.2}),
         ("coma", {"lam": 1.0, "statistics": "trained", "weight": "tasks", "fisher": NORM}),
         ("weight_ensemble", {"init": "previous"}),
@@ -49,7 +49,11 @@ SAME: dict[str, list[tuple[str, dict[str, Any]]]] = {
 
 
 def config_of(tiny: Any, method: str, options: dict[str, Any], network: str = "vit_test") -> Any:
-    short = {"stream": {"first": 2, "increment": 2}, "train": {"epochs": 2}, "data": {"limit": 8}}
+    short = {
+        "stream": {"base_classes": 2, "increment": 2},
+        "train": {"epochs": 2},
+        "data": {"max_train_per_class": 8},
+    }
     return tiny.config(method, network, options=options, **short)
 
 
@@ -121,13 +125,15 @@ def test_options_that_decide_the_first_task_keep_cells_apart(
     )
 
 
-@pytest.mark.parametrize("change", ["seed", "train.epochs", "data.limit", "stream.increment", "held_out"])
+@pytest.mark.parametrize(
+    "change", ["seed", "train.epochs", "data.max_train_per_class", "stream.increment", "val_fraction"]
+)
 def test_everything_else_keeps_cells_apart_too(change: str, tiny: Any) -> None:
     plain = config_of(tiny, "coma", {})
     values = plain.model_dump(mode="json")
     *parents, last = change.split(".")
     place = values[parents[0]] if parents else values
-    place[last] = 0.5 if last == "held_out" else 1
+    place[last] = 0.5 if last == "val_fraction" else 1
     from cofima.experiment.config import check
 
     assert shared_first_task.key(check(values)) not in (shared_first_task.key(plain), None)

@@ -140,11 +140,11 @@ def test_the_rate_follows_the_batch_and_stays_constant(tiny, monkeypatch: pytest
         return step(self, *rest)
 
     monkeypatch.setattr(torch.optim.Adam, "step", spied)
-    model, task = started(tiny, task=0, lr=0.03, train={"epochs": 10, "batch": 8})
+    model, task = started(tiny, task=0, lr=0.03, train={"epochs": 10, "batch_size": 8})
     model.method.train(task)
     assert set(rates) == {0.03 * 8 / 256}
     rates.clear()
-    model, task = started(tiny, task=0, lr=0.03, train={"epochs": 2, "batch": 64, "milestones": [1]})
+    model, task = started(tiny, task=0, lr=0.03, train={"epochs": 2, "batch_size": 64, "milestones": [1]})
     model.method.train(task)
     assert rates == pytest.approx([0.03 / 4, 0.003 / 4])
 

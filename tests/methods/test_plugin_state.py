@@ -103,7 +103,11 @@ both = pytest.mark.parametrize("text", [DECLARED, UNDECLARED], ids=["declared", 
 
 
 def small(tiny: Any, **options: Any) -> Config:
-    short = {"stream": {"first": 2, "increment": 2}, "train": {"epochs": 2}, "data": {"limit": 8}}
+    short = {
+        "stream": {"base_classes": 2, "increment": 2},
+        "train": {"epochs": 2},
+        "data": {"max_train_per_class": 8},
+    }
     config: Config = tiny.config("means", options=options, **short)
     return config
 

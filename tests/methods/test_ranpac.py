@@ -16,7 +16,7 @@ from cofima.training.features import AT_ONCE
 from cofima.weights import snapshot
 
 PETLS = ("adapter", "ssf", "vpt")
-SHORT = {"adapt": {"epochs": 1, "batch": 8}}
+SHORT = {"adapt": {"epochs": 1, "batch_size": 8}}
 
 
 def made(tiny, sizes=(3, 1, 2), network="vit_test", per_class=12, **options):

@@ -97,7 +97,7 @@ def test_a_single_new_class_is_learnt_and_old_ones_are_still_predicted(
 ) -> None:
     stream = tiny.stream((3, 1), per_class=20)
     train = {"epochs": 15, "lr": 0.1, "backbone_lr_scale": scale}
-    options = {"align": {"epochs": 5, "samples": 64, "lr": 0.003}}
+    options = {"align": {"epochs": 5, "samples_per_class": 64, "lr": 0.003}}
     made = tiny.model(tiny.config(method, train=train, options=options), stream).method
     for task in stream:
         made.learn(task)

@@ -119,7 +119,7 @@ def test_as_many_old_features_as_new_images_are_drawn(tiny, monkeypatch: pytest.
     monkeypatch.setattr(Sampler, "draw", lambda self, n, g: (counts.append(n), draw(self, n, g))[1])
     stream = tiny.stream((3, 1))
     options = {"align": {"epochs": 0}}
-    model = tiny.model(tiny.config("slca", train={"epochs": 1, "batch": 5}, options=options), stream)
+    model = tiny.model(tiny.config("slca", train={"epochs": 1, "batch_size": 5}, options=options), stream)
     for task in stream:
         model.method.learn(task)
     assert [sum(n) for n in counts] == [5, 5, 2]

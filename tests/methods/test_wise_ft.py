@@ -86,7 +86,9 @@ def test_each_merge_is_with_the_pretrained_weights(
 
 def test_the_merged_network_measures_its_own_batch_statistics(tiny) -> None:
     stream = tiny.stream((2, 2))
-    config = tiny.config("wise_ft", "resnet_test", train={"epochs": 2, "batch": 64}, options={"lam": 0.5})
+    config = tiny.config(
+        "wise_ft", "resnet_test", train={"epochs": 2, "batch_size": 64}, options={"lam": 0.5}
+    )
     method = tiny.model(config, stream).method
     method.learn(stream[0])
     seen = []

@@ -49,7 +49,7 @@ def test_the_embedded_backbone_is_there_offline() -> None:
 
 def test_another_size_is_taken_by_a_transformer_and_by_a_convolutional_net() -> None:
     for name in ("vit_test", "resnet_test"):
-        module, facts = create(name, ModelOptions(pretrained=False, size=32))
+        module, facts = create(name, ModelOptions(pretrained=False, img_size=32))
         assert facts.size == 32
         assert module.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, facts.features)
         empty = backbone.build_empty(name, facts.size)

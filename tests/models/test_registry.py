@@ -121,7 +121,7 @@ def test_facts_of_an_alias_keep_the_full_name(monkeypatch: pytest.MonkeyPatch) -
     assert (facts.name, facts.alias, facts.tag, facts.size) == ("vit_test", "short", "", 32)
     assert (facts.mean, facts.std, facts.crop_pct) == ((0.1, 0.2, 0.3), (1, 1, 1), 0.8)
     assert facts.pretraining == "none (from scratch)"
-    assert create("short", ModelOptions(pretrained=False, size=16))[1].size == 16
+    assert create("short", ModelOptions(pretrained=False, img_size=16))[1].size == 16
     backbone.build_empty(facts.name, facts.size).load_state_dict(module.state_dict())
     with pytest.raises(CofimaError, match="download x"):
         create("short", ModelOptions())

@@ -60,7 +60,7 @@ def build_run(
         "seed": seed,
         "options": options,
         "train": {"epochs": 3, "lr": 0.01},
-        "stream": {"first": per_task, "increment": per_task},
+        "stream": {"base_classes": per_task, "increment": per_task},
         "data": {},
     }
     content = {

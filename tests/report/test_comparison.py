@@ -247,12 +247,12 @@ def test_latex_compiles(study, make_run, tmp_path):
 def test_runs_scored_on_held_out_images_are_not_test_results(make_run, edit_run):
     """Such runs choose settings; they stand apart, and the note says what they were scored on."""
     test, chosen = make_run("a", method="coma"), make_run("b", method="slca")
-    edit_run(chosen, lambda content, _: content["config"].update(held_out=0.2))
+    edit_run(chosen, lambda content, _: content["config"].update(val_fraction=0.2))
     tables = build([runs.read(test), runs.read(chosen)])
     notes = {shown(table)[0][0]: table.note for table in tables}
     assert "360 test images" in notes["CoMA"]
     assert "360 training images held out, not the test images" in notes["SLCA"]
-    assert "held_out: 0.0 / 0.2" in tables[1].note or "held_out: 0.2 / 0.0" in tables[1].note
+    assert "val_fraction: 0.0 / 0.2" in tables[1].note or "val_fraction: 0.2 / 0.0" in tables[1].note
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_runs_scored_on_held_out_images_are_not_test_results(make_run, edit_run)
         {"device": "cuda"},
         {"keep_checkpoints": True},
         {"data": {"root": "/elsewhere", "layout": "other", "split_file": "x.csv"}},
-        {"data": {"preset": "timm", "skip_bad": True}},
+        {"data": {"preset": "timm", "skip_unreadable": True}},
         {"dataset": "folder:/elsewhere/digits", "backbone": "vit_micro.of_another_name"},
         {"model": {"checkpoint": "/elsewhere/weights.npz"}},
     ],

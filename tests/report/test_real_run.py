@@ -43,7 +43,7 @@ def test_the_config_on_the_page_can_be_run_again(folder, tmp_path):
 
 
 def test_a_stream_of_groups_can_be_run_again(make_run, edit_run):
-    stream = {"groups": [["a", "b"], ["c"]], "first": 2, "increment": 2, "order_seed": None}
+    stream = {"groups": [["a", "b"], ["c"]], "base_classes": 2, "increment": 2, "order_seed": None}
     folder = edit_run(make_run("a"), lambda content, _: content["config"].update(stream=stream))
     shown = yaml.safe_load(config_yaml(report.read(folder)))["stream"]
     assert shown == {"groups": [["a", "b"], ["c"]]}

@@ -47,7 +47,7 @@ def test_all_faults_are_one_error() -> None:
 
 
 def test_a_run_and_what_happens_to_it_later_have_one_schema(tmp_path: Path, tiny: Any) -> None:
-    launch(tiny.config("slca", stream={"first": 3, "increment": 3}), tmp_path)
+    launch(tiny.config("slca", stream={"base_classes": 3, "increment": 3}), tmp_path)
     assert is_run(model_folder.read_history(tmp_path))
     clf = cofima.load(tmp_path)
     clf.rename(clf.classes[0], "other")
@@ -60,7 +60,7 @@ def test_a_run_and_what_happens_to_it_later_have_one_schema(tmp_path: Path, tiny
     assert rows == cofima.load(tmp_path).history
     assert [row.epochs for row in rows[:2]] == [4, 4]
     with pytest.raises(CofimaError, match="is in use"):
-        launch(tiny.config("slca", stream={"first": 3, "increment": 3}), tmp_path)
+        launch(tiny.config("slca", stream={"base_classes": 3, "increment": 3}), tmp_path)
 
 
 def test_histories_are_read_without_torch() -> None:

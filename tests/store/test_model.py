@@ -22,7 +22,7 @@ from cofima.store.model_folder import CONFIG, CURRENT, HISTORY, STATE, WEIGHTS
 
 @pytest.fixture(scope="module")
 def config(tiny):
-    return tiny.config("coma", train={"epochs": 1}, options={"align": {"epochs": 1, "samples": 4}})
+    return tiny.config("coma", train={"epochs": 1}, options={"align": {"epochs": 1, "samples_per_class": 4}})
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_one_generation_a_task_and_the_last_two_are_kept(learned: Path) -> None:
 
 def test_every_generation_is_kept_when_asked_for(tiny, tmp_path: Path) -> None:
     kept = tiny.config(
-        "seq_ft", train={"epochs": 0}, keep_checkpoints=True, stream={"first": 1, "increment": 1}
+        "seq_ft", train={"epochs": 0}, keep_checkpoints=True, stream={"base_classes": 1, "increment": 1}
     )
     launch(kept, tmp_path / "model")
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [

@@ -47,7 +47,9 @@ class Writer:
 def runs(tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with runs of one and of three tasks."""
     place = tmp_path_factory.mktemp("runs")
-    config = tiny.config("coma", train={"epochs": 1}, options={"align": {"epochs": 1, "samples": 4}})
+    config = tiny.config(
+        "coma", train={"epochs": 1}, options={"align": {"epochs": 1, "samples_per_class": 4}}
+    )
     launch(config, place / "first", tasks=1)
     launch(config, place / "whole")
     return place

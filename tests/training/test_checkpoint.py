@@ -31,7 +31,7 @@ from cofima.training import checkpoint
 from cofima.training.checkpoint import Budget, RunCheckpoint
 from cofima.weights.mmap import MappedFile
 
-QUICK = {"epochs": 2, "batch": 4}
+QUICK = {"epochs": 2, "batch_size": 4}
 GROUPS = (2, 1, 2)  # a task of one class has random streams of its own
 
 every_method = pytest.mark.parametrize("name", methods.names())

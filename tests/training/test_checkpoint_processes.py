@@ -24,7 +24,7 @@ from cofima.store.model import load_model, save_model
 from cofima.training.checkpoint import Budget, place
 
 CONFTEST = Path(__file__).parent.parent / "conftest.py"
-TRAIN = {"epochs": 3, "batch": 4}
+TRAIN = {"epochs": 3, "batch_size": 4}
 
 # Learns each method once undisturbed ("whole"), and once in processes that are killed ("cut"). A process
 # tells each of its steps, and is killed at a random moment after a random number of them: while it
@@ -50,7 +50,7 @@ def process(name, folder, steps=0):
             RunCheckpoint.offer = offer
             if steps:
                 Budget.due = lambda self: True
-            launch(tiny.tiny_config(name, train={"epochs": 3, "batch": 4}), folder)
+            launch(tiny.tiny_config(name, train={"epochs": 3, "batch_size": 4}), folder)
             os._exit(0)
         except BaseException:
             traceback.print_exc()

@@ -269,7 +269,7 @@ def test_weights_that_move_between_tasks_are_noticed(tiny) -> None:
 
 def test_adapted_features_are_those_of_the_adapted_backbone(tiny) -> None:
     stream = tiny.stream((2, 2))
-    options = {"petl": "ssf", "adapt": {"epochs": 2, "batch": 8}}
+    options = {"petl": "ssf", "adapt": {"epochs": 2, "batch_size": 8}}
     method = tiny.model(tiny.config("ranpac", options=options), stream).method
     before = method.features(stream[0].train)
     method.learn(stream[0])

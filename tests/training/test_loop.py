@@ -19,7 +19,7 @@ from cofima.training import device
 from cofima.training.context import Batch
 from cofima.training.evaluate import evaluate
 from cofima.training.loop import batches, make_optimizer, plain_batches, sgd
-from cofima.training.options import Train
+from cofima.training.options import TrainOptions
 
 
 def local_loss(net: Net, first: int) -> Callable[[Batch], Tensor]:
@@ -33,7 +33,7 @@ def normalised(pixels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
 def test_the_loop_is_a_bare_pytorch_loop(network: str, tiny, same_bits) -> None:
-    how = {"epochs": 5, "batch": 8, "milestones": (2, 4), "gamma": 0.5, "weight_decay": 0.01}
+    how = {"epochs": 5, "batch_size": 8, "milestones": (2, 4), "gamma": 0.5, "weight_decay": 0.01}
     context = tiny.context(how)
     task = tiny.stream((2, 3), per_class=7)[1]  # 21 images: batches of 8, 8, 5
     net = tiny.net(network, sizes=(2, 3))
@@ -67,7 +67,7 @@ def test_the_loop_is_a_bare_pytorch_loop(network: str, tiny, same_bits) -> None:
 def test_another_optimizer_takes_the_steps_and_a_frozen_backbone_computes_as_at_test_time(
     tiny, same_bits
 ) -> None:
-    context = tiny.context({"epochs": 3, "batch": 8})
+    context = tiny.context({"epochs": 3, "batch_size": 8})
     task = tiny.stream((2,), per_class=4)[0]
     net = tiny.net("resnet_test", sizes=(2,))  # its batch statistics would move in training
     net.backbone.requires_grad_(False)
@@ -97,7 +97,7 @@ def spy_rates(monkeypatch: pytest.MonkeyPatch, tiny, **how) -> list[tuple[float,
     monkeypatch.setattr(torch.optim.SGD, "step", spied)
     net = tiny.net(sizes=(2,))
     task = tiny.stream((2,), per_class=4)[0]
-    sgd(net, task.train, local_loss(net, 0), tiny.context({"batch": 8} | how), 0)
+    sgd(net, task.train, local_loss(net, 0), tiny.context({"batch_size": 8} | how), 0)
     return seen
 
 
@@ -112,7 +112,7 @@ def test_both_rates_fall_at_the_milestones(monkeypatch: pytest.MonkeyPatch, tiny
 def test_by_default_the_rates_fall_at_nine_tenths(monkeypatch: pytest.MonkeyPatch, tiny) -> None:
     seen = spy_rates(monkeypatch, tiny, epochs=10, lr=0.1)
     assert [pair[1] for pair in seen] == pytest.approx([0.1] * 9 + [0.01])
-    assert Train().decays == [18]  # the paper's milestone for 20 epochs
+    assert TrainOptions().decays == [18]  # the paper's milestone for 20 epochs
 
 
 def test_a_backbone_rate_of_zero_freezes_the_backbone(tiny, same_bits) -> None:
@@ -134,10 +134,10 @@ def test_old_blocks_are_bit_identical_after_training_with_heavy_decay(tiny, same
 
 
 def test_weight_decay_reaches_everything_that_moves(tiny) -> None:
-    optimizer = make_optimizer(tiny.net(sizes=(2, 3)), Train(weight_decay=0.25))
+    optimizer = make_optimizer(tiny.net(sizes=(2, 3)), TrainOptions(weight_decay=0.25))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.25, 0.25]
     net = tiny.net(sizes=(2, 3))
-    moving = {id(p) for group in make_optimizer(net, Train()).param_groups for p in group["params"]}
+    moving = {id(p) for group in make_optimizer(net, TrainOptions()).param_groups for p in group["params"]}
     assert moving == {id(p) for p in [*net.backbone.parameters(), *net.head.blocks[1].parameters()]}
 
 
@@ -146,7 +146,7 @@ def test_decay_alone_shrinks_what_has_no_gradient(tiny) -> None:
     before = net.backbone.norm.weight.detach().clone()
     how = {
         "epochs": 1,
-        "batch": 64,
+        "batch_size": 64,
         "lr": 0.1,
         "backbone_lr_scale": 1.0,
         "weight_decay": 0.5,
@@ -171,7 +171,7 @@ def test_every_image_comes_once_and_none_alone(count: int, size: int) -> None:
 def test_a_lone_last_image_trains_with_batchnorm(tiny) -> None:
     net = tiny.net("resnet_test", sizes=(3,))
     task = tiny.stream((3,), per_class=3)[0]  # 9 images in batches of 8: the last would be alone
-    sgd(net, task.train, local_loss(net, 0), tiny.context({"batch": 8}), 0)
+    sgd(net, task.train, local_loss(net, 0), tiny.context({"batch_size": 8}), 0)
     assert all(torch.isfinite(p).all() for p in net.parameters())
 
 
@@ -187,7 +187,7 @@ def test_epochs_are_shuffled_differently_and_tasks_too() -> None:
 
 def test_plain_batches_give_every_image_once_in_order(tiny) -> None:
     task = tiny.stream((3,), per_class=3)[0]
-    pairs = list(plain_batches(task.train, tiny.context({"batch": 4}), "x"))
+    pairs = list(plain_batches(task.train, tiny.context({"batch_size": 4}), "x"))
     assert torch.equal(torch.cat([y for _, y in pairs]), task.train.labels)
     pixels = task.train.pixels[task.train.rows]
     torch.testing.assert_close(torch.cat([x for x, _ in pairs]), pixels.float() / 127.5 - 1)
@@ -204,7 +204,7 @@ def test_a_loss_that_is_not_a_number_says_where(tiny) -> None:
         return net(batch.images).sum() * (float("nan") if len(calls) == 7 else 1.0)
 
     with pytest.raises(CofimaError) as caught:
-        sgd(net, task.train, loss, tiny.context({"batch": 8, "epochs": 3, "lr": 1e-6}), task=4)
+        sgd(net, task.train, loss, tiny.context({"batch_size": 8, "epochs": 3, "lr": 1e-6}), task=4)
     assert "nan in task 5, epoch 2, step 3" in str(caught.value)
     assert "train.lr" in str(caught.value)
 
@@ -219,7 +219,7 @@ def test_an_absurd_rate_is_stopped(tiny) -> None:
 def test_the_very_last_step_may_not_poison_the_weights_unseen(network: str, tiny) -> None:
     """Its loss was still a number; what it left behind is not."""
     net, task = tiny.net(network, sizes=(2,)), tiny.stream((2,))[0]
-    how = {"epochs": 1, "batch": 24, "lr": 1e37, "backbone_lr_scale": 1, "momentum": 0.0}
+    how = {"epochs": 1, "batch_size": 24, "lr": 1e37, "backbone_lr_scale": 1, "momentum": 0.0}
     with pytest.raises(
         CofimaError, match="in the last step of task 1; the state after the task before is kept"
     ):
@@ -234,7 +234,7 @@ def test_the_very_last_step_may_not_poison_the_weights_unseen(network: str, tiny
     [
         {"epochs": -1},
         {"epochs": 2.5},
-        {"batch": 0},
+        {"batch_size": 0},
         {"lr": 0},
         {"lr": -1},
         {"lr": float("nan")},
@@ -258,7 +258,7 @@ def test_the_very_last_step_may_not_poison_the_weights_unseen(network: str, tiny
 )
 def test_impossible_options_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        Train(**wrong)
+        TrainOptions(**wrong)
 
 
 def test_no_epochs_train_nothing(tiny, same_bits) -> None:
@@ -289,7 +289,7 @@ def test_scores_count_what_was_right(tiny) -> None:
     wrong[8] = 0  # of 4 test images of task 2: its own task has one class only, so task-aware it is right
     logits = torch.nn.functional.one_hot(wrong, 6).float()
     given = iter(torch.split(logits, [len(t.test) for t in stream]))
-    score = evaluate(lambda x: next(given), stream, tiny.context({"batch": 64}))
+    score = evaluate(lambda x: next(given), stream, tiny.context({"batch_size": 64}))
     assert score.sizes == [8, 4, 12]
     assert score.accuracy == pytest.approx([87.5, 75.0, 100.0])
     assert score.task_aware[1:] == pytest.approx([100.0, 100.0])
@@ -311,14 +311,14 @@ def test_training_reads_its_images_only_through_batch(tiny, spied_images) -> Non
     count: list[int] = []
     images: ImageSet = spied_images(tiny.stream((2,), per_class=8)[0].train, lambda: count.append(1))
     net = Net(Flat(), 4, [2])
-    sgd(net, images, local_loss(net, 0), tiny.context({"epochs": 3, "batch": 8}), 0)
+    sgd(net, images, local_loss(net, 0), tiny.context({"epochs": 3, "batch_size": 8}), 0)
     assert len(count) == 6
 
 
 def test_a_cosine_has_no_milestones() -> None:
-    assert Train(schedule="cosine").milestones is None
+    assert TrainOptions(schedule="cosine").milestones is None
     with pytest.raises(ValueError, match="milestones are of schedule=steps"):
-        Train(schedule="cosine", milestones=(3,))
+        TrainOptions(schedule="cosine", milestones=(3,))
 
 
 def test_options_are_read_without_torch() -> None:

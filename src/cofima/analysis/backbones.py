@@ -122,11 +122,11 @@ def _refuse_mixture(runs: Sequence[Run]) -> None:
         raise problems("the comparison of backbones", wrong)
 
 
-_WHAT = ("dataset", "split", "held_out and data.limit", "number of tasks")
+_WHAT = ("dataset", "split", "val_fraction and data.max_train_per_class", "number of tasks")
 
 
 def _protocol(run: Run) -> tuple[object, ...]:
     config = run.config
-    limit = (config.get("data") or {}).get("limit")
-    held = (config.get("held_out", 0.0), limit)
+    limit = (config.get("data") or {}).get("max_train_per_class")
+    held = (config.get("val_fraction", 0.0), limit)
     return run.dataset, run.record.data.get("split_hash"), held, run.planned

@@ -65,7 +65,7 @@ class RunFolder:
     @cached_property
     def start(self) -> Weights:
         """Return the backbone before the first task, built or read again as the run did."""
-        how = self.config.model.model_copy(update={"size": self.facts.size})
+        how = self.config.model.model_copy(update={"img_size": self.facts.size})
         module, facts = backbone.create(self.facts.name, how, self.config.seed)
         if facts.sha256 != self.facts.sha256:
             raise CofimaError(

@@ -26,7 +26,7 @@ from cofima.report.metrics import summarize
 from cofima.report.runs import Run
 from cofima.store.config import Config
 
-TAKEN = ("method", "options.lam", "held_out", "seed")
+TAKEN = ("method", "options.lam", "val_fraction", "seed")
 Tested = Literal["chosen", "all", "none"]
 Key = tuple[str, float, int]
 
@@ -38,7 +38,7 @@ class Sweep:
     names: Sequence[str]
     shares: Sequence[float] = tuple(k / 10 for k in range(11))
     seeds: Sequence[int] = ()
-    held_out: float = 0.2
+    val_fraction: float = 0.2
     by: Literal["last", "inc"] = "last"
     tested: Tested = "chosen"
 
@@ -46,8 +46,8 @@ class Sweep:
         """Refuse methods without a share, and shares that are none; all at once."""
         wrong = [f"--methods {name}: it has no option lam" for name in self.names if not _has_share(name)]
         wrong += [f"--lams {lam}: must lie between 0 and 1" for lam in self.shares if not 0 <= lam <= 1]
-        if not 0 < self.held_out < 1:
-            wrong.append(f"--held-out {self.held_out}: must lie between 0 and 1")
+        if not 0 < self.val_fraction < 1:
+            wrong.append(f"--val-fraction {self.val_fraction}: must lie between 0 and 1")
         if wrong:
             raise problems("the sweep of lam", wrong)
 
@@ -74,7 +74,7 @@ def sweep(
         return dict(zip(wanted, made, strict=True))
 
     _cells(recipe, overrides, keys, 0.0)  # what is wrong with any is said before any is learned
-    found = Outcome(runs(keys, how.held_out))
+    found = Outcome(runs(keys, how.val_fraction))
     found.chosen = choose(found.held_out, how.by)
     tested = [key for key in keys if how.tested == "all" or key[1] == found.chosen[key[0]]]
     found.test = {} if how.tested == "none" else runs(tested, 0.0)
@@ -95,9 +95,9 @@ def _has_share(name: str) -> bool:
     return "lam" in methods.find(name).__dataclass_fields__
 
 
-def _cells(recipe: str, overrides: Sequence[str], keys: Sequence[Key], held_out: float) -> list[Config]:
+def _cells(recipe: str, overrides: Sequence[str], keys: Sequence[Key], val_fraction: float) -> list[Config]:
     cells = [
-        [f"method={name}", f"options.lam={lam}", f"seed={seed}", f"held_out={held_out}"]
+        [f"method={name}", f"options.lam={lam}", f"seed={seed}", f"val_fraction={val_fraction}"]
         for name, lam, seed in keys
     ]
     return configure(recipe, overrides, cells, TAKEN)
@@ -171,9 +171,11 @@ def posthoc(
     marks = [] if own is None else [Mark(own, "λ of the run")]
     title = f"{run.label}, task {learned.task.index + 1}: λ after the training"
     figure = curves(drawn, "λ, share of the trained weights", "Accuracy (%)", title, marks)
-    images = "held-out training" if run.config.held_out else "test"
+    images = "held-out training" if run.config.val_fraction else "test"
     said = [f"λ of the run: {own:g}"] if own is not None else []
-    said.append(f"measured on {images} images" + ("" if run.config.held_out else ": do not choose λ by them"))
+    said.append(
+        f"measured on {images} images" + ("" if run.config.val_fraction else ": do not choose λ by them")
+    )
     return Result("lambda_posthoc", _posthoc_rows(learned, every, found), {"lambda_posthoc": figure}, said)
 
 

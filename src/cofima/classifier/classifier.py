@@ -120,7 +120,7 @@ class Classifier:
         max_drop: float | None = None,
         keep_images: int | None = None,
         only_new: bool = False,
-        skip_bad: bool = False,
+        skip_unreadable: bool = False,
         epochs: int | None = None,
         settings: Sequence[str] = (),
         progress: Progress = SILENT,
@@ -134,23 +134,28 @@ class Classifier:
                 or kept ones); more raises :class:`ForgettingError`, and the classifier stays as it was.
             keep_images: Held-out images of each class to keep in the model folder; as before, if not given.
             only_new: Refuse classes that are known already.
-            skip_bad: Leave unreadable images out.
+            skip_unreadable: Leave unreadable images out.
             epochs: Passes over the images, where not those of before.
             settings: Other ``train.key=value`` items for this time.
             progress: Who hears how far it is.
         """
         how = train_options(self.model.config.train, epochs, settings)
         request = ExtendRequest(
-            Path(photos), None if check is None else Path(check), max_drop, keep_images, only_new, skip_bad
+            Path(photos),
+            None if check is None else Path(check),
+            max_drop,
+            keep_images,
+            only_new,
+            skip_unreadable,
         )
         self.model, outcome = extend(self.model, request, how, progress)
         return outcome
 
     def evaluate(
-        self, photos: PathLike, *, skip_bad: bool = False, progress: Progress = SILENT
+        self, photos: PathLike, *, skip_unreadable: bool = False, progress: Progress = SILENT
     ) -> Evaluation:
         """Return how often it is right on a folder (or CSV file) of labelled images."""
-        return evaluate(self.model, Path(photos), skip_bad, progress)
+        return evaluate(self.model, Path(photos), skip_unreadable, progress)
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
@@ -186,7 +191,7 @@ def learn(
     epochs: int | None = None,
     seed: int | None = None,
     keep_images: int = 0,
-    skip_bad: bool = False,
+    skip_unreadable: bool = False,
     settings: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> Classifier:
@@ -200,7 +205,7 @@ def learn(
         epochs: Passes over the images at most.
         seed: Decides everything that is left to chance.
         keep_images: Held-out images of each class to keep in the model folder.
-        skip_bad: Leave unreadable images out, and count them.
+        skip_unreadable: Leave unreadable images out, and count them.
         settings: Other ``key=value`` items of the configuration.
         progress: Who hears how far it is.
     """
@@ -211,7 +216,7 @@ def learn(
     config = resolve(Path(photos), [*items, *settings])
     with nullcontext() if folder is None else folder_lock(Path(folder)):
         model = learn_model(
-            Path(photos), config, keep_images=keep_images, skip_bad=skip_bad, progress=progress
+            Path(photos), config, keep_images=keep_images, skip_unreadable=skip_unreadable, progress=progress
         )
         made = Classifier(model)
         if folder is not None:

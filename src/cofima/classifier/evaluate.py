@@ -43,7 +43,9 @@ class Evaluation:
         return sorted(counts, key=lambda row: (-row[2], row[0], row[1]))
 
 
-def evaluate(model: Model, photos: Path, skip_bad: bool = False, progress: Progress = SILENT) -> Evaluation:
+def evaluate(
+    model: Model, photos: Path, skip_unreadable: bool = False, progress: Progress = SILENT
+) -> Evaluation:
     """Score a model on a folder or CSV file; of a folder with train and test, on its test part."""
     found = find_images(photos).only("test")
     strange = [
@@ -53,7 +55,8 @@ def evaluate(model: Model, photos: Path, skip_bad: bool = False, progress: Progr
         raise problems(str(photos), strange)
     if not found.files:
         raise CofimaError(f"{photos}: no images")
-    read, classes = found.read(model.view.form, skip_bad=skip_bad, progress=progress), model.classes
+    read = found.read(model.view.form, skip_unreadable=skip_unreadable, progress=progress)
+    classes = model.classes
     images = read.images(classes)
     labels, logits = images.labels, logits_of(model, images, "evaluation")
     answers = logits.argmax(1)

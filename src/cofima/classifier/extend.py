@@ -15,7 +15,7 @@ from cofima.experiment import config as configs
 from cofima.experiment.recipes.layers import override
 from cofima.store.history import HistoryRow
 from cofima.store.model import Model, copy_model
-from cofima.training.options import Train
+from cofima.training.options import TrainOptions
 
 HELD_OUT = 0.15  # share of each class, where the model's configuration holds nothing out
 
@@ -49,7 +49,7 @@ class ExtendRequest:
         max_drop: Points that old classes may lose on average.
         keep_images: Held-out images of each class to keep in the model.
         only_new: Refuse classes that are known already.
-        skip_bad: Leave unreadable images out.
+        skip_unreadable: Leave unreadable images out.
     """
 
     photos: Path
@@ -57,19 +57,19 @@ class ExtendRequest:
     max_drop: float | None = None
     keep_images: int | None = None
     only_new: bool = False
-    skip_bad: bool = False
+    skip_unreadable: bool = False
 
 
 def extend(
-    model: Model, request: ExtendRequest, how: Train, progress: Progress = SILENT
+    model: Model, request: ExtendRequest, how: TrainOptions, progress: Progress = SILENT
 ) -> tuple[Model, Extension]:
     """Return another model that has learned the photographs too; this one stays as it is."""
     found = find_images(request.photos)
     new, more = plan(model, request, found)
-    old_images, source = old_class_images(model, request.check, request.skip_bad, progress)
-    photos = found.read(model.view.form, skip_bad=request.skip_bad, progress=progress)
+    old_images, source = old_class_images(model, request.check, request.skip_unreadable, progress)
+    photos = found.read(model.view.form, skip_unreadable=request.skip_unreadable, progress=progress)
     check = ForgettingCheck(model, old_images, source)
-    share = model.config.held_out or HELD_OUT
+    share = model.config.val_fraction or HELD_OUT
     learned = copy_model(model, progress)
     rows, held = [], []
     for names, make in ((more, more_images), (new, new_classes)):
@@ -119,7 +119,7 @@ def plan(model: Model, request: ExtendRequest, found: Listing) -> tuple[list[str
     return new, more
 
 
-def train_options(before: Train, epochs: int | None, given: Sequence[str]) -> Train:
+def train_options(before: TrainOptions, epochs: int | None, given: Sequence[str]) -> TrainOptions:
     """Return the training options of before, with what is given this time."""
     wrong = [item for item in given if not item.startswith("train.")]
     if wrong:

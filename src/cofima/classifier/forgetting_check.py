@@ -82,7 +82,7 @@ class ForgettingCheck:
 
 
 def old_class_images(
-    model: Model, folder: Path | None, skip_bad: bool, progress: Progress
+    model: Model, folder: Path | None, skip_unreadable: bool, progress: Progress
 ) -> tuple[ImageSet | None, str]:
     """Return images of old classes, of ``folder`` or else those kept, and where they come from."""
     if folder is None:
@@ -93,7 +93,7 @@ def old_class_images(
     if not mine.files:
         close = did_you_mean(found.classes[0], model.classes[:20])
         raise CofimaError(f"{folder}: none of its classes is known to the model{close}")
-    photos = mine.read(model.view.form, skip_bad=skip_bad, progress=progress)
+    photos = mine.read(model.view.form, skip_unreadable=skip_unreadable, progress=progress)
     return photos.images(model.classes), f"of {folder}"
 
 

@@ -21,7 +21,7 @@ from cofima.models.net import Net
 from cofima.store.config import Config
 from cofima.store.history import HistoryRow, Kind
 from cofima.store.model import Model, attach
-from cofima.training.options import Train
+from cofima.training.options import TrainOptions
 
 RECIPE = "learn.yaml"
 FOR_PHOTOGRAPHS, EMBEDDED = "tf_efficientnet_lite0", "vit_micro"
@@ -47,7 +47,7 @@ def learn_model(
     config: Config,
     *,
     keep_images: int = 0,
-    skip_bad: bool = False,
+    skip_unreadable: bool = False,
     progress: Progress = SILENT,
 ) -> Model:
     """Learn all classes of a folder (or CSV file) at once; some images are held out to measure with."""
@@ -55,9 +55,11 @@ def learn_model(
         raise CofimaError(f"keep_images = {keep_images}: must be at least 0")
     found = find_images(photos)
     model = empty_model(config, progress)  # before images are read
-    read = found.read(model.view.form, skip_bad=skip_bad or config.data.skip_bad, progress=progress)
+    read = found.read(
+        model.view.form, skip_unreadable=skip_unreadable or config.data.skip_unreadable, progress=progress
+    )
     names = sorted({file.class_name for file in read.files})
-    train, held_out = read.split(names, names, config.held_out, config.data.split_seed)
+    train, held_out = read.split(names, names, config.val_fraction, config.data.split_seed)
     model.data = {
         "name": str(photos),
         "train": len(train),
@@ -92,7 +94,7 @@ def more_images(model: Model, names: Sequence[str], train: ImageSet, held_out: I
     return Task(len(model.tasks), range(count, count), tuple(names), train, held_out, known)
 
 
-def learn_held_out(model: Model, task: Task, how: Train, progress: Progress) -> HistoryRow:
+def learn_held_out(model: Model, task: Task, how: TrainOptions, progress: Progress) -> HistoryRow:
     """Learn a task whose test images were held out to decide when to stop."""
     kind: Kind = "more images" if task.known else "extend" if task.index else "learn"
     names = ", ".join(task.names[:3]) + (", ..." if task.taught > 3 else "")

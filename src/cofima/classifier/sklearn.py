@@ -178,7 +178,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given |= {} if self.epochs is None else {"train.epochs": self.epochs}
         items = [f"{key}={json.dumps(value)}" for key, value in given.items()]
         config = configs.read(RECIPE, ["dataset=blobs", *items, *self.settings])
-        config = config.model_copy(update={"dataset": "array", "held_out": 0.0})
+        config = config.model_copy(update={"dataset": "array", "val_fraction": 0.0})
         return empty_model(config)
 
     def _refuse(self, more: list[Any]) -> None:

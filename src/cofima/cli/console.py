@@ -50,7 +50,7 @@ ModelFolder = Annotated[Path, typer.Argument(help="A model folder.")]
 Photos = Annotated[Path, typer.Argument(help="A folder per class, or a CSV file (path,label).")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What differs.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the images, at most.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out.")]
+SkipUnreadable = Annotated[bool, typer.Option("--skip-unreadable", help="Leave unreadable images out.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output if it is there.")]
 DataRoot = Annotated[
     Path | None,

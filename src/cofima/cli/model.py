@@ -17,7 +17,7 @@ from cofima.cli.console import (
     Epochs,
     ModelFolder,
     Photos,
-    SkipBad,
+    SkipUnreadable,
     count,
     errors,
     interruptible,
@@ -61,7 +61,7 @@ def learn(
     keep_images: Annotated[
         int, typer.Option(min=0, help="Held-out images of each class to keep in the model folder.")
     ] = 0,
-    skip_bad: SkipBad = False,
+    skip_unreadable: SkipUnreadable = False,
 ) -> None:
     """Learn the classes of a folder of photographs; the model can be extended later without them.
 
@@ -79,7 +79,7 @@ def learn(
             epochs=epochs,
             seed=seed,
             keep_images=keep_images,
-            skip_bad=skip_bad,
+            skip_unreadable=skip_unreadable,
             settings=settings or [],
             progress=progress(),
         )
@@ -109,7 +109,7 @@ def extend(
         bool, typer.Option("--only-new", help="Refuse classes that are known already.")
     ] = False,
     epochs: Epochs = None,
-    skip_bad: SkipBad = False,
+    skip_unreadable: SkipUnreadable = False,
 ) -> None:
     """Teach a model new classes, or more images of known ones; the old images are not needed.
 
@@ -130,7 +130,7 @@ def extend(
                 max_drop=max_drop,
                 keep_images=keep_images,
                 only_new=only_new,
-                skip_bad=skip_bad,
+                skip_unreadable=skip_unreadable,
                 epochs=epochs,
                 settings=settings or [],
                 progress=progress(),
@@ -244,14 +244,14 @@ def evaluate(
     folder: Annotated[
         Path | None, out_option("Where a page, a figure and tables go, if they should.")
     ] = None,
-    skip_bad: SkipBad = False,
+    skip_unreadable: SkipUnreadable = False,
 ) -> None:
     """Measure accuracy on labelled images, class by class, and show what is confused with what."""
     from cofima.classifier.classifier import load
 
     classifier = load(model, progress=progress())
     with interruptible("nothing was written"):
-        found = classifier.evaluate(photos, skip_bad=skip_bad, progress=progress())
+        found = classifier.evaluate(photos, skip_unreadable=skip_unreadable, progress=progress())
     _print_evaluation(found)
     if folder is not None:
         from cofima.classifier.web.page import write  # figures take a second to import

@@ -192,7 +192,7 @@ def _lambda(
     out: Out = OUT,
     lams: Annotated[str, typer.Option(help="Shares of the new weights.")] = "0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1",
     methods: Annotated[str, typer.Option(help="Of a recipe: what learns.")] = "coma,cofima,wise_ft",
-    held_out: Annotated[
+    val_fraction: Annotated[
         float, typer.Option(help="Of a recipe: share of training images to choose by.")
     ] = 0.2,
     test: Annotated[Tested, typer.Option(help="Of a recipe: which shares are tested.")] = Tested.chosen,
@@ -218,7 +218,7 @@ def _lambda(
     if task is not None:
         raise CofimaError("--task is for a run folder: a recipe is learned with all of its tasks")
     whole = [int(seed) for seed in _numbers("--seeds", seeds)]
-    how = Sweep(_words(methods), shares, whole, held_out, by.value, test.value)
+    how = Sweep(_words(methods), shares, whole, val_fraction, by.value, test.value)
     with interruptible(KEPT):
         result = sweep(what, overrides or [], how, out, jobs or os.cpu_count() or 1, progress())
     _finish(result, out)

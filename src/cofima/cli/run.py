@@ -29,7 +29,7 @@ def demo(
         f"  cofima run demo.yaml options.lam=auto --out {folder / 'auto'}\n"
         f"  cofima report {folder}\n"
         "  cofima show cofima\n"
-        "  cofima run demo.yaml dataset=folder:PATH_TO_YOUR_IMAGES data.limit=50"
+        "  cofima run demo.yaml dataset=folder:PATH_TO_YOUR_IMAGES data.max_train_per_class=50"
     )
 
 
@@ -41,8 +41,9 @@ def run(
     folder: Annotated[
         Path | None, out_option("The model folder; by default named after the run, in runs/.")
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out unreadable images and classes, and count them.")
+    skip_unreadable: Annotated[
+        bool,
+        typer.Option("--skip-unreadable", help="Leave out unreadable images and classes, and count them."),
     ] = False,
     data_root: DataRoot = None,
     track_with: Annotated[list[str] | None, typer.Option("--track", metavar=KIND, help=TRACKERS)] = None,
@@ -54,7 +55,8 @@ def run(
     from cofima.experiment.grid.cells import plain_name
     from cofima.experiment.launch import launch
 
-    how = configs.read(config, [*(overrides or []), *(["data.skip_bad=true"] if skip_bad else [])])
+    skipping = ["data.skip_unreadable=true"] if skip_unreadable else []
+    how = configs.read(config, [*(overrides or []), *skipping])
     where = folder or Path("runs") / plain_name(how)
     with interruptible():
         trackers.tracked(track_with or [], how, where, lambda heard: launch(how, where, progress(), heard))

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from cofima.classifier.merge.request import MergeMethod
-from cofima.cli.console import Force, ModelFolder, SkipBad, count, out_option, progress, say
+from cofima.cli.console import Force, ModelFolder, SkipUnreadable, count, out_option, progress, say
 
 LISTS = ("--weights", "--fisher")
 
@@ -68,7 +68,7 @@ def merge(
     lam: Annotated[
         float | None,
         typer.Option(
-            help="Share of the second of two models (0.4; wise-ft 0.5); scale of task vectors (0.4; ties 1)."
+            help="Share of the second of two models (0.4; wise_ft 0.5); scale of task vectors (0.4; ties 1)."
         ),
     ] = None,
     weights: Annotated[
@@ -121,7 +121,7 @@ def fisher(
         LogitChoice, typer.Option(help="Softmax over all classes of the model, or over the folder's.")
     ] = LogitChoice.seen,
     limit: Annotated[int | None, typer.Option(help="At most so many images of each class.")] = None,
-    skip_bad: SkipBad = False,
+    skip_unreadable: SkipUnreadable = False,
     seed: Annotated[int, typer.Option(help="Of sampled labels, and of the images that a limit takes.")] = 0,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda.")] = "auto",
     force: Force = False,
@@ -136,7 +136,7 @@ def fisher(
         labels=labels.value,
         logits=logits.value,
         limit=limit,
-        skip_bad=skip_bad,
+        skip_unreadable=skip_unreadable,
         seed=seed,
         device=device,
         force=force,

@@ -92,7 +92,8 @@ def load(
 ) -> Dataset:
     """Load a dataset in a format; a number stands for squares of so many pixels.
 
-    Small images stay as small as they are. ``options.limit`` is left to the caller: see ``Stream.limited``.
+    Small images stay as small as they are. ``options.max_train_per_class`` is left to the caller: see
+    ``Stream.limited``.
     """
     if isinstance(pixel_format, int):
         pixel_format = PixelFormat(pixel_format)
@@ -100,7 +101,7 @@ def load(
         dataset = in_memory.load(name, pixel_format.side, options)
     else:
         listed = _listed(name, options, progress)
-        dataset = read(listed, pixel_format, skip_bad=options.skip_bad, progress=progress)
+        dataset = read(listed, pixel_format, skip_unreadable=options.skip_unreadable, progress=progress)
     flip = dataset.flip if options.flip is None else options.flip
     crop = dataset.crop if options.crop is None else options.crop
     return replace(dataset, name=name, flip=flip, crop=crop)
@@ -110,19 +111,19 @@ def read(
     listed: Source | folder.Folder,
     pixel_format: PixelFormat,
     *,
-    skip_bad: bool = False,
+    skip_unreadable: bool = False,
     progress: Progress = SILENT,
 ) -> Dataset:
     """Read the images of a source, or say what is wrong with all that cannot be read.
 
-    ``skip_bad`` leaves unreadable images out, and counts them.
+    ``skip_unreadable`` leaves unreadable images out, and counts them.
     """
     blocks = listed.blocks()
     loaded = load_small(blocks) or [
-        load_pictures(block, one, despite_faults=skip_bad, progress=progress)
+        load_pictures(block, one, despite_faults=skip_unreadable, progress=progress)
         for block, one in zip(blocks, _formats(blocks, pixel_format), strict=True)
     ]
-    usable = listed.usable([one.faults for one in loaded], skip_bad)
+    usable = listed.usable([one.faults for one in loaded], skip_unreadable)
     train, test = _images(loaded[0], usable.train), _images(loaded[-1], usable.test)
     copies = _copies(loaded, train, test)
     said = usable.warnings + (

@@ -15,15 +15,15 @@ class DataOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of each class that is tested on, for data without a test part of its own."""
     split_seed: int = 0
     """Which images that share takes."""
-    skip_bad: Annotated[bool, RECORDED] = False
+    skip_unreadable: Annotated[bool, RECORDED] = False
     """Leave out unreadable images and one-sided classes instead of refusing the folder."""
-    limit: Annotated[int, Field(ge=1)] | None = None
+    max_train_per_class: Annotated[int, Field(ge=1)] | None = None
     """At most so many training images of each class."""
-    test_limit: Annotated[int, Field(ge=1)] | None = None
+    max_test_per_class: Annotated[int, Field(ge=1)] | None = None
     """At most so many test images of each class: for a trial, since accuracies of few images say little."""
     preset: Annotated[Preset | None, RECORDED] = None
     """Whose transforms; if not given, ``slca`` for the datasets of the paper, and ``timm`` for all others."""

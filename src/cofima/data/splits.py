@@ -80,10 +80,10 @@ def split_facts(split_id: str, train: Named, test: Named) -> dict[str, str]:
 
 def seeded_name(options: DataOptions) -> str:
     """Name a split that the seed and the share of test images decide."""
-    share = "" if options.test_share == 0.2 else f"-share{options.test_share:g}"
+    share = "" if options.test_fraction == 0.2 else f"-share{options.test_fraction:g}"
     return f"seed{options.split_seed}{share}"
 
 
 def seeded_facts(options: DataOptions) -> dict[str, str | int]:
     """Return the entries of a result file that describe such a split."""
-    return {"split": f"per class, {options.test_share:g} tested", "split_seed": options.split_seed}
+    return {"split": f"per class, {options.test_fraction:g} tested", "split_seed": options.split_seed}

@@ -97,30 +97,30 @@ class Stream(Sequence[Task]):
         The test images are not in it at all. A class with a single image keeps it for training.
         """
         if not 0 < share < 1:
-            raise CofimaError(f"held_out share = {share}: must lie between 0 and 1")
+            raise CofimaError(f"val_fraction = {share}: must lie between 0 and 1")
 
         def cut(task: Task) -> Task:
             chosen = choose_images(task.train, lambda count: share_of(count, share), seed)
             return replace(task, train=task.train.select(~chosen), test=task.train.select(chosen))
 
-        return self._changed(cut, held_out=share, held_out_seed=seed)
+        return self._changed(cut, val_fraction=share, val_fraction_seed=seed)
 
     def limited(self, per_class: int, seed: int) -> "Stream":
         """Return the stream with at most ``per_class`` training images of each class."""
         if per_class < 1:
-            raise CofimaError(f"limit = {per_class}: a class needs at least 1 training image")
+            raise CofimaError(f"max_train_per_class = {per_class}: a class needs at least 1 training image")
         return self._changed(
             lambda task: replace(task, train=_at_most(task.train, per_class, seed)),
-            limit=per_class,
-            limit_seed=seed,
+            max_train_per_class=per_class,
+            max_train_per_class_seed=seed,
         )
 
     def tested_on(self, per_class: int, seed: int) -> "Stream":
         """Return the stream with at most ``per_class`` test images of each class."""
         return self._changed(
             lambda task: replace(task, test=_at_most(task.test, per_class, seed)),
-            test_limit=per_class,
-            test_limit_seed=seed,
+            max_test_per_class=per_class,
+            max_test_per_class_seed=seed,
         )
 
     def _changed(self, change: Callable[[Task], Task], **facts: float) -> "Stream":
@@ -139,11 +139,11 @@ def increments(n: int, first: int, increment: int) -> list[int]:
     """Return the number of classes of each task; the last task takes the remainder."""
     found = [
         f"{name} = {value}: must be at least 1"
-        for name, value in (("first", first), ("increment", increment))
+        for name, value in (("base_classes", first), ("increment", increment))
         if value < 1
     ]
     if first > n:
-        found.append(f"first = {first}: there are only {n} classes")
+        found.append(f"base_classes = {first}: there are only {n} classes")
     if found:
         raise problems("the split into tasks", found)
     stops = [*range(first, n, increment), n]

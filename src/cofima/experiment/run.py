@@ -29,7 +29,7 @@ from cofima.training.checkpoint import NO_CHECKPOINT, Checkpoint, RunCheckpoint,
 from cofima.training.context import Hooks, OnEpoch
 from cofima.training.evaluate import Score
 from cofima.training.loop import plain_batches
-from cofima.training.options import Train
+from cofima.training.options import TrainOptions
 from cofima.weights.distance import weight_distance
 
 
@@ -68,7 +68,7 @@ def learn_task(
     task: Task,
     kind: Kind,
     *,
-    train: Train | None = None,
+    train: TrainOptions | None = None,
     patience: int | None = None,
     checkpoint: Checkpoint = NO_CHECKPOINT,
     on_epoch: OnEpoch | None = None,
@@ -207,7 +207,7 @@ def _from_before(model: Model, folder: Path) -> float | None:
 
 def _from_start(model: Model) -> float | None:
     """Return the distance from the pre-trained weights, which are read again, not kept."""
-    how = model.config.model.model_copy(update={"size": model.backbone.size})
+    how = model.config.model.model_copy(update={"img_size": model.backbone.size})
     start, facts = backbone.create(model.backbone.name, how, model.config.seed)
     if facts.sha256 != model.backbone.sha256:
         return None

@@ -17,8 +17,8 @@ def refuse_several(config: Config, backbone: nn.Module | None = None) -> None:
     kind, how, wrong = methods.find(config.method), config.train, []
     if kind.one_process:
         wrong.append(f"method = {config.method}: {kind.one_process}")
-    if how.batch < count:
-        wrong.append(f"train.batch = {how.batch}: smaller than the number of processes")
+    if how.batch_size < count:
+        wrong.append(f"train.batch_size = {how.batch_size}: smaller than the number of processes")
     if config.device not in ("auto", "cpu", "cuda"):
         wrong.append(f"device = {config.device}: one for all; give auto or cuda (a GPU each), or cpu")
     trained = not (kind.frozen_backbone or kind.fixed_features)

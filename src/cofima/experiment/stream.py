@@ -24,13 +24,13 @@ def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILEN
     else:
         fixed = dataset.facts.get("class_order") == "given"
         seed = (-1 if fixed else config.seed) if how.order_seed is None else how.order_seed
-        stream = split(dataset, how.first, how.increment, None if seed < 0 else seed)
-    if config.held_out:
-        stream = stream.held_out(config.held_out, config.data.split_seed)
-    if config.data.limit is not None:
-        stream = stream.limited(config.data.limit, config.data.split_seed)
-    if config.data.test_limit is not None:
-        stream = stream.tested_on(config.data.test_limit, config.data.split_seed)
+        stream = split(dataset, how.base_classes, how.increment, None if seed < 0 else seed)
+    if config.val_fraction:
+        stream = stream.held_out(config.val_fraction, config.data.split_seed)
+    if config.data.max_train_per_class is not None:
+        stream = stream.limited(config.data.max_train_per_class, config.data.split_seed)
+    if config.data.max_test_per_class is not None:
+        stream = stream.tested_on(config.data.max_test_per_class, config.data.split_seed)
     without = [f"task {task.index + 1} has no test images" for task in stream if not len(task.test)]
     if without:
         raise problems(f"dataset {config.dataset}", without)

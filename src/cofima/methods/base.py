@@ -167,7 +167,7 @@ class Method:
             )
             self.net.eval()  # as after training: test images must not move batch statistics
             return
-        still = len(task.classes) == 1 and self.context.train.freeze_single
+        still = len(task.classes) == 1 and self.context.train.freeze_backbone_on_single_class
         with self.timed("train"), frozen(self.net.backbone, still):
             sgd(
                 self.net,

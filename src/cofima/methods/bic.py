@@ -128,7 +128,7 @@ def correct(net: Net, images: Images, how: Correction, context: Context, task: i
         pairs = [(net(x).float(), y) for x, y in plain_batches(images, context, "correct")]
     logits, labels = (torch.cat(part).clone() for part in zip(*pairs, strict=True))
     generator, old = context.seeds.generator("correction", task), net.head.spans[-1].start
-    alpha, beta = fit_correction(logits, labels, old, how, context.train.batch, generator)
+    alpha, beta = fit_correction(logits, labels, old, how, context.train.batch_size, generator)
     with torch.no_grad():
         weight, bias = net.head.blocks[-1].parameters()
         weight.mul_(alpha)

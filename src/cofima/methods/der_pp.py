@@ -84,7 +84,7 @@ class DERpp(Method):
         """Remember a first task that trained nothing (one class alone), too."""
         if self.memory.seen == 0:
             with torch.no_grad():
-                for index in torch.split(torch.arange(len(task.train)), self.context.train.batch):
+                for index in torch.split(torch.arange(len(task.train)), self.context.train.batch_size):
                     pixels, labels = task.train.batch(index)
                     logits = self.net(self.context.view.test(pixels.to(self.context.device)))
                     self.memory.add(pixels, labels, logits, self.places)

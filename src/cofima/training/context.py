@@ -11,7 +11,7 @@ from cofima.core.progress import SILENT, Progress
 from cofima.core.seeds import Seeds
 from cofima.data.transforms import View
 from cofima.training.checkpoint import NO_CHECKPOINT, Checkpoint
-from cofima.training.options import Train
+from cofima.training.options import TrainOptions
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Context:
     """Settings and services that a method learns with."""
 
     view: View
-    train: Train
+    train: TrainOptions
     seeds: Seeds
     device: torch.device
     tasks: int = 1

@@ -60,7 +60,7 @@ class FixedFeatures:
 
     def batches(self, images: ImageSet, label: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the features of this process's part of images with their labels, for the head."""
-        size, device = self.context.train.batch, self.context.device
+        size, device = self.context.train.batch_size, self.context.device
         mine = distributed.current_shard(len(images)).rows
         features, labels = self(images, label)[mine], images.labels[mine]
         pairs = list(zip(torch.split(features, size), torch.split(labels, size), strict=True))

@@ -13,7 +13,7 @@ from cofima.core.errors import CofimaError
 from cofima.data.image_set import Images, ImageSet
 from cofima.models.net import Net
 from cofima.training.context import NO_HOOKS, Batch, Context, Hooks, Loss
-from cofima.training.options import Train
+from cofima.training.options import TrainOptions
 
 CHECK_EVERY = 50  # steps between two looks at the loss
 
@@ -56,7 +56,7 @@ def sgd(
         # augmentation or dropout have used, and an epoch can be resumed without running those before it.
         augment = seeds.generator("augment", task, epoch)
         loader = seeds.generator("loader", task, epoch)
-        steps = batches(len(images), how.batch, loader, repeats(images, how.balance, loader))
+        steps = batches(len(images), how.batch_size, loader, repeats(images, how.balance, loader))
         losses = torch.zeros(len(steps), device=context.device)
         done = checkpoint.begin_epoch(epoch, augment, losses)
         label = f"epoch {epoch + 1}/{how.epochs}"
@@ -98,7 +98,7 @@ def make_batch(images: Images, index: Tensor, context: Context, augment: torch.G
     return Batch(seen, labels.to(context.device), pixels, shard)
 
 
-def make_optimizer(net: Net, how: Train) -> torch.optim.SGD:
+def make_optimizer(net: Net, how: TrainOptions) -> torch.optim.SGD:
     """Return SGD over what may move: the backbone slowly, the head at the full rate."""
     groups = [
         {"params": moving(net.backbone), "lr": how.lr * how.backbone_lr_scale},
@@ -107,7 +107,9 @@ def make_optimizer(net: Net, how: Train) -> torch.optim.SGD:
     return torch.optim.SGD(groups, lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
 
 
-def make_schedule(optimizer: torch.optim.Optimizer, how: Train) -> torch.optim.lr_scheduler.LRScheduler:
+def make_schedule(
+    optimizer: torch.optim.Optimizer, how: TrainOptions
+) -> torch.optim.lr_scheduler.LRScheduler:
     """Return how the learning rates fall, epoch by epoch."""
     if how.schedule == "cosine":
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(how.epochs, 1))
@@ -141,7 +143,7 @@ def plain_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield every image once, or of a part of them, in order, as it is seen at test time."""
     part = part or distributed.full_shard(len(images))
-    index = in_order(part.stop - part.start, distributed.largest_shard(context.train.batch), part.start)
+    index = in_order(part.stop - part.start, distributed.largest_shard(context.train.batch_size), part.start)
     for at in context.progress.track(index, len(index), label):
         pixels, labels = images.batch(at)
         yield context.view.test(pixels.to(context.device)), labels.to(context.device)

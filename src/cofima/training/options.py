@@ -5,14 +5,14 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
-class Train(BaseModel):
+class TrainOptions(BaseModel):
     """How a task is learnt. The defaults are the paper's for CIFAR-100."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     epochs: Annotated[int, Field(ge=0)] = 20
     """Passes over a task's images."""
-    batch: Annotated[int, Field(ge=1)] = 128
+    batch_size: Annotated[int, Field(ge=1)] = 128
     """Images per step; also per forward pass when features, Fisher information or accuracies are computed."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Learning rate of the head."""
@@ -30,7 +30,7 @@ class Train(BaseModel):
     """What the learning rates are multiplied by at each milestone."""
     batchnorm: Literal["train", "frozen"] = "train"
     """frozen keeps the statistics of batch normalisation, which few classes would spoil for all others."""
-    freeze_single: bool = False
+    freeze_backbone_on_single_class: bool = False
     """Leave the backbone as it is where a task adds one class only, and train the head alone."""
     balance: Annotated[float, Field(ge=0, le=1)] = 0.0
     """How far rare classes are repeated: an image is seen (largest class / its class) to this power times."""

@@ -130,7 +130,7 @@ def test_unknown_classes_and_bad_images_are_listed(known, tmp_path: Path) -> Non
         cofima.fisher(path, images, tmp_path / "f.safetensors")
     assert not (tmp_path / "f.safetensors").exists()
     with pytest.warns(CofimaWarning, match="left out 1 unreadable"):
-        assert cofima.fisher(path, images, tmp_path / "f.safetensors", skip_bad=True).images == 9
+        assert cofima.fisher(path, images, tmp_path / "f.safetensors", skip_unreadable=True).images == 9
 
 
 def test_mistakes_are_told_at_once(known, tmp_path: Path) -> None:

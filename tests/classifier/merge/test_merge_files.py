@@ -29,7 +29,7 @@ def _span(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tensors, "LONGER", 1)
 
 
-@pytest.mark.parametrize("method", ["average", "fisher", "wise-ft"])
+@pytest.mark.parametrize("method", ["average", "fisher", "wise_ft"])
 @pytest.mark.parametrize("lam", [0, 1])
 def test_the_ends_are_the_models_bit_for_bit(method: str, lam: int, files, fishers, same_bits) -> None:
     given = {"fisher": fishers[:2]} if method == "fisher" else {}
@@ -83,21 +83,21 @@ def test_weights_are_lam_said_otherwise(files, fishers) -> None:
 
 def test_wise_ft_is_an_average_with_the_base(files, same_bits) -> None:
     a, _, _, base = files
-    same_bits(merged([a], "wise-ft", base=base, lam=1), load_file(a))
-    same_bits(merged([a], "wise-ft", base=base), average(load_file(base), load_file(a), 0.5))
-    same_bits(merged([base, a], "wise-ft", lam=0.2), merged([a], "wise-ft", base=base, lam=0.2))
+    same_bits(merged([a], "wise_ft", base=base, lam=1), load_file(a))
+    same_bits(merged([a], "wise_ft", base=base), average(load_file(base), load_file(a), 0.5))
+    same_bits(merged([base, a], "wise_ft", lam=0.2), merged([a], "wise_ft", base=base, lam=0.2))
 
 
 def test_task_arithmetic(files, same_bits) -> None:
     a, b, c, base = files
-    same_bits(merged([a], "task-arithmetic", base=base, lam=1), load_file(a))
+    same_bits(merged([a], "task_arithmetic", base=base, lam=1), load_file(a))
     start, one, two, three = (load_file(path) for path in (base, a, b, c))
     for how, scales in (
         ({}, (0.4,) * 3),
         ({"lam": 0.2}, (0.2,) * 3),
         ({"weights": [0.5, -1, 0]}, (0.5, -1, 0)),
     ):
-        found = merged([a, b, c], "task-arithmetic", base=base, **how)
+        found = merged([a, b, c], "task_arithmetic", base=base, **how)
         for key in ("a.weight", "double", "scalar"):
             vectors = sum(
                 s * (m[key].double() - start[key]) for s, m in zip(scales, (one, two, three), strict=True)
@@ -110,7 +110,7 @@ def test_ties_with_everything_kept_and_one_model_is_task_arithmetic(files, same_
     a, _, _, base = files
     for lam in (1.0, 0.4):
         kept = merged([a], "ties", base=base, density=1, lam=lam)
-        same_bits(kept, merged([a], "task-arithmetic", base=base, lam=lam))
+        same_bits(kept, merged([a], "task_arithmetic", base=base, lam=lam))
 
 
 def test_ties_trims_over_all_tensors_together(files) -> None:
@@ -188,7 +188,7 @@ def refused(models: list[Path], out: Path | None = None, method: str = "average"
         ({"weights": [0, 0]}, "nor all 0"),
         ({"weights": [float("nan"), 1]}, "must be finite"),
         ({"method": "fisher"}, "needs --fisher with one file a model"),
-        ({"method": "task-arithmetic"}, "needs --base"),
+        ({"method": "task_arithmetic"}, "needs --base"),
         ({"method": "ties"}, "needs --base"),
         ({"method": "ties", "density": 0}, "density = 0: must be above 0"),
         ({"density": 0.5}, "only for method ties"),
@@ -200,12 +200,12 @@ def test_a_wrong_wish_is_refused(how: dict, message: str, files) -> None:
 
 def test_wrong_numbers_of_models_and_things_that_do_not_belong(files, fishers) -> None:
     assert "needs two models or more, got 1" in refused(files[:1])
-    assert "needs the base and one model" in refused(files[:3], method="wise-ft")
-    assert "needs the base and one model" in refused(files[:2], method="wise-ft", base=files[3])
+    assert "needs the base and one model" in refused(files[:3], method="wise_ft")
+    assert "needs the base and one model" in refused(files[:2], method="wise_ft", base=files[3])
     assert "not for method average" in refused(files[:2], base=files[3])
     assert "only for method fisher" in refused(files[:2], fisher=fishers[:2])
     assert "is for two models; give weights" in refused(files[:3], lam=0.4)
-    assert "not for method wise-ft" in refused(files[:2], method="wise-ft", weights=[1, 2])
+    assert "not for method wise_ft" in refused(files[:2], method="wise_ft", weights=[1, 2])
 
 
 def test_every_mistake_is_told_at_once(files, tmp_path: Path) -> None:

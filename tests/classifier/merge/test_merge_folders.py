@@ -249,18 +249,18 @@ def test_three_folders_with_weights(learn, tmp_path: Path, same_bits) -> None:
 
 def test_a_file_as_base_moves_the_backbone_alone(learn, start: Path, tmp_path: Path, same_bits) -> None:
     path, zero = learn("slca", FIRST), load_file(start)
-    cofima.merge([path], tmp_path / "out", "wise-ft", base=start, lam=0.25)
+    cofima.merge([path], tmp_path / "out", "wise_ft", base=start, lam=0.25)
     model, found = load_model(path), load_model(tmp_path / "out")
     same_bits(backbone(found), average(zero, backbone(model), 0.25))
     same_bits(found.method.head().flat(), model.method.head().flat())
     same_bits(found.method.state(), model.method.state())
     with_head = zero | {"head.weight": torch.zeros(10, 16), "head.bias": torch.zeros(10)}
     save_file(with_head, tmp_path / "full.safetensors")  # a head without names says nothing
-    cofima.merge([path], tmp_path / "again", "wise-ft", base=tmp_path / "full.safetensors", lam=0.25)
+    cofima.merge([path], tmp_path / "again", "wise_ft", base=tmp_path / "full.safetensors", lam=0.25)
     same_bits(backbone(load_model(tmp_path / "again")), backbone(found))
 
 
-@pytest.mark.parametrize("method", ["task-arithmetic", "ties"])
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties"])
 def test_one_model_at_scale_one_is_the_model(
     method: str, learn, start: Path, tmp_path: Path, same_bits
 ) -> None:
@@ -272,7 +272,7 @@ def test_one_model_at_scale_one_is_the_model(
 
 def test_task_vectors_of_folders_with_a_folder_as_base(learn, tmp_path: Path) -> None:
     base, paths = learn("seq_ft", ((0, 7),)), [learn("seq_ft", FIRST), learn("seq_ft", SECOND)]
-    cofima.merge(paths, tmp_path / "out", "task-arithmetic", base=base, lam=0.3)
+    cofima.merge(paths, tmp_path / "out", "task_arithmetic", base=base, lam=0.3)
     start, a, b, found = (load_model(path) for path in (base, *paths, tmp_path / "out"))
     theta, one, two = (backbone(m) for m in (start, a, b))
     for key, value in backbone(found).items():

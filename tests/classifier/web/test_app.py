@@ -45,7 +45,12 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("app")
     for name in ("red", "green", "blue"):
         paint(folder / "photos" / name, name, 8)
-    settings = ["model.pretrained=false", "train.batch=8", "train.lr=0.05", "train.backbone_lr_scale=0.02"]
+    settings = [
+        "model.pretrained=false",
+        "train.batch_size=8",
+        "train.lr=0.05",
+        "train.backbone_lr_scale=0.02",
+    ]
     where = folder / "colours"
     cofima.learn(
         folder / "photos", where, backbone="vit_test", epochs=8, seed=1, keep_images=2, settings=settings

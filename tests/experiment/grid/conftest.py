@@ -15,13 +15,16 @@ from cofima.store.config import Config
 
 SMALL: dict[str, Any] = {
     "dataset": "blobs",
-    "data": {"limit": 4, "test_limit": 4},
+    "data": {"max_train_per_class": 4, "max_test_per_class": 4},
     "backbone": "test_vit",
-    "model": {"pretrained": False, "size": 32},
-    "train": {"epochs": 1, "batch": 16, "lr": 0.1, "backbone_lr_scale": 0.1},
+    "model": {"pretrained": False, "img_size": 32},
+    "train": {"epochs": 1, "batch_size": 16, "lr": 0.1, "backbone_lr_scale": 0.1},
     "device": "cpu",
     "per_method": {
-        **{m: {"options": {"align": {"epochs": 1, "samples": 8}}} for m in ("slca", "coma", "cofima", "ema")},
+        **{
+            m: {"options": {"align": {"epochs": 1, "samples_per_class": 8}}}
+            for m in ("slca", "coma", "cofima", "ema")
+        },
         "ranpac": {"options": {"projection": 32, "adapt": {"epochs": 1}}},
         "dual_prompt": {"options": {"g_layers": [0], "e_layers": [1]}},
         **{m: {"options": {"memory_size": 12}} for m in ("gdumb", "der_pp", "bic")},

@@ -15,8 +15,8 @@ from cofima.store import model_folder
 
 RECIPE = {
     "dataset": "blobs",
-    "data": {"limit": 2},
-    "stream": {"first": 3, "increment": 3},
+    "data": {"max_train_per_class": 2},
+    "stream": {"base_classes": 3, "increment": 3},
     "train": {"epochs": 0},
     "per_method": {"coma": {"options": {"lam": 0.3}}},
     "grid": [
@@ -77,16 +77,21 @@ def test_the_name_says_what_is_computed_and_nothing_else(recipe: Path) -> None:
     one = cells(recipe)[0]
     assert name(one).startswith("blobs-vit_micro-prototype-1-")
     assert name(one.model_copy(update={"device": "cpu", "keep_checkpoints": True})) == name(one)
-    assert name(one.model_copy(update={"held_out": 0.5})) != name(one)
-    few = one.model_copy(update={"data": one.data.model_copy(update={"test_limit": 1})})
+    assert name(one.model_copy(update={"val_fraction": 0.5})) != name(one)
+    few = one.model_copy(update={"data": one.data.model_copy(update={"max_test_per_class": 1})})
     assert name(few) != name(one)
 
 
 def test_names_of_folders_stay_when_options_are_added() -> None:
     """Runs that people have would not be found again under other names."""
-    assert name(check({"dataset": "blobs", "method": "coma", "seed": 1})) == "blobs-vit_micro-coma-1-8a76931a"
-    more = {"dataset": "digits", "method": "cofima", "data": {"limit": 80}, "train": {"epochs": 2}}
-    assert name(check(more)) == "digits-vit_micro-cofima-1993-55c8b144"
+    assert name(check({"dataset": "blobs", "method": "coma", "seed": 1})) == "blobs-vit_micro-coma-1-bf225a23"
+    more = {
+        "dataset": "digits",
+        "method": "cofima",
+        "data": {"max_train_per_class": 80},
+        "train": {"epochs": 2},
+    }
+    assert name(check(more)) == "digits-vit_micro-cofima-1993-b13b7632"
 
 
 def test_a_recipe_with_a_grid_is_also_a_recipe_of_one_run(recipe: Path) -> None:

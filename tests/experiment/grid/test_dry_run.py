@@ -93,7 +93,7 @@ def test_a_dataset_that_is_not_here_is_forecast_by_what_is_expected(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COFIMA_DATA", raising=False)
-    cell = check({"dataset": "cifar100", "method": "seq_ft", "stream": {"first": 10, "increment": 10}})
+    cell = check({"dataset": "cifar100", "method": "seq_ft", "stream": {"base_classes": 10, "increment": 10}})
     (found,) = forecast([cell], tmp_path, 1)
     assert found.images == (50_000, 10_000)
     assert found.tasks == 10
@@ -156,7 +156,7 @@ def test_a_trial_is_small_and_stands_apart(tmp_path: Path, small: Callable[..., 
     small({"method": "seq_ft"}, train={"epochs": 20, "milestones": [18]}, data={})
     path = tmp_path / "small.yaml"
     (whole,), (trial,) = cells(path), cells(path, reduced(2, []))
-    assert (trial.data.limit, trial.data.test_limit, trial.train.epochs) == (2, 2, 1)
+    assert (trial.data.max_train_per_class, trial.data.max_test_per_class, trial.train.epochs) == (2, 2, 1)
     assert name(trial) != name(whole)
     (more,) = cells(path, reduced(2, ["train.epochs=3"]))
     assert more.train.epochs == 3  # what is said has the last word

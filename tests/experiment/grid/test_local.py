@@ -85,7 +85,7 @@ def test_a_process_that_is_killed_costs_its_own_cell_and_the_same_call_mends_it(
     tmp_path: Path, small: Make
 ) -> None:
     """The longest cell's process is killed; the other cell, in the process that follows it, is learned."""
-    long = small({"method": "seq_ft", "seed": 1}, train={"epochs": 10**6, "batch": 16})[0]
+    long = small({"method": "seq_ft", "seed": 1}, train={"epochs": 10**6, "batch_size": 16})[0]
     other = small({"method": "prototype", "seed": 1})[0]
     engine = Local(1, devices=["7"], threads=1)
 

@@ -72,8 +72,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # a backbone that needs no weights, three classes in two tasks, and projections that fit it
-SMALL = ["backbone=test_vit", "model.pretrained=false", "model.size=32", "model.checkpoint=null"]
-DEAL = ["stream.first=2", "stream.increment=1", "device=cpu", "train.batch=8"]
+SMALL = ["backbone=test_vit", "model.pretrained=false", "model.img_size=32", "model.checkpoint=null"]
+DEAL = ["stream.base_classes=2", "stream.increment=1", "device=cpu", "train.batch_size=8"]
 
 
 @pytest.mark.slow

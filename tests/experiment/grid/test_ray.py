@@ -41,7 +41,7 @@ def test_the_cells_of_a_lost_node_go_on_elsewhere(
     """One node is lost when its first cell has learned a task; the other ends it, with the same bits."""
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     cluster.wait_for_nodes()
-    found = small({"method": "seq_ft", "seed": [1, 2, 3]}, train={"epochs": 60, "batch": 4})
+    found = small({"method": "seq_ft", "seed": [1, 2, 3]}, train={"epochs": 60, "batch_size": 4})
     lost: list[str] = []
 
     def lose(seen: Board) -> None:

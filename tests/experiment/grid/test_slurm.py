@@ -38,7 +38,7 @@ def test_a_grid_runs_through_submitit(
 def test_a_job_that_its_time_limit_ends_is_queued_again_and_goes_on(
     tmp_path: Path, small: Callable[..., Any]
 ) -> None:
-    config = small({"method": "seq_ft", "seed": 1}, train={"epochs": 40, "batch": 4})[0]
+    config = small({"method": "seq_ft", "seed": 1}, train={"epochs": 40, "batch_size": 4})[0]
     engine = OnSlurm(tmp_path, "local")
     engine.submit(Job(config, tmp_path / "cell"))
     while not (tmp_path / "cell" / "CURRENT").exists():

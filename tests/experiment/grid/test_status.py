@@ -17,7 +17,10 @@ from cofima.experiment.launch import launch
 
 
 def test_a_row_follows_its_folder(tmp_path: Path, tiny: Any) -> None:
-    folder, config = tmp_path / "cell", tiny.config("seq_ft", data={"limit": 4}, train={"epochs": 1})
+    folder, config = (
+        tmp_path / "cell",
+        tiny.config("seq_ft", data={"max_train_per_class": 4}, train={"epochs": 1}),
+    )
     seen = board([folder], slots=1)
     row = seen.rows[folder]
     row.submitted()

@@ -240,7 +240,7 @@ def test_a_run_is_tracked_as_it_goes(tmp_path: Path, tiny: Any) -> None:
     from cofima.cli.run import track
     from cofima.experiment.launch import launch
 
-    config, folder = tiny.config(stream={"first": 3, "increment": 3}), tmp_path / "run"
+    config, folder = tiny.config(stream={"base_classes": 3, "increment": 3}), tmp_path / "run"
     trackers.tracked(["tensorboard"], config, folder, lambda heard: launch(config, folder, listeners=heard))
     place = folder / "trackers" / "tensorboard"
 

@@ -11,7 +11,7 @@ from cofima.methods.components.adapters import Adapt, Prompt, ScaleShift, adapt,
 from cofima.models.head import CosineHead
 from cofima.weights import snapshot
 
-HOW = Adapt(epochs=3, batch=8, width=4, tokens=3)
+HOW = Adapt(epochs=3, batch_size=8, width=4, tokens=3)
 every_petl = pytest.mark.parametrize("petl", ["adapter", "ssf", "vpt"])
 
 
@@ -154,7 +154,7 @@ def test_the_rate_falls_along_a_cosine_and_is_one_for_all(tiny, monkeypatch: pyt
         "step",
         lambda self, *a: (rates.append([g["lr"] for g in self.param_groups]), step(self, *a))[1],
     )
-    how = Adapt(epochs=4, batch=64)
+    how = Adapt(epochs=4, batch_size=64)
     net = tiny.net()
     inserted = insert(net.backbone, "adapter", how, drawn())
     adapt(net.backbone, 16, inserted, tiny.stream((2,))[0].train, how, tiny.context())

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from cofima.core.errors import CofimaError
-from cofima.methods.components.alignment import Align, align, logit_norm, task_of_class
+from cofima.methods.components.alignment import AlignOptions, align, logit_norm, task_of_class
 from cofima.methods.components.gaussians import ClassGaussians, Sampler
 from cofima.models.head import Head
 
@@ -58,7 +58,7 @@ def test_the_raw_head_stays_and_the_copy_moves(
 ) -> None:
     before = copy.deepcopy(head.state_dict())
     flags = [p.requires_grad for p in head.parameters()]
-    aligned = align(head, gaussians, Align(epochs=2, samples=8), tiny.context(), 2)
+    aligned = align(head, gaussians, AlignOptions(epochs=2, samples_per_class=8), tiny.context(), 2)
     same_bits(head.state_dict(), before)
     assert [p.requires_grad for p in head.parameters()] == flags
     for own, raw in zip(aligned.blocks, head.blocks, strict=True):  # old rows are trained too
@@ -70,7 +70,7 @@ def test_the_raw_head_stays_and_the_copy_moves(
 def test_no_epochs_give_an_independent_equal_copy(
     head: Head, gaussians: ClassGaussians, tiny, same_bits
 ) -> None:
-    aligned = align(head, gaussians, Align(epochs=0), tiny.context(), 2)
+    aligned = align(head, gaussians, AlignOptions(epochs=0), tiny.context(), 2)
     same_bits(aligned.state_dict(), head.state_dict())
     assert aligned is not head
     assert aligned.blocks[0].weight.data_ptr() != head.blocks[0].weight.data_ptr()
@@ -79,7 +79,7 @@ def test_no_epochs_give_an_independent_equal_copy(
 def test_the_same_seed_aligns_the_same_and_another_differs(
     head: Head, gaussians: ClassGaussians, tiny
 ) -> None:
-    how = Align(epochs=2, samples=8)
+    how = AlignOptions(epochs=2, samples_per_class=8)
     a, b = (align(head, gaussians, how, tiny.context(seed=1), 2).flat()["weight"] for _ in range(2))
     torch.manual_seed(99)
     assert torch.equal(a, b)
@@ -89,7 +89,7 @@ def test_the_same_seed_aligns_the_same_and_another_differs(
 
 def test_alignment_is_the_slow_procedure(head: Head, gaussians: ClassGaussians, tiny) -> None:
     """Blocks of their own, autograd through each, rates set by hand: the same head in the end."""
-    how, context = Align(epochs=3, samples=8, lr=0.05, temperature=0.2), tiny.context()
+    how, context = AlignOptions(epochs=3, samples_per_class=8, lr=0.05, temperature=0.2), tiny.context()
     aligned = align(head, gaussians, how, context, 2)
 
     slow = copy.deepcopy(head).requires_grad_(True)
@@ -130,7 +130,9 @@ def test_an_aligned_head_is_right_about_independently_drawn_features(
 ) -> None:
     scale = 0.9 + 0.1 * torch.tensor([1, 1, 1, 2, 3, 3]) / 3
     features, labels = draw_slowly(gaussians, scale, 400, seed=1)
-    aligned = align(head, gaussians, Align(epochs=20, samples=64, lr=0.001), tiny.context(), 2)
+    aligned = align(
+        head, gaussians, AlignOptions(epochs=20, samples_per_class=64, lr=0.001), tiny.context(), 2
+    )
     before = float((head(features).argmax(1) == labels).float().mean())
     after = float((aligned(features).argmax(1) == labels).float().mean())
     ideal = torch.stack(
@@ -153,7 +155,7 @@ def test_the_rate_follows_a_cosine_over_the_epochs(
     monkeypatch.setattr(
         torch.optim.SGD, "step", lambda self: (rates.append(self.param_groups[0]["lr"]), step(self))[1]
     )
-    align(head, gaussians, Align(epochs=4, samples=4, lr=0.02), tiny.context(), 2)
+    align(head, gaussians, AlignOptions(epochs=4, samples_per_class=4, lr=0.02), tiny.context(), 2)
     expected = [0.02 * (1 + torch.cos(torch.tensor(torch.pi * e / 4)).item()) / 2 for e in range(4)]
     assert rates == pytest.approx([rate for rate in expected for _ in range(6)])
 
@@ -161,4 +163,10 @@ def test_the_rate_follows_a_cosine_over_the_epochs(
 def test_a_diverged_alignment_is_refused(head: Head, gaussians: ClassGaussians, tiny) -> None:
     """A NaN head would predict class 0 for ever, and be written to disk as the model."""
     with pytest.raises(CofimaError, match=r"alignment.*task 3"):
-        align(head, gaussians, Align(epochs=3, samples=8, lr=1e30, weight_decay=1e9), tiny.context(), 2)
+        align(
+            head,
+            gaussians,
+            AlignOptions(epochs=3, samples_per_class=8, lr=1e30, weight_decay=1e9),
+            tiny.context(),
+            2,
+        )

@@ -57,7 +57,7 @@ def fisher(
     labels: LabelMode = "data",
     logits: Literal["seen", "local"] = "seen",
     limit: int | None = None,
-    skip_bad: bool = False,
+    skip_unreadable: bool = False,
     seed: int = 0,
     device: str = "auto",
     force: bool = False,
@@ -74,7 +74,7 @@ def fisher(
             ``exact`` takes the expectation over all classes.
         logits: Softmax over all classes of the model (seen), or over those in the folder (local).
         limit: At most so many images of each class.
-        skip_bad: Leave out unreadable images instead of refusing the folder.
+        skip_unreadable: Leave out unreadable images instead of refusing the folder.
         seed: Decides sampled labels, and which images ``limit`` takes.
         device: Where to compute.
         force: Replace ``out`` if it is there.
@@ -90,7 +90,7 @@ def fisher(
     require_linear(model, kind, declared(kind, loaded.method.state()))
     size = sum(value.nbytes for value in loaded.weights().values())
     require_space(out, size)
-    known = _known(loaded, images, limit, seed, skip_bad, progress)
+    known = _known(loaded, images, limit, seed, skip_unreadable, progress)
     columns = _columns(known, loaded.classes) if logits == "local" else None
     progress.say(f"measuring {size / 1e6:,.1f} MB of weights on {len(known)} images")
     measured = _measure(loaded, known, labels, columns, seed)
@@ -109,7 +109,7 @@ def fisher(
 
 
 def _known(
-    model: Model, images: Path, limit: int | None, seed: int, skip_bad: bool, progress: Progress
+    model: Model, images: Path, limit: int | None, seed: int, skip_unreadable: bool, progress: Progress
 ) -> ImageSet:
     """Read images of classes that the model knows; the labels are its class ids."""
     found, classes = find_images(images).only("train"), model.classes
@@ -122,7 +122,7 @@ def _known(
         raise first_problems(str(images), strange)
     if not found.files:
         raise CofimaError(f"{images}: no images")
-    known = found.read(model.view.form, skip_bad=skip_bad, progress=progress).images(classes)
+    known = found.read(model.view.form, skip_unreadable=skip_unreadable, progress=progress).images(classes)
     return known if limit is None else known.select(choose_images(known, lambda _: limit, seed))
 
 

@@ -91,7 +91,7 @@ class Inputs:
     """Everything that is merged.
 
     Attributes:
-        models: In the order of the request; a base that wise-ft takes is the first of them.
+        models: In the order of the request; a base that wise_ft takes is the first of them.
         base: The start of task vectors.
         fishers: One file a model, where weights are averaged by them.
     """

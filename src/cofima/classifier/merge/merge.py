@@ -56,9 +56,9 @@ def merge(
     Args:
         models: Two or more model folders or files; one is enough where there is a ``base``.
         out: The merged folder or file.
-        method: ``average``, ``fisher``, ``wise-ft``, ``task-arithmetic`` or ``ties``.
-        lam: Share of the second of two models (average, fisher: 0.4; wise-ft: 0.5), or scale of the task
-            vectors (task-arithmetic: 0.4; ties: 1).
+        method: ``average``, ``fisher``, ``wise_ft``, ``task_arithmetic`` or ``ties``.
+        lam: Share of the second of two models (average, fisher: 0.4; wise_ft: 0.5), or scale of the task
+            vectors (task_arithmetic: 0.4; ties: 1).
         weights: How much each model counts, instead of ``lam``; for ties beside it.
         fisher: Files of Fisher information, one a model, as :func:`fisher` writes them.
         base: The weights that the models started from: a folder or a file.
@@ -102,7 +102,7 @@ def _refuse(request: MergeRequest, out: Path, force: bool) -> None:
 
 
 def _open(request: MergeRequest) -> Inputs:
-    """Open everything; the base of wise-ft is the first of its two models."""
+    """Open everything; the base of wise_ft is the first of its two models."""
     models = _open_all([*([request.base] if request.base else []), *request.models])
     base = models.pop(0) if request.base and request.method != WISE_FT else None
     fishers = open_fishers(request.fishers, models) if request.fishers else None

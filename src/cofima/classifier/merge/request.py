@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import StrEnum, auto
 from pathlib import Path
 
 from cofima.core.errors import did_you_mean
@@ -14,11 +14,11 @@ from cofima.store.model_folder import CURRENT, is_vacant
 class MergeMethod(StrEnum):
     """Rule by which weights are merged."""
 
-    average = "average"
-    fisher = "fisher"
-    wise_ft = "wise-ft"
-    task_arithmetic = "task-arithmetic"
-    ties = "ties"
+    average = auto()
+    fisher = auto()
+    wise_ft = auto()
+    task_arithmetic = auto()
+    ties = auto()
 
 
 AVERAGE, FISHER, WISE_FT, TASK_ARITHMETIC, TIES = MergeMethod
@@ -89,7 +89,7 @@ class MergeRequest:
         if self.method == WISE_FT and (count, based) not in ((2, False), (1, True)):
             given = f"{count} model{'s' if count != 1 else ''} with{'' if based else 'out'} a base"
             return [
-                f"method = wise-ft: needs the base and one model, in this order or with --base; got {given}"
+                f"method = wise_ft: needs the base and one model, in this order or with --base; got {given}"
             ]
         return [f"method = {self.method}: needs a model"] if count < 1 else []
 
@@ -113,7 +113,7 @@ class MergeRequest:
     def _weights(self, weights: Sequence[float]) -> list[str]:
         shown = " ".join(f"{weight:g}" for weight in weights)
         if self.method == WISE_FT:
-            return ["weights: not for method wise-ft; its share is lam"]
+            return ["weights: not for method wise_ft; its share is lam"]
         if len(weights) != len(self.models):
             return [f"weights = {shown}: {len(weights)} for {len(self.models)} models; give one a model"]
         if not all(math.isfinite(weight) for weight in weights):
@@ -134,7 +134,7 @@ class MergeRequest:
         if self.method in (TASK_ARITHMETIC, TIES) and self.base is None:
             wrong.append(f"method = {self.method}: needs --base, the weights that all models started from")
         if self.method in (AVERAGE, FISHER) and self.base is not None:
-            wrong.append(f"base: not for method {self.method}; name it among the models, or take wise-ft")
+            wrong.append(f"base: not for method {self.method}; name it among the models, or take wise_ft")
         return wrong
 
 

@@ -49,12 +49,14 @@ class Source:
         """Return the training and the test images."""
         return self.train, self.test
 
-    def usable(self, faults: Sequence[Sequence[str]], skip_bad: bool) -> Usable:
+    def usable(self, faults: Sequence[Sequence[str]], skip_unreadable: bool) -> Usable:
         """Refuse unreadable images, or leave them out as long as every class keeps some."""
         pairs = zip([*self.train, *self.test], [fault for block in faults for fault in block], strict=True)
         bad = [(picture.name, fault) for picture, fault in pairs if fault]
-        if bad and not skip_bad:
-            advice = "mend or remove them, or leave them out with data.skip_bad=true (--skip-bad)"
+        if bad and not skip_unreadable:
+            advice = (
+                "mend or remove them, or leave them out with data.skip_unreadable=true (--skip-unreadable)"
+            )
             found = first_problems(f"dataset {self.name}", [f"{name}: {fault}" for name, fault in bad])
             raise CofimaError(f"{found}\n  {advice}")
         train, test = (
@@ -63,7 +65,7 @@ class Source:
         )
         self._refuse_empty(train, test)
         facts = self.facts | {"train": len(train), "test": len(test)}
-        if skip_bad:
+        if skip_unreadable:
             facts["skipped"] = {"images": len(bad), "classes": 0, "first": [name for name, _ in bad[:_SHOWN]]}
         warnings = [f"left out {counted(len(bad), 'unreadable image')}"] if bad else []
         return Usable(self.class_names, train, test, facts, warnings)
@@ -86,7 +88,7 @@ class Source:
         tested = choose_per_class(
             [picture.name for picture in pictures],
             labels,
-            lambda count: share_of(count, options.test_share),
+            lambda count: share_of(count, options.test_fraction),
             options.split_seed,
         )
         # class by class, as they are first met: the order is part of the split's hash

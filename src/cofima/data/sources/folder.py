@@ -41,16 +41,16 @@ class Folder:
         """Return all images in one block."""
         return ([Picture(f"{file.part}/{file.key}", 0, file.path.read_bytes) for file in self.listing.files],)
 
-    def usable(self, faults: Sequence[Sequence[str]], skip_bad: bool) -> Usable:
+    def usable(self, faults: Sequence[Sequence[str]], skip_unreadable: bool) -> Usable:
         """Raise one error with everything that is wrong, or leave out what may be skipped; then split."""
         files = self.listing.files
         bad = [(file, fault) for file, fault in zip(files, faults[0], strict=True) if fault]
-        rows = [row for row, fault in enumerate(faults[0]) if not (fault and skip_bad)]
+        rows = [row for row, fault in enumerate(faults[0]) if not (fault and skip_unreadable)]
         left_out = _left_out(self.listing, [files[row] for row in rows])
         found = [*self.listing.wrong, *spellings(self.listing)]
-        if not skip_bad or len(left_out) == len(self.listing.folders):
+        if not skip_unreadable or len(left_out) == len(self.listing.folders):
             found += left_out.values()
-        if not skip_bad:
+        if not skip_unreadable:
             found += [f"{file.path}: {fault}" for file, fault in bad]
         if found:
             raise first_problems(self.name, found)
@@ -67,7 +67,7 @@ class Folder:
     def source(self) -> Source:
         """Return the folder as a source, as if every image could be read."""
         files = self.listing.files
-        usable = self.usable([[""] * len(files)], self.options.skip_bad)
+        usable = self.usable([[""] * len(files)], self.options.skip_unreadable)
         train, test = (
             [Picture(files[row].name, label, files[row].path.read_bytes) for row, label in part]
             for part in (usable.train, usable.test)
@@ -84,7 +84,7 @@ class Folder:
             tested = choose_per_class(
                 [file.key for file in files],
                 [file.class_name for file in files],
-                lambda count: share_of(count, self.options.test_share),
+                lambda count: share_of(count, self.options.test_fraction),
                 self.options.split_seed,
             )
         places = [(row, number[file.class_name]) for row, file in zip(rows, files, strict=True)]

@@ -42,7 +42,7 @@ def digits(side: int, options: DataOptions) -> Dataset:
     gray = interpolate(gray, size=(side, side), mode="bicubic", antialias=True)
     # three views of one gray channel: a third of the memory
     images = ImageSet(gray.expand(-1, 3, -1, -1), torch.arange(len(labels)), labels)
-    tested = choose_images(images, lambda count: share_of(count, options.test_share), options.split_seed)
+    tested = choose_images(images, lambda count: share_of(count, options.test_fraction), options.split_seed)
     names = tuple(map(str, range(10)))
     return _dataset("digits", names, images, tested, seeded_name(options), seeded_facts(options))
 

@@ -74,7 +74,7 @@ class Listing:
         return replace(self, files=[file for file in self.files if file.class_name in wanted])
 
     def read(
-        self, pixel_format: PixelFormat, *, skip_bad: bool = False, progress: Progress = SILENT
+        self, pixel_format: PixelFormat, *, skip_unreadable: bool = False, progress: Progress = SILENT
     ) -> "LabeledImages":
         """Read the images into memory; unreadable ones are one error, or are left out with a warning."""
         pictures = [Picture(file.name, 0, file.path.read_bytes) for file in self.files]
@@ -84,7 +84,7 @@ class Listing:
         good = [at for at, fault in enumerate(loaded.faults) if not fault]
         left = {self.files[at].class_name for at in good}
         lost = [f"class '{name}': no image of it can be read" for name in self.classes if name not in left]
-        if bad and (not skip_bad or lost):
+        if bad and (not skip_unreadable or lost):
             raise first_problems(str(self.path), lost + bad)
         if bad:
             text = f"{self.path}: left out {counted(len(bad), 'unreadable image')}"

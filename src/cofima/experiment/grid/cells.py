@@ -28,7 +28,7 @@ def reduced(limit: int | None, overrides: Sequence[str]) -> list[str]:
     """
     if limit is None:
         return list(overrides)
-    few = [f"data.limit={limit}", f"data.test_limit={limit}"]
+    few = [f"data.max_train_per_class={limit}", f"data.max_test_per_class={limit}"]
     return [*few, "train.epochs=1", "train.milestones=null", *overrides]
 
 

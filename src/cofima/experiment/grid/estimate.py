@@ -101,19 +101,19 @@ def _tasks(config: Config, classes: int) -> int | None:
     how = config.stream
     if how.groups is not None:
         return len(how.groups)
-    return len(increments(classes, how.first, how.increment)) if how.first <= classes else None
+    return len(increments(classes, how.base_classes, how.increment)) if how.base_classes <= classes else None
 
 
 def _counts(config: Config, images: Images) -> tuple[int, int]:
     """Return how many images are trained and tested on."""
     train, test = images.train, images.test
-    if config.held_out:
-        test = round(config.held_out * train)
+    if config.val_fraction:
+        test = round(config.val_fraction * train)
         train -= test
-    if config.data.limit is not None:
-        train = min(train, config.data.limit * images.classes)
-    if config.data.test_limit is not None:
-        test = min(test, config.data.test_limit * images.classes)
+    if config.data.max_train_per_class is not None:
+        train = min(train, config.data.max_train_per_class * images.classes)
+    if config.data.max_test_per_class is not None:
+        test = min(test, config.data.max_test_per_class * images.classes)
     return train, test
 
 

@@ -57,7 +57,7 @@ def _measure(config: Config, size: int, where: torch.device) -> Speed:
     """Time a few passes at random weights: what they are does not change how long they take."""
     net = backbone.build_empty(config.backbone, size).to(where)
     large = sum(weight.numel() for weight in net.parameters()) > SMALL
-    count = min(config.train.batch, 128 if where.type == "cuda" else 2 if large else 16)
+    count = min(config.train.batch_size, 128 if where.type == "cuda" else 2 if large else 16)
     images = torch.randn(count, 3, size, size, device=where)
     half = torch.autocast(where.type, torch.bfloat16, enabled=config.train.precision == "bf16")
 
@@ -91,7 +91,7 @@ def _time(work: Callable[[], None], where: torch.device, rounds: int = 3) -> flo
 def _size(config: Config) -> int | None:
     """Return the images' side, or None for a backbone that only the hub knows."""
     alias = ALIASES.get(config.backbone)
-    chosen = config.model.size or (alias.size if alias else None)
+    chosen = config.model.img_size or (alias.size if alias else None)
     full = registry.resolve(config.backbone)
     if not timm.is_model(full.partition(".")[0]):
         return None

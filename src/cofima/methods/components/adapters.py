@@ -19,7 +19,7 @@ from cofima.models.head import CosineHead
 from cofima.models.net import Net
 from cofima.training.context import NO_HOOKS, Context, Hooks
 from cofima.training.loop import sgd
-from cofima.training.options import Train
+from cofima.training.options import TrainOptions
 
 Petl = Literal["adapter", "ssf", "vpt", "none"]
 IN_A_BLOCK = ("norm1", "attn", "norm2", "mlp")
@@ -32,7 +32,7 @@ class Adapt(BaseModel):
 
     epochs: Annotated[int, Field(ge=0)] = 20
     """Passes over the first task's images."""
-    batch: Annotated[int, Field(ge=1)] = 48
+    batch_size: Annotated[int, Field(ge=1)] = 48
     """Images per step."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Learning rate at the start; it falls along a cosine, epoch by epoch."""
@@ -49,10 +49,10 @@ class Adapt(BaseModel):
     tokens: Annotated[int, Field(ge=1)] = 5
     """Prompt tokens of each block, for vpt."""
 
-    def train(self, precision: Literal["fp32", "bf16"]) -> Train:
+    def train(self, precision: Literal["fp32", "bf16"]) -> TrainOptions:
         """Return this as the options of the batch loop; all that moves learns at one rate."""
-        same = self.model_dump(include={"epochs", "batch", "lr", "momentum", "weight_decay"})
-        return Train(**same, backbone_lr_scale=1.0, schedule="cosine", precision=precision)
+        same = self.model_dump(include={"epochs", "batch_size", "lr", "momentum", "weight_decay"})
+        return TrainOptions(**same, backbone_lr_scale=1.0, schedule="cosine", precision=precision)
 
 
 class Inserted(nn.Module):

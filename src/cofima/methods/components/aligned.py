@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method
-from cofima.methods.components.alignment import RAW_HEAD, Align, align, task_of_class
+from cofima.methods.components.alignment import RAW_HEAD, AlignOptions, align, task_of_class
 from cofima.methods.components.gaussians import GAUSSIANS, ClassGaussians, Sampler
 from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
@@ -33,7 +33,7 @@ class Aligned(Method):
         alignment: After each task (each_task), or only after the last one planned (end).
     """
 
-    align: Align = field(default_factory=Align)
+    align: AlignOptions = field(default_factory=AlignOptions)
     alignment: Literal["each_task", "end"] = "each_task"
 
     refines: ClassVar[bool] = True

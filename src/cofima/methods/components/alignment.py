@@ -28,14 +28,14 @@ from cofima.training.context import Context
 RAW_HEAD = Entry("raw_head.", axis="class", merge="average")
 
 
-class Align(BaseModel):
+class AlignOptions(BaseModel):
     """How the head is aligned. The defaults are SLCA's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     epochs: Annotated[int, Field(ge=0)] = 5
     """Passes over fresh features; 0 leaves the alignment out."""
-    samples: Annotated[int, Field(ge=1)] = 256
+    samples_per_class: Annotated[int, Field(ge=1)] = 256
     """Features drawn for each class in each epoch; also the batch size."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Learning rate at the start; it falls along a cosine, epoch by epoch."""
@@ -49,7 +49,7 @@ class Align(BaseModel):
     """Shrink a class's covariance where its images are fewer than a quarter of the features' width."""
 
 
-def align(head: Head, gaussians: ClassGaussians, how: Align, context: Context, task: int) -> Head:
+def align(head: Head, gaussians: ClassGaussians, how: AlignOptions, context: Context, task: int) -> Head:
     """Return an aligned copy of ``head``; the head itself stays as it is."""
     aligned = copy.deepcopy(head)
     if how.epochs == 0:
@@ -60,7 +60,8 @@ def align(head: Head, gaussians: ClassGaussians, how: Align, context: Context, t
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.epochs)
     spans = head.spans
     for epoch in context.progress.track(range(how.epochs), how.epochs, "align"):
-        for features, labels in _batches(sampler, len(gaussians), how.samples, context.seeds, task, epoch):
+        drawn = _batches(sampler, len(gaussians), how.samples_per_class, context.seeds, task, epoch)
+        for features, labels in drawn:
             logits = linear(features, flat["weight"], flat["bias"])
             loss = cross_entropy(logits / (logit_norm(logits, spans) * how.temperature), labels)
             optimizer.zero_grad()

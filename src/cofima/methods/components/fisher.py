@@ -48,7 +48,7 @@ def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> W
         how.labels,
         columns=slice(task.classes.start, task.classes.stop) if local else None,
         generator=generator,
-        drawn=_drawn(part, context.train.batch, generator) if distributed.world_size() > 1 else None,
+        drawn=_drawn(part, context.train.batch_size, generator) if distributed.world_size() > 1 else None,
     )
     fisher = {key: part.mean(value) for key, value in fisher.items()}
     if how.norm == "mean":
@@ -61,7 +61,7 @@ def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> W
 def released_fisher(net: Net, task: Task, context: Context) -> Weights:
     """Return what the authors' code computes: squared batch gradients of augmented images, clipped."""
     order = batches(
-        len(task.train), context.train.batch, context.seeds.generator("fisher loader", task.index)
+        len(task.train), context.train.batch_size, context.seeds.generator("fisher loader", task.index)
     )
     part = distributed.current_shard(len(order))  # of the batches: the mean gradient of each is squared
     fisher = diagonal_fisher(net, _augmented(task, context, order, part), estimator="batch", training=True)

@@ -31,7 +31,7 @@ class Prompted(Method):
     What is learnt is held by the network, so that training checks and cleans it as it does the head.
 
     Args:
-        lr: Learning rate of Adam for a batch of 256; it grows and shrinks with ``train.batch``.
+        lr: Learning rate of Adam for a batch of 256; it grows and shrinks with ``train.batch_size``.
         clip: Largest norm of the gradient of a step, which is cut to it.
         gamma: Weight of the pull of keys towards the queries of the images that use their prompts.
     """
@@ -54,7 +54,7 @@ class Prompted(Method):
 
     def optimizer(self) -> Optimizer:
         """Return a new Adam over all that is not frozen."""
-        return adam(moving(self.net), self.lr * self.context.train.batch / 256, self.clip)
+        return adam(moving(self.net), self.lr * self.context.train.batch_size / 256, self.clip)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the local cross-entropy, less ``gamma`` times the similarity of the keys in use."""
