@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision import transforms as tv
 
-from cofima.data import Picture, transforms
+from cofima.data import Sample, transforms
 from cofima.data.image_set import ImageSet
 from cofima.data.loading.loader import load
 from cofima.data.loading.pixel_format import PixelFormat
@@ -62,19 +62,19 @@ def theirs(dataset: str, train: bool) -> tv.Compose:
     return tv.Compose([*first, tv.ToTensor(), normalise])
 
 
-def compare(dataset: str, train: bool, files: list[bytes], pictures: list[Image.Image]) -> str:
+def compare(dataset: str, train: bool, files: list[bytes], samples: list[Image.Image]) -> str:
     """Return a row: images per CPU second of both, and how much faster ours is."""
     transform, view = theirs(dataset, train), transforms.preset_view("slca", dataset, WANTS)
-    if pictures:
-        stored = torch.stack([tv.PILToTensor()(picture) for picture in pictures])
+    if samples:
+        stored = torch.stack([tv.PILToTensor()(picture) for picture in samples])
         view = replace(view, shape=(32, 32))
     else:
-        form = view.form
-        stored = torch.stack([form.keep(Image.open(BytesIO(file)).convert("RGB")) for file in files])
+        form = view.pixel_format
+        stored = torch.stack([form.encode(Image.open(BytesIO(file)).convert("RGB")) for file in files])
     images, chance = ImageSet(stored, torch.arange(BATCH), torch.zeros(BATCH)), torch.Generator()
 
     def plain() -> Tensor:
-        found = pictures or [Image.open(BytesIO(file)).convert("RGB") for file in files]
+        found = samples or [Image.open(BytesIO(file)).convert("RGB") for file in files]
         return torch.stack([transform(picture) for picture in found])
 
     def ours() -> Tensor:
@@ -83,7 +83,7 @@ def compare(dataset: str, train: bool, files: list[bytes], pictures: list[Image.
 
     ratios = [1 / ratio for ratio in interleaved(plain, {"ours": ours}, ROUNDS)["ours"]]
     rates = [BATCH / min(seconds(work) for _ in range(ROUNDS)) for work in (plain, ours)]
-    source = "CIFAR 32 px" if pictures else "JPEG 500 x 375"
+    source = "CIFAR 32 px" if samples else "JPEG 500 x 375"
     what = f"{source}, {'train' if train else 'test'}, {dataset}"
     median, smallest = (cell.strip() for cell in cells(ratios).split("|"))
     return f"| {what} | {rates[0]:,.0f} | {rates[1]:,.0f} | {median} | {smallest} |"
@@ -92,13 +92,13 @@ def compare(dataset: str, train: bool, files: list[bytes], pictures: list[Image.
 def storing(files: list[bytes]) -> float:
     """Return what storing an image once costs, in units of one training transform of the file."""
     transform, form = theirs("imagenet_r", True), PixelFormat(256, 224, 300)
-    pictures = [Picture(str(n), 0, lambda file=file: file) for n, file in enumerate(files)]
+    samples = [Sample(str(n), 0, lambda file=file: file) for n, file in enumerate(files)]
 
     def plain() -> None:
         for file in files:
             transform(Image.open(BytesIO(file)).convert("RGB"))
 
-    found = interleaved(plain, {"store": lambda: load(pictures, form)}, ROUNDS)["store"]
+    found = interleaved(plain, {"store": lambda: load(samples, form)}, ROUNDS)["store"]
     return sorted(found)[len(found) // 2]
 
 
@@ -108,7 +108,7 @@ def differences(photos: list[Image.Image]) -> dict[str, float]:
     for number, photo in enumerate(photos):
         shape = torch.tensor([[photo.height, photo.width]])
         chance = torch.Generator().manual_seed(number)
-        whole, shapes = form.trained(form.keep(photo)[None])
+        whole, shapes = form.decode_train(form.encode(photo)[None])
         for _ in range(max(1, 100 // len(photos))):
             box = crop_boxes(shape, 0.08, chance)
             exact = resized(photo, box, BICUBIC)
@@ -147,7 +147,7 @@ def epoch(files: list[bytes]) -> str:
         paths = [Path(folder) / f"{n}.jpg" for n in range(BATCH)]
         for path, file in zip(paths, files, strict=True):
             path.write_bytes(file)
-        stored = load([Picture(path.name, 0, path.read_bytes) for path in paths], view.form)
+        stored = load([Sample(path.name, 0, path.read_bytes) for path in paths], view.pixel_format)
 
         def step(images: Tensor) -> None:
             net(images).logsumexp(1).mean().backward()

@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from cofima.data.loading.decoder import BadImageError, decode, decode_file
-from cofima.data.loading.pixel_format import fit
+from cofima.data.loading.pixel_format import center_square
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -176,7 +176,7 @@ def test_fit_is_resize_and_centre_crop(size: tuple[int, int]) -> None:
     image = photo(*size)
     resized = Resize(64, InterpolationMode.BICUBIC, antialias=True)(image)
     expected = torch.from_numpy(np.array(CenterCrop(64)(resized))).permute(2, 0, 1)
-    got = fit(image, 64)
+    got = center_square(image, 64)
     assert got.shape == (3, 64, 64)
     assert got.is_contiguous()
     difference = (got.int() - expected.int()).abs()
@@ -184,4 +184,4 @@ def test_fit_is_resize_and_centre_crop(size: tuple[int, int]) -> None:
 
 
 def test_fit_of_a_thread_costs_no_more_than_its_crop() -> None:
-    assert fit(Image.new("RGB", (1_000_000, 1), (1, 2, 3)), 64)[:, 5, 5].tolist() == [1, 2, 3]
+    assert center_square(Image.new("RGB", (1_000_000, 1), (1, 2, 3)), 64)[:, 5, 5].tolist() == [1, 2, 3]

@@ -17,7 +17,7 @@ from cofima.data import Dataset
 from cofima.data.datasets import DataOptions, find, load
 from cofima.data.loading import loader
 from cofima.data.loading.decoder import decode_file
-from cofima.data.loading.pixel_format import fit
+from cofima.data.loading.pixel_format import center_square
 
 CALTECH = Path(__file__).parents[3] / "shared" / "data" / "caltech101"
 SIDE = 8
@@ -76,7 +76,7 @@ def test_given_split_is_kept(tmp_path: Path, test: str) -> None:
 def test_pixels_are_the_fitted_files_in_order_of_name(tmp_path: Path) -> None:
     dataset = read(given(tmp_path))
     files = sorted((tmp_path / "train").glob("*/*.png"))
-    expected = torch.stack([fit(decode_file(file), SIDE) for file in files])
+    expected = torch.stack([center_square(decode_file(file), SIDE) for file in files])
     assert torch.equal(dataset.train.batch(torch.arange(7))[0], expected)
 
 

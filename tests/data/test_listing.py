@@ -37,7 +37,7 @@ def test_pixels_and_labels_are_those_of_the_files(tmp_path: Path) -> None:
     read = find_images(folder(tmp_path, cat=2, dog=3)).read(SQUARE)
     images = read.images(["dog", "bird", "cat"])
     assert images.labels.tolist() == [2, 2, 0, 0, 0]
-    expected = torch.stack([SQUARE.keep(decode_file(file.path)) for file in read.files])
+    expected = torch.stack([SQUARE.encode(decode_file(file.path)) for file in read.files])
     assert torch.equal(images.batch(torch.arange(5))[0], expected)
 
 

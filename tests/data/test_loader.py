@@ -15,11 +15,11 @@ from PIL import Image
 
 from cofima.core.errors import CofimaError
 from cofima.core.progress import Progress
-from cofima.data import Picture
+from cofima.data import Sample
 from cofima.data.image_set import ImageSet
 from cofima.data.loading import cache, loader
 from cofima.data.loading.decoder import BadImageError
-from cofima.data.loading.loader import Loaded, decoded, load, load_small
+from cofima.data.loading.loader import Loaded, decode_all, load, load_small
 from cofima.data.loading.pixel_format import PixelFormat
 
 FORM = PixelFormat(side=16, size=14, whole=19)
@@ -49,19 +49,19 @@ def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> list[Picture]:
+def samples(tmp_path: Path) -> list[Sample]:
     return [picture(tmp_path / "images" / f"{number}.png", number) for number in range(10)]
 
 
-def picture(path: Path, number: int) -> Picture:
+def picture(path: Path, number: int) -> Sample:
     path.parent.mkdir(exist_ok=True)
     values = np.random.RandomState(number).randint(0, 256, (20 + number, 25, 3), np.uint8)
     Image.fromarray(values).save(path)
-    return Picture(path.name, number % 2, path.read_bytes)
+    return Sample(path.name, number % 2, path.read_bytes)
 
 
-def in_memory(pictures: list[Picture], form: PixelFormat = FORM) -> torch.Tensor:
-    return torch.stack([form.keep(Image.open(one.read.__self__).convert("RGB")) for one in pictures])  # type: ignore[attr-defined]
+def in_memory(samples: list[Sample], form: PixelFormat = FORM) -> torch.Tensor:
+    return torch.stack([form.encode(Image.open(one.read.__self__).convert("RGB")) for one in samples])  # type: ignore[attr-defined]
 
 
 def built(place: Path) -> Path:
@@ -69,47 +69,47 @@ def built(place: Path) -> Path:
     return folder
 
 
-def test_a_cache_holds_the_pixels_that_memory_would(pictures: list[Picture], on_disk: Path) -> None:
-    got = load(pictures, FORM)
-    assert torch.equal(got.pixels, in_memory(pictures))
+def test_a_cache_holds_the_pixels_that_memory_would(samples: list[Sample], on_disk: Path) -> None:
+    got = load(samples, FORM)
+    assert torch.equal(got.pixels, in_memory(samples))
     assert got.faults == [""] * 10
     assert len(set(got.hashes)) == 10
     assert (built(on_disk) / cache.PIXELS).stat().st_size == 10 * FORM.bytes
     assert {file.name for file in built(on_disk).iterdir()} == {cache.PIXELS, cache.INDEX}
 
 
-def test_a_second_look_reads_no_picture(pictures: list[Picture]) -> None:
-    first, listener = load(pictures, FORM), Listener()
-    again = load(pictures, FORM, progress=listener)
+def test_a_second_look_reads_no_picture(samples: list[Sample]) -> None:
+    first, listener = load(samples, FORM), Listener()
+    again = load(samples, FORM, progress=listener)
     assert listener.read == 0
     assert torch.equal(first.pixels, again.pixels)
     assert (first.hashes, first.faults) == (again.hashes, again.faults)
 
 
-def test_size_and_place_are_said_first(pictures: list[Picture], on_disk: Path) -> None:
+def test_size_and_place_are_said_first(samples: list[Sample], on_disk: Path) -> None:
     listener = Listener()
-    load(pictures, FORM, progress=listener)
+    load(samples, FORM, progress=listener)
     assert listener.said[0].startswith("10 images, 0.0 GB, are kept in ")
     assert str(on_disk) in listener.said[0]
 
 
-def test_writing_to_the_pixels_does_not_change_the_cache(pictures: list[Picture]) -> None:
-    before = load(pictures, FORM).pixels.clone()
-    load(pictures, FORM).pixels[:] = 0
-    assert torch.equal(load(pictures, FORM).pixels, before)
+def test_writing_to_the_pixels_does_not_change_the_cache(samples: list[Sample]) -> None:
+    before = load(samples, FORM).pixels.clone()
+    load(samples, FORM).pixels[:] = 0
+    assert torch.equal(load(samples, FORM).pixels, before)
 
 
-def test_another_form_file_or_name_is_another_cache(pictures: list[Picture], on_disk: Path) -> None:
-    load(pictures, FORM)
-    load(pictures, PixelFormat(16))
-    changed = picture(pictures[3].read.__self__, 77)  # type: ignore[attr-defined]
-    assert torch.equal(load(pictures, FORM).pixels, in_memory(pictures))
-    load([*pictures[:3], changed, Picture("other", 0, pictures[4].read), *pictures[5:]], FORM)
+def test_another_form_file_or_name_is_another_cache(samples: list[Sample], on_disk: Path) -> None:
+    load(samples, FORM)
+    load(samples, PixelFormat(16))
+    changed = picture(samples[3].read.__self__, 77)  # type: ignore[attr-defined]
+    assert torch.equal(load(samples, FORM).pixels, in_memory(samples))
+    load([*samples[:3], changed, Sample("other", 0, samples[4].read), *samples[5:]], FORM)
     assert len([one for one in on_disk.iterdir() if one.is_dir()]) == 4
 
 
 @pytest.mark.parametrize("after", [0, 2, 3, 7])
-def test_a_build_that_was_cut_off_goes_on(pictures: list[Picture], after: int, on_disk: Path) -> None:
+def test_a_build_that_was_cut_off_goes_on(samples: list[Sample], after: int, on_disk: Path) -> None:
     class CutOffError(Exception):
         pass
 
@@ -121,20 +121,20 @@ def test_a_build_that_was_cut_off_goes_on(pictures: list[Picture], after: int, o
                 yield item
 
     with pytest.raises(CutOffError):
-        load(pictures, FORM, progress=Cutting())
+        load(samples, FORM, progress=Cutting())
     assert not (built(on_disk) / cache.INDEX).exists()
     listener = Listener()
-    got = load(pictures, FORM, progress=listener)
+    got = load(samples, FORM, progress=listener)
     assert listener.read == 10 - after // 3 * 3  # whole pieces are not read again
-    assert torch.equal(got.pixels, in_memory(pictures))
+    assert torch.equal(got.pixels, in_memory(samples))
     assert all(got.hashes)
 
 
 @pytest.mark.parametrize("damage", ["half a line", "foreign", "pixels"])
 def test_what_the_journal_cannot_vouch_for_is_read_again(
-    pictures: list[Picture], damage: str, on_disk: Path
+    samples: list[Sample], damage: str, on_disk: Path
 ) -> None:
-    expected = load(pictures, FORM)
+    expected = load(samples, FORM)
     folder = built(on_disk)
     found = list(zip(expected.hashes, expected.faults, strict=True))
     rows = expected.pixels.numpy()
@@ -151,9 +151,9 @@ def test_what_the_journal_cannot_vouch_for_is_read_again(
         lines[1] = lines[1][:20] if damage == "half a line" else '{"found": 3}'
     (folder / cache.JOURNAL).write_text("\n".join(lines))
     listener = Listener()
-    got = load(pictures, FORM, progress=listener)
+    got = load(samples, FORM, progress=listener)
     assert "3 of 10 images were read before" in listener.said[1]
-    assert torch.equal(got.pixels, in_memory(pictures))
+    assert torch.equal(got.pixels, in_memory(samples))
 
 
 def in_a_child(work: Callable[[], object]) -> int:
@@ -169,25 +169,25 @@ def in_a_child(work: Callable[[], object]) -> int:
         os._exit(0)
 
 
-def test_killed_from_outside(pictures: list[Picture]) -> None:
+def test_killed_from_outside(samples: list[Sample]) -> None:
     class Deadly(type(Path())):  # type: ignore[misc]
         def read_bytes(self) -> bytes:
             os.kill(os.getpid(), signal.SIGKILL)
             return b""
 
-    deadly = [*pictures]
-    deadly[7] = Picture("7.png", 1, Deadly(pictures[7].read.__self__).read_bytes)  # type: ignore[attr-defined]
+    deadly = [*samples]
+    deadly[7] = Sample("7.png", 1, Deadly(samples[7].read.__self__).read_bytes)  # type: ignore[attr-defined]
     _, status = os.waitpid(in_a_child(lambda: load(deadly, FORM)), 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
     listener = Listener()
-    got = load(pictures, FORM, progress=listener)
+    got = load(samples, FORM, progress=listener)
     assert listener.read == 4  # two pieces of three were on disk
-    assert torch.equal(got.pixels, in_memory(pictures))
+    assert torch.equal(got.pixels, in_memory(samples))
 
 
 @pytest.mark.parametrize("damage", ["index", "empty index", "short", "long", "gone"])
-def test_a_damaged_cache_is_built_again(pictures: list[Picture], damage: str, on_disk: Path) -> None:
-    load(pictures, FORM)
+def test_a_damaged_cache_is_built_again(samples: list[Sample], damage: str, on_disk: Path) -> None:
+    load(samples, FORM)
     folder = built(on_disk)
     index, pixels = folder / cache.INDEX, folder / cache.PIXELS
     if damage == "index":
@@ -199,32 +199,32 @@ def test_a_damaged_cache_is_built_again(pictures: list[Picture], damage: str, on
     else:
         pixels.write_bytes(pixels.read_bytes()[:-1] if damage == "short" else pixels.read_bytes() + b"x")
     listener = Listener()
-    got = load(pictures, FORM, progress=listener)
+    got = load(samples, FORM, progress=listener)
     assert any("damaged" in line and "built again" in line for line in listener.said)
     assert listener.read == 10
-    assert torch.equal(got.pixels, in_memory(pictures))
+    assert torch.equal(got.pixels, in_memory(samples))
 
 
 def test_a_full_disk_is_told_before_any_work(
-    pictures: list[Picture], on_disk: Path, monkeypatch: pytest.MonkeyPatch
+    samples: list[Sample], on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=10 * FORM.bytes - 1)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(CofimaError, match=r"needs 0.0 GB for 10 images, and 0.0 GB are free .* COFIMA_CACHE"):
-        load(pictures, FORM)
+        load(samples, FORM)
     assert not on_disk.exists()
 
 
 def test_a_place_that_cannot_be_written_is_told(
-    pictures: list[Picture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache.os, "access", lambda *_: False)
     with pytest.raises(CofimaError, match=r"may not be written to; set COFIMA_CACHE"):
-        load(pictures, FORM)
+        load(samples, FORM)
 
 
 def test_an_error_while_writing_keeps_what_is_done(
-    pictures: list[Picture], monkeypatch: pytest.MonkeyPatch
+    samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -232,49 +232,49 @@ def test_an_error_while_writing_keeps_what_is_done(
     with monkeypatch.context() as patch:
         patch.setattr(cache.os, "posix_fallocate", full)
         with pytest.raises(CofimaError, match="No space left on device"):
-            load(pictures, FORM)
-    assert torch.equal(load(pictures, FORM).pixels, in_memory(pictures))
+            load(samples, FORM)
+    assert torch.equal(load(samples, FORM).pixels, in_memory(samples))
 
 
-def test_two_processes_at_once_read_once(pictures: list[Picture], tmp_path: Path) -> None:
+def test_two_processes_at_once_read_once(samples: list[Sample], tmp_path: Path) -> None:
     def work(name: str) -> None:
         listener = Listener()
-        got = load(pictures, FORM, progress=listener)
+        got = load(samples, FORM, progress=listener)
         (tmp_path / name).write_text(f"{listener.read} {int(got.pixels.long().sum())}")
 
     for child in [in_a_child(lambda name=name: work(name)) for name in "ab"]:  # type: ignore[misc]
         os.waitpid(child, 0)
     said = sorted((tmp_path / name).read_text().split() for name in "ab")
-    right = str(int(in_memory(pictures).long().sum()))
+    right = str(int(in_memory(samples).long().sum()))
     assert said == [["0", right], ["10", right]]
 
 
 def test_faults_are_found_and_a_cache_with_faults_is_kept_only_if_they_are_skipped(
-    pictures: list[Picture], tmp_path: Path, on_disk: Path
+    samples: list[Sample], tmp_path: Path, on_disk: Path
 ) -> None:
     (tmp_path / "images" / "4.png").write_bytes(b"no image")
-    got = load(pictures, FORM)
+    got = load(samples, FORM)
     assert [place for place, fault in enumerate(got.faults) if fault] == [4]
     assert "not an image" in got.faults[4]
     assert not [one for one in on_disk.iterdir() if one.is_dir()]
-    assert load(pictures, FORM, despite_faults=True).faults == got.faults
+    assert load(samples, FORM, despite_faults=True).faults == got.faults
     listener = Listener()
-    assert load(pictures, FORM, despite_faults=True, progress=listener).faults == got.faults
+    assert load(samples, FORM, despite_faults=True, progress=listener).faults == got.faults
     assert listener.read == 0
 
 
 def test_pictures_that_are_no_files_are_known_by_their_content(on_disk: Path) -> None:
     arrays = [np.random.RandomState(n).randint(0, 256, (70, 80, 3), np.uint8) for n in range(3)]
-    made = [Picture(str(n), 0, lambda n=n: arrays[n]) for n in range(3)]  # type: ignore[misc]
+    made = [Sample(str(n), 0, lambda n=n: arrays[n]) for n in range(3)]  # type: ignore[misc]
     first = load(made, FORM).pixels.clone()
     arrays[1] = 255 - arrays[1]
     second = load(made, FORM).pixels
     assert [torch.equal(a, b) for a, b in zip(first, second, strict=True)] == [True, False, True]
 
 
-def arrays_of(*shapes: tuple[int, ...]) -> list[Picture]:
+def arrays_of(*shapes: tuple[int, ...]) -> list[Sample]:
     values = [np.random.RandomState(n).randint(0, 256, shape, np.uint8) for n, shape in enumerate(shapes)]
-    return [Picture(str(n), 0, lambda one=one: one) for n, one in enumerate(values)]  # type: ignore[misc]
+    return [Sample(str(n), 0, lambda one=one: one) for n, one in enumerate(values)]  # type: ignore[misc]
 
 
 def test_small_images_of_one_shape_stay_as_they_are(on_disk: Path) -> None:
@@ -300,20 +300,20 @@ def test_arrays_that_are_no_pictures_are_faults() -> None:
     assert got.faults[1:] == ["", "", ""]
 
 
-def test_the_fingerprint_follows_content_labels_and_order(pictures: list[Picture]) -> None:
+def test_the_fingerprint_follows_content_labels_and_order(samples: list[Sample]) -> None:
     def of(got: Loaded, rows: list[int], labels: list[int]) -> str:
         return got.fingerprint(ImageSet(got.pixels, torch.tensor(rows), torch.tensor(labels)))
 
-    got = load(pictures, FORM)
+    got = load(samples, FORM)
     prints = {
         of(got, [0, 1], [0, 1]),
         of(got, [1, 0], [0, 1]),
         of(got, [0, 1], [1, 0]),
         of(got, [0], [0]),
-        of(load(pictures, PixelFormat(16)), [0, 1], [0, 1]),
+        of(load(samples, PixelFormat(16)), [0, 1], [0, 1]),
     }
     assert len(prints) == 5
-    assert of(load(pictures, FORM), [0, 1], [0, 1]) in prints
+    assert of(load(samples, FORM), [0, 1], [0, 1]) in prints
 
 
 def test_files_and_images_in_memory_are_decoded_in_order_and_only_a_little_ahead(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_files_and_images_in_memory_are_decoded_in_order_and_only_a_little_ahead
                 number % 3
             ]
 
-    found = decoded(images(), PixelFormat(8))
+    found = decode_all(images(), PixelFormat(8))
     first = [next(found) for _ in range(5)]
     assert len(asked) < 100
     assert [one.name for one in first[:3]] == [
@@ -344,4 +344,4 @@ def test_files_and_images_in_memory_are_decoded_in_order_and_only_a_little_ahead
 
 def test_a_wrong_array_is_an_error_where_a_wrong_file_is_a_fault() -> None:
     with pytest.raises(BadImageError, match=r"must be \[H, W\]"):
-        list(decoded([np.zeros((4, 4, 7), np.uint8)], PixelFormat(8)))
+        list(decode_all([np.zeros((4, 4, 7), np.uint8)], PixelFormat(8)))

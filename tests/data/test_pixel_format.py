@@ -21,22 +21,22 @@ def photo(width: int, height: int, seed: int = 0) -> Image.Image:
 def test_the_tested_picture_is_torchvisions_bit_for_bit(shape: tuple[int, int]) -> None:
     image = photo(*shape)
     expected = tv.Compose([tv.Resize(32, BICUBIC), tv.CenterCrop(28), tv.PILToTensor()])(image)
-    assert torch.equal(FORM.tested(FORM.keep(image)[None])[0], expected)
+    assert torch.equal(FORM.decode_test(FORM.encode(image)[None])[0], expected)
 
 
 def test_at_the_size_of_the_paper() -> None:
     image, form = photo(500, 375), PixelFormat(256, 224, 300)
     expected = tv.Compose([tv.Resize(256, BICUBIC), tv.CenterCrop(224), tv.PILToTensor()])(image)
-    row = form.keep(image)[None]
-    assert torch.equal(form.tested(row)[0], expected)
+    row = form.encode(image)[None]
+    assert torch.equal(form.decode_test(row)[0], expected)
     squeezed = tv.Compose([tv.Resize((300, 300), BICUBIC), tv.PILToTensor()])(image)
-    assert torch.equal(form.trained(row)[0][0], squeezed)
+    assert torch.equal(form.decode_train(row)[0][0], squeezed)
 
 
 @pytest.mark.parametrize("shape", [(64, 50), (50, 64), (70_000, 1)])
 def test_the_trained_picture_is_the_whole_squeezed_and_knows_its_shape(shape: tuple[int, int]) -> None:
     image = photo(*shape)
-    pictures, shapes = FORM.trained(FORM.keep(image)[None])
+    pictures, shapes = FORM.decode_train(FORM.encode(image)[None])
     expected = tv.Compose([tv.Resize((38, 38), BICUBIC), tv.PILToTensor()])(image)
     assert torch.equal(pictures[0], expected)
     assert shapes.tolist() == [[shape[1], shape[0]]]
@@ -52,11 +52,11 @@ def test_images_that_are_only_tested_take_less_room_and_are_seen_alike() -> None
     less = PixelFormat(32, 28, 38, only_tested=True)
     image = photo(60, 44)
     assert less.bytes == FORM.bytes - 3 * 38**2
-    assert torch.equal(FORM.tested(less.keep(image)[None]), FORM.tested(FORM.keep(image)[None]))
+    assert torch.equal(FORM.decode_test(less.encode(image)[None]), FORM.decode_test(FORM.encode(image)[None]))
 
 
 @pytest.mark.parametrize("form", [FORM, PixelFormat(32), PixelFormat(32, 28, 38, only_tested=True)])
 def test_what_is_kept_has_the_shape_that_is_said(form: PixelFormat) -> None:
-    kept = form.keep(photo(40, 50))
+    kept = form.encode(photo(40, 50))
     assert (tuple(kept.shape), kept.dtype) == (form.shape, torch.uint8)
     assert kept.numel() == form.bytes

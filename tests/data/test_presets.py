@@ -55,7 +55,9 @@ def test_photographs_are_tested_exactly_as_published(
     for shape in [(500, 375), (240, 320)]:
         image = photo(*shape)
         expected = tv.Compose([*TEST, normalise])(image)
-        torch.testing.assert_close(view.test(view.form.keep(image)[None])[0], expected, rtol=1e-6, atol=2e-6)
+        torch.testing.assert_close(
+            view.test(view.pixel_format.encode(image)[None])[0], expected, rtol=1e-6, atol=2e-6
+        )
 
 
 @pytest.mark.parametrize(("preset", "normalise"), [("slca", CIFAR), ("pilot", PLAIN)])
@@ -72,7 +74,7 @@ def test_cifar_is_tested_as_published_to_within_rounding(preset: Preset, normali
 def test_timm_takes_everything_from_the_backbone() -> None:
     view = transforms.preset_view("timm", "cub200", replace(WANTS, interpolation="bilinear"))
     assert view == View(224, 248, HALF, HALF, flip=True, crop=0.5, interpolation="bilinear")
-    assert view.form.shape == (3, 248, 248)
+    assert view.pixel_format.shape == (3, 248, 248)
 
 
 def test_the_paper_decides_the_default() -> None:
@@ -106,9 +108,9 @@ def test_images_that_may_not_be_mirrored_are_not() -> None:
 
 def test_the_user_has_the_last_word() -> None:
     view = transforms.preset_view("slca", "cub200", WANTS)
-    changed = transforms.overridden(view, False, 0.3)
+    changed = transforms.override(view, False, 0.3)
     assert (changed.flip, changed.crop, changed.window) == (False, 0.3, False)
-    assert transforms.overridden(view, None, None) == view
+    assert transforms.override(view, None, None) == view
 
 
 def test_every_window_is_a_crop_of_the_squeezed_image_and_all_places_come() -> None:
@@ -122,7 +124,7 @@ def test_every_window_is_a_crop_of_the_squeezed_image_and_all_places_come() -> N
         for top in range(11)
         for left in range(11)
     }
-    seen = view.train(view.form.keep(image).repeat(1500, 1), generator())
+    seen = view.train(view.pixel_format.encode(image).repeat(1500, 1), generator())
     places = [windows[one.contiguous().numpy().tobytes()] for one in seen]
     assert len(set(places)) == 121
     counts = np.bincount([top for top, _ in places], minlength=11)
@@ -182,7 +184,7 @@ def test_boxes_keep_their_place_when_an_image_is_squeezed() -> None:
 def test_random_crops_of_what_is_kept_are_close_to_those_of_the_original() -> None:
     view = replace(transforms.preset_view("slca", "imagenet_r", WANTS), flip=False)
     image = photo(25, 19).resize((500, 375), Image.Resampling.BICUBIC)  # as smooth as photographs are
-    seen = grey_levels(view, view.train(view.form.keep(image).repeat(6, 1), generator(5)))
+    seen = grey_levels(view, view.train(view.pixel_format.encode(image).repeat(6, 1), generator(5)))
     boxes = crop_boxes(torch.tensor([375, 500]).expand(6, 2), 0.08, generator(5))
     for one, (top, left, height, width) in zip(seen, boxes.tolist(), strict=True):
         expected = tv.functional.resized_crop(image, top, left, height, width, [224, 224], BICUBIC)
@@ -206,7 +208,10 @@ def test_brightness_is_that_of_torchvision() -> None:
 
 def test_the_generator_alone_decides_in_every_preset() -> None:
     rows = torch.stack(
-        [transforms.preset_view("slca", "cub200", SMALL).form.keep(photo(50, 40, i)) for i in range(4)]
+        [
+            transforms.preset_view("slca", "cub200", SMALL).pixel_format.encode(photo(50, 40, i))
+            for i in range(4)
+        ]
     )
     for preset, dataset in (("slca", "cub200"), ("slca", "imagenet_r"), ("pilot", "cub200")):
         view = transforms.preset_view(preset, dataset, SMALL)
@@ -221,13 +226,16 @@ def test_the_generator_alone_decides_in_every_preset() -> None:
 
 def test_squares_are_tested_like_rows() -> None:
     """A model that learned from rows predicts from squares, as they are made of a single file."""
-    from cofima.data.loading.pixel_format import fit
+    from cofima.data.loading.pixel_format import center_square
 
     view, image = transforms.preset_view("slca", "cub200", SMALL), photo(50, 40)
-    rows, squares = view.test(view.form.keep(image)[None]), view.test(fit(image, view.stored)[None])
+    rows, squares = (
+        view.test(view.pixel_format.encode(image)[None]),
+        view.test(center_square(image, view.stored)[None]),
+    )
     assert (grey_levels(view, rows) - grey_levels(view, squares)).abs().max() < 2.01
     with pytest.raises(ValueError, match="expected uint8"):
-        view.train(fit(image, view.stored)[None], generator())
+        view.train(center_square(image, view.stored)[None], generator())
 
 
 def test_windows_are_cut_within_the_image() -> None:

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from cofima.core.errors import CofimaError, CofimaWarning
-from cofima.data import Picture, Source, transforms
+from cofima.data import Sample, Source, transforms
 from cofima.data.datasets import read
 from cofima.data.loading.decoder import decode_file
 from cofima.data.loading.pixel_format import PixelFormat
@@ -18,10 +18,10 @@ from cofima.data.transforms import InputDefaults
 FORM = PixelFormat(side=16, size=14, whole=19)
 
 
-def picture(path: Path, label: int, seed: int) -> Picture:
+def picture(path: Path, label: int, seed: int) -> Sample:
     values = np.random.RandomState(seed).randint(0, 256, (20, 25 + seed % 5, 3), np.uint8)
     Image.fromarray(values).save(path)
-    return Picture(path.name, label, path.read_bytes)
+    return Sample(path.name, label, path.read_bytes)
 
 
 def source_of(folder: Path, train: int = 6, test: int = 4) -> Source:
@@ -32,12 +32,12 @@ def source_of(folder: Path, train: int = 6, test: int = 4) -> Source:
 def test_pixels_labels_and_facts(tmp_path: Path) -> None:
     source = source_of(tmp_path)
     dataset = read(source, FORM)
-    for part, pictures in ((dataset.train, source.train), (dataset.test, source.test)):
+    for part, samples in ((dataset.train, source.train), (dataset.test, source.test)):
         pixels, labels = part.batch(torch.arange(len(part)))
-        images = [decode_file(tmp_path / one.name) for one in pictures]
-        expected = torch.stack([FORM.tested(FORM.keep(image)[None])[0] for image in images])
-        assert torch.equal(FORM.tested(pixels), expected)
-        assert labels.tolist() == [one.label for one in pictures]
+        images = [decode_file(tmp_path / one.name) for one in samples]
+        expected = torch.stack([FORM.decode_test(FORM.encode(image)[None])[0] for image in images])
+        assert torch.equal(FORM.decode_test(pixels), expected)
+        assert labels.tolist() == [one.label for one in samples]
     assert dataset.train.pixels.shape[1] > dataset.test.pixels.shape[1]  # tests need no training picture
     assert (dataset.flip, dataset.crop, dataset.class_names) == (True, 0.5, ("a", "b"))
     facts = dataset.facts
@@ -56,8 +56,8 @@ def test_the_fingerprint_follows_the_images(tmp_path: Path) -> None:
 def test_the_whole_stream_may_be_held_out(tmp_path: Path) -> None:
     """Training images are tested on, and seen as test images are."""
     view = transforms.preset_view("slca", "cub200", InputDefaults(14, 0.9, (0.5,) * 3, (0.5,) * 3, "bicubic"))  # type: ignore[arg-type]
-    assert view.form == PixelFormat(16, 14, 19)
-    dataset = read(source_of(tmp_path), view.form)
+    assert view.pixel_format == PixelFormat(16, 14, 19)
+    dataset = read(source_of(tmp_path), view.pixel_format)
     task = split(dataset, 2, 2, None).held_out(0.4, 0)[0]
     assert view.test(task.test.batch(torch.arange(len(task.test)))[0]).shape == (len(task.test), 3, 14, 14)
     assert view.test(dataset.test.batch(torch.arange(4))[0]).shape == (4, 3, 14, 14)
@@ -94,7 +94,7 @@ def test_copies_of_training_images_are_counted(tmp_path: Path) -> None:
 
 def test_small_arrays_stay_small_in_both_parts() -> None:
     pixels = np.random.RandomState(0).randint(0, 256, (6, 8, 8, 3), np.uint8)
-    made = [Picture(str(n), n % 2, lambda n=n: pixels[n]) for n in range(6)]  # type: ignore[misc]
+    made = [Sample(str(n), n % 2, lambda n=n: pixels[n]) for n in range(6)]  # type: ignore[misc]
     dataset = read(Source("s", "v", ("a", "b"), made[:4], made[4:], False, 1.0, {}), FORM)
     assert dataset.train.pixels.shape == (4, 3, 8, 8)
     assert dataset.test.pixels.shape == (2, 3, 8, 8)

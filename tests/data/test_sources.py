@@ -67,9 +67,9 @@ def test_a_dataset_becomes_tensors(dataset: str, layout: str, make, tmp_path: Pa
     assert loaded.name == dataset
     assert loaded.class_names == source.class_names
     assert (len(loaded.train), len(loaded.test)) == (len(source.train), len(source.test))
-    for part, pictures in ((loaded.train, source.train), (loaded.test, source.test)):
+    for part, samples in ((loaded.train, source.train), (loaded.test, source.test)):
         _, labels = part.batch(torch.arange(len(part)))
-        assert labels.tolist() == [picture.label for picture in pictures]
+        assert labels.tolist() == [picture.label for picture in samples]
     assert loaded.facts["split_hash"] == source.facts["split_hash"]
 
 
@@ -195,8 +195,8 @@ def test_birds_are_split_by_the_official_list(make, tmp_path: Path) -> None:
 def test_one_split_has_one_hash_in_every_layout(make, photograph, tmp_path: Path) -> None:
     make("cub200", "raw", tmp_path / "raw")
     raw = find("cub200", tmp_path / "raw")
-    for part, pictures in (("train", raw.train), ("val", raw.test)):
-        for picture in pictures:
+    for part, samples in (("train", raw.train), ("val", raw.test)):
+        for picture in samples:
             path = tmp_path / "folders" / "cub_200" / part / picture.name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(picture.read())
@@ -215,10 +215,10 @@ def test_folders_are_numbered_as_torchvision_does(
 ) -> None:
     make(dataset, "folders", tmp_path)
     source = find(dataset, tmp_path)
-    for part, pictures in (("train", source.train), (test, source.test)):
+    for part, samples in (("train", source.train), (test, source.test)):
         oracle = ImageFolder(str(tmp_path / home / part))
         assert tuple(oracle.classes) == source.class_names
-        found = [(Path(picture.name).name, picture.label) for picture in pictures]
+        found = [(Path(picture.name).name, picture.label) for picture in samples]
         assert found == [(Path(path).name, label) for path, label in oracle.samples]
 
 

@@ -27,8 +27,8 @@ def find(root: Path, **more: Any) -> Source:
     return sources.find("imagenet_r", DataOptions(root=root, **more))
 
 
-def names(pictures: Any) -> list[str]:
-    return [picture.name for picture in pictures]
+def names(samples: Any) -> list[str]:
+    return [picture.name for picture in samples]
 
 
 def test_a_manifest_says_everything_and_gives_the_same_split_again(renditions: Path) -> None:

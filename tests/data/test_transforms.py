@@ -8,7 +8,7 @@ from torchvision import transforms as tv
 from torchvision.transforms.functional import resized_crop
 
 from cofima.data import View
-from cofima.data.loading.pixel_format import fit
+from cofima.data.loading.pixel_format import center_square
 from cofima.data.transforms import crop_and_resize, crop_boxes, stored_side
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -38,7 +38,7 @@ def test_test_view_is_resize_and_centre_crop_of_the_original(
     image, stored = photo(*shape), stored_side(size, crop_pct)
     expected = tv.Compose([tv.Resize(stored, BICUBIC, antialias=True), tv.CenterCrop(size), tv.PILToTensor()])
     view = View(size, stored, (0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
-    got = view.test(fit(image, stored)[None])[0]
+    got = view.test(center_square(image, stored)[None])[0]
     assert got.shape == (3, size, size)
     difference = (got - expected(image)).abs()
     assert difference.max() <= 2.01  # rows or columns first: 8-bit rounding in between differs
@@ -75,7 +75,7 @@ def test_flip_mirrors_about_half_of_the_images_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 def test_each_crop_is_torchvisions_resized_crop(interpolation: str) -> None:
-    images = torch.stack([fit(photo(90 + 10 * i, 80), 48) for i in range(5)])
+    images = torch.stack([center_square(photo(90 + 10 * i, 80), 48) for i in range(5)])
     boxes = crop_boxes(torch.tensor([48, 48]).expand(5, 2), 0.3, generator())
     got = crop_and_resize(images, boxes, 32, interpolation)
     for image, box, crop in zip(images, boxes.tolist(), got, strict=True):

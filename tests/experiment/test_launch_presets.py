@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from cofima.data import Picture, Source, datasets
+from cofima.data import Sample, Source, datasets
 from cofima.data.datasets import read
 from cofima.data.loading import loader
-from cofima.data.loading.pixel_format import PixelFormat, fit
+from cofima.data.loading.pixel_format import PixelFormat, center_square
 from cofima.experiment.launch import launch
 from cofima.store import model_folder
 from cofima.store.model import load_model
@@ -54,7 +54,10 @@ def test_a_run_records_its_preset_and_is_loaded_with_it(
     again = load_model(tmp_path / "run")
     assert again.view == model.view
     with Image.open(images / "test" / "class 0" / "0.png") as image:
-        row, square = model.view.form.keep(image)[None], fit(image, model.view.stored)[None]
+        row, square = (
+            model.view.pixel_format.encode(image)[None],
+            center_square(image, model.view.stored)[None],
+        )
     assert torch.equal(again.logits(row), model.logits(row))
     assert model.logits(square).shape == (1, 4)  # a single file needs no more than its centre
 
@@ -107,7 +110,7 @@ def test_small_arrays_are_enlarged_when_they_are_seen(
     preset: str, tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels = np.random.RandomState(0).randint(0, 256, (40, 8, 8, 3), np.uint8)
-    made = [Picture(str(n), n % 4, lambda n=n: pixels[n]) for n in range(40)]  # type: ignore[misc]
+    made = [Sample(str(n), n % 4, lambda n=n: pixels[n]) for n in range(40)]  # type: ignore[misc]
     source = Source("blobs", "v", tuple("abcd"), made[:32], made[32:], True, 0.5, {})
 
     def load(name: str, form: PixelFormat, **_: object) -> object:

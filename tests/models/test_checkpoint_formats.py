@@ -18,7 +18,7 @@ from torchvision.models.resnet import ResNet as TorchvisionResNet
 from cofima.core.errors import CofimaError
 from cofima.models import backbone
 from cofima.models.backbone import ModelOptions, create, fingerprint, load_checkpoint, read_weights
-from cofima.models.checkpoint_formats.files import FORMATS
+from cofima.models.checkpoint_formats.reader import FORMATS
 
 Weights = dict[str, Tensor]
 SCRATCH = ModelOptions(pretrained=False)

@@ -47,7 +47,7 @@ def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "other.pth"
     torch.save({"_conv_stem.weight": torch.zeros(8, 3, 3, 3)}, file)
     with pytest.raises(CofimaError, match="does not hold the weights"):
-        efficientnet_lite.fill(timm.create_model(NAME, num_classes=0), file)
+        efficientnet_lite.fill_backbone(timm.create_model(NAME, num_classes=0), file)
 
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

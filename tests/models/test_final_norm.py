@@ -10,7 +10,7 @@ from torch import nn
 
 from cofima.core.errors import CofimaError
 from cofima.experiment.launch import launch
-from cofima.models import final_norm
+from cofima.models import backbone
 from cofima.models.backbone import ModelOptions, create
 from cofima.store import model_folder
 from cofima.store.model import load_model
@@ -44,8 +44,8 @@ def test_the_norm_is_found_where_other_networks_have_it() -> None:
     with torch.device("meta"):
         averaged = timm.create_model("vit_tiny_patch16_224", num_classes=0, global_pool="avg")
         convnext = timm.create_model("convnext_atto", num_classes=0)
-    assert final_norm.find(averaged) is averaged.fc_norm
-    assert final_norm.find(convnext) is convnext.head.norm
+    assert backbone.final_norm(averaged) is averaged.fc_norm
+    assert backbone.final_norm(convnext) is convnext.head.norm
 
 
 def test_a_model_folder_reads_the_norm_back(tiny, tmp_path: Path, same_bits) -> None:
@@ -53,7 +53,7 @@ def test_a_model_folder_reads_the_norm_back(tiny, tmp_path: Path, same_bits) -> 
     model = launch(config, tmp_path / "run")
     again = load_model(tmp_path / "run", where="cpu")
     assert again.backbone.final_norm == "reset"
-    assert again.method.net.backbone.norm.eps == model.method.net.backbone.norm.eps == final_norm.EPS
+    assert again.method.net.backbone.norm.eps == model.method.net.backbone.norm.eps == backbone.RESET_NORM_EPS
     same_bits(again.weights(), model.weights())
     assert model.history[-1].distance.from_start is not None
 

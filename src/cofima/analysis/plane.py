@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cofima.core.errors import CofimaError
-from cofima.weights.ops import Weights, pieces
+from cofima.weights.ops import Weights, chunks
 
 Floats = NDArray[np.float64]
 FLAT = 1e-6  # of the longest side: what lies this close to a line spans no plane, but rounding does
@@ -102,7 +102,7 @@ def _inner(base: Mapping[str, Tensor], a: Mapping[str, Tensor], b: Mapping[str, 
     total = 0.0
     for key, value in base.items():
         start, one, two = (part.reshape(-1).to(value.device) for part in (value, a[key], b[key]))
-        for at in pieces(start):
+        for at in chunks(start):
             zero = start[at].double()
             total += float((one[at].double() - zero) @ (two[at].double() - zero))
     return total

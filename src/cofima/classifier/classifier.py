@@ -18,7 +18,7 @@ from cofima.classifier.scoring import Accuracy
 from cofima.core.errors import CofimaError
 from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
-from cofima.data.loading.loader import ImageLike, decoded
+from cofima.data.loading.loader import ImageLike, decode_all
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow
 from cofima.store.model import Model, load_model, save_model
@@ -105,7 +105,7 @@ class Classifier:
     def probabilities(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
         """Return the probability of each class for each image; an unreadable file is an error."""
         found = []
-        for one in decoded(several(images), self.model.view.form):
+        for one in decode_all(several(images), self.model.view.pixel_format):
             if one.pixels is None:
                 raise CofimaError(f"{one.name}: {one.fault}")
             found.append(one.pixels)

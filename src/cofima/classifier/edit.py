@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cofima.core.errors import CofimaError, did_you_mean
-from cofima.data.image_set import owned
+from cofima.data.image_set import concatenate
 from cofima.methods import state as states
 from cofima.store.history import HistoryRow, Kind, now
 from cofima.store.model import Model, rebuild_model
@@ -41,7 +41,7 @@ def remove_class(model: Model, name: str) -> Model:
     if made.images is not None:
         others = made.images.select(made.images.labels != label)
         labels = others.labels - (others.labels > label).long()
-        made.images = owned(replace(others, labels=labels))
+        made.images = concatenate(replace(others, labels=labels))
     made.history.append(_row(model, "remove class", [name]))
     return made
 

@@ -55,7 +55,7 @@ def evaluate(
         raise problems(str(photos), strange)
     if not found.files:
         raise CofimaError(f"{photos}: no images")
-    read = found.read(model.view.form, skip_unreadable=skip_unreadable, progress=progress)
+    read = found.read(model.view.pixel_format, skip_unreadable=skip_unreadable, progress=progress)
     classes = model.classes
     images = read.images(classes)
     labels, logits = images.labels, logits_of(model, images, "evaluation")

@@ -9,7 +9,7 @@ from cofima.classifier.learn import finish, learn_held_out, more_images, new_cla
 from cofima.classifier.scoring import Accuracy
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
-from cofima.data.image_set import owned
+from cofima.data.image_set import concatenate
 from cofima.data.sources.listing import Listing, find_images
 from cofima.experiment import config as configs
 from cofima.experiment.recipes.layers import override
@@ -67,7 +67,7 @@ def extend(
     found = find_images(request.photos)
     new, more = plan(model, request, found)
     old_images, source = old_class_images(model, request.check, request.skip_unreadable, progress)
-    photos = found.read(model.view.form, skip_unreadable=request.skip_unreadable, progress=progress)
+    photos = found.read(model.view.pixel_format, skip_unreadable=request.skip_unreadable, progress=progress)
     check = ForgettingCheck(model, old_images, source)
     share = model.config.val_fraction or HELD_OUT
     learned = copy_model(model, progress)
@@ -83,7 +83,7 @@ def extend(
     old = check.compare(learned)
     if request.max_drop is not None and old is not None and old.measured and old.drop > request.max_drop:
         raise ForgettingError(old, request.max_drop)
-    accuracy = finish(learned, owned(*held), request.keep_images, rows)
+    accuracy = finish(learned, concatenate(*held), request.keep_images, rows)
     for row in rows:
         row.old = None if old is None else old.recorded()
     learned.history += rows

@@ -93,7 +93,7 @@ def old_class_images(
     if not mine.files:
         close = did_you_mean(found.classes[0], model.classes[:20])
         raise CofimaError(f"{folder}: none of its classes is known to the model{close}")
-    photos = mine.read(model.view.form, skip_unreadable=skip_unreadable, progress=progress)
+    photos = mine.read(model.view.pixel_format, skip_unreadable=skip_unreadable, progress=progress)
     return photos.images(model.classes), f"of {folder}"
 
 

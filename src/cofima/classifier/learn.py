@@ -8,7 +8,7 @@ from cofima.classifier.calibrate import calibrate, remember_distances
 from cofima.classifier.scoring import Accuracy, accuracy_of
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
-from cofima.data.image_set import ImageSet, owned
+from cofima.data.image_set import ImageSet, concatenate
 from cofima.data.sources.listing import find_images
 from cofima.data.stream import Task
 from cofima.experiment import config as configs
@@ -56,7 +56,9 @@ def learn_model(
     found = find_images(photos)
     model = empty_model(config, progress)  # before images are read
     read = found.read(
-        model.view.form, skip_unreadable=skip_unreadable or config.data.skip_unreadable, progress=progress
+        model.view.pixel_format,
+        skip_unreadable=skip_unreadable or config.data.skip_unreadable,
+        progress=progress,
     )
     names = sorted({file.class_name for file in read.files})
     train, held_out = read.split(names, names, config.val_fraction, config.data.split_seed)
@@ -106,7 +108,7 @@ def learn_held_out(model: Model, task: Task, how: TrainOptions, progress: Progre
 
 def finish(model: Model, spared: ImageSet, keep: int | None, rows: Sequence[HistoryRow]) -> Accuracy:
     """Measure on held-out images, calibrate on them, and keep as many as were asked for."""
-    both = spared if model.images is None else owned(model.images, spared)
+    both = spared if model.images is None else concatenate(model.images, spared)
     calibrate(model, both)
     remember_distances(model, both)
     accuracy = accuracy_of(model, spared)
@@ -116,5 +118,5 @@ def finish(model: Model, spared: ImageSet, keep: int | None, rows: Sequence[Hist
     each = model.serving.get("keep_images", 0) if keep is None else keep
     model.serving["keep_images"] = each
     kept = first_of_each(both.labels, each)
-    model.images = owned(both.select(kept)) if len(kept) else None
+    model.images = concatenate(both.select(kept)) if len(kept) else None
     return accuracy

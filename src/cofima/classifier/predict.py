@@ -14,7 +14,7 @@ from torch import Tensor
 from cofima.classifier.calibrate import farthest
 from cofima.classifier.scoring import gaussians_of, logits_of_features
 from cofima.core.errors import CofimaError
-from cofima.data.loading.loader import ImageLike, decoded
+from cofima.data.loading.loader import ImageLike, decode_all
 from cofima.store.model import Model
 
 BATCH = 32
@@ -62,7 +62,7 @@ def predictions(
     if top < 1:
         raise CofimaError(f"top = {top}: ask for at least one class")
     limit = _limit(model, unknown)
-    items = decoded(images, model.view.form)
+    items = decode_all(images, model.view.pixel_format)
     while batch := list(islice(items, BATCH)):
         good = [one.pixels for one in batch if one.pixels is not None]
         found = iter(_answers(model, torch.stack(good), top, limit) if good else [])

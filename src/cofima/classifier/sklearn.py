@@ -163,9 +163,9 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 images = images.astype(np.int64)
         elif images.ndim == 2:
             images = _squares(images, self.low_, self.high_)
-        form = self.model_.view.form
+        form = self.model_.view.pixel_format
         try:
-            return torch.stack([form.keep(decode(image)) for image in images])
+            return torch.stack([form.encode(decode(image)) for image in images])
         except CofimaError as error:
             raise ValueError(str(error)) from error
 

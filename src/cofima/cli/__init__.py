@@ -54,10 +54,12 @@ def split_plugins(args: list[str]) -> tuple[list[str], list[str]]:
 def load_plugin(file: str) -> None:
     """Load a plugin, and refuse one that brings nothing."""
     from cofima import methods
-    from cofima.data.sources.plugin import own
+    from cofima.data.sources.plugin import plugin_datasets
 
     plugin = plugins.load(file)
-    brings = plugin.name in methods.names() or plugin.name in {each.plugin for each in own().values()}
+    brings = plugin.name in methods.names() or plugin.name in {
+        each.plugin for each in plugin_datasets().values()
+    }
     if not brings:
         raise CofimaError(
             f"plugin {file} defines no method (a class derived from cofima.methods.Method) and no dataset "

@@ -54,14 +54,14 @@ def _methods() -> Table:
 
 def _backbones() -> Table:
     """Return the backbones with where their weights are, those that work without a network first."""
-    from cofima.models import inventory
+    from cofima.models import backbone
 
     wide = out.width >= WIDE
     note = None if wide else f"timm's own names: in a terminal of {WIDE} columns (COLUMNS={WIDE})"
     table = Table(box=None, pad_edge=False, caption=note, caption_justify="left")
     for title in ("name", *["timm name"] * wide, "size", "MB", "pixels", "pre-trained on", "weights"):
         table.add_column(title, overflow="fold", no_wrap=title in ("name", "size", "MB"))
-    for entry in sorted(inventory.entries(), key=lambda entry: not entry.offline):
+    for entry in sorted(backbone.available(), key=lambda entry: not entry.offline):
         count = entry.parameters
         size = (f"{count / 1e6:.1f} M", f"{count * 4 / 1e6:.0f}") if count else ("", "")
         names = (entry.name, *[entry.timm] * wide)

@@ -61,7 +61,9 @@ def export(
     loaded = exports.on_squares(load_model(model, where="cpu", progress=progress()))
     if timm is not None:
         timm_export.refuse_not_plain(loaded, timm)  # before a slower export has been done for nothing
-    pixels, source = _read_images(images, loaded.view.form) if images else exports.sample_images(loaded)
+    pixels, source = (
+        _read_images(images, loaded.view.pixel_format) if images else exports.sample_images(loaded)
+    )
     with interruptible("files that were not finished are not there"):
         for path, write in wanted:
             if path is None:
@@ -82,10 +84,10 @@ def export(
 def _read_images(given: list[str], pixel_format: PixelFormat) -> tuple[Tensor, str]:
     import torch
 
-    from cofima.data.loading.loader import decoded
+    from cofima.data.loading.loader import decode_all
 
     paths = list(find_images(given))[:MOST_IMAGES]
-    found = list(decoded(paths, pixel_format))
+    found = list(decode_all(paths, pixel_format))
     wrong = [f"{one.name}: {one.fault}" for one in found if one.fault]
     if wrong:
         raise CofimaError("\n".join(wrong))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 __all__ = [
     "Dataset",
     "ImageSet",
-    "Picture",
+    "Sample",
     "Source",
     "Stream",
     "Task",
@@ -20,7 +20,7 @@ __all__ = [
 _MODULES = {
     "Dataset": "stream",
     "ImageSet": "image_set",
-    "Picture": "loading.loader",
+    "Sample": "loading.loader",
     "Source": "sources.base",
     "Stream": "stream",
     "Task": "stream",
@@ -32,7 +32,7 @@ _MODULES = {
 
 if TYPE_CHECKING:
     from cofima.data.image_set import ImageSet
-    from cofima.data.loading.loader import Picture
+    from cofima.data.loading.loader import Sample
     from cofima.data.sources.base import Source
     from cofima.data.sources.plugin import dataset
     from cofima.data.stream import Dataset, Stream, Task, from_groups, split

@@ -12,7 +12,7 @@ from cofima.core.errors import CofimaError, CofimaWarning, did_you_mean
 from cofima.core.progress import SILENT, Progress
 from cofima.data import sources
 from cofima.data.image_set import ImageSet, join
-from cofima.data.loading.loader import Loaded, Picture, load_small
+from cofima.data.loading.loader import Loaded, Sample, load_small
 from cofima.data.loading.loader import load as load_pictures
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.options import DataOptions
@@ -37,7 +37,7 @@ _PREFIXES = {
 
 def names() -> list[str]:
     """Return the names that ``load`` knows; capitals in a name stand for a path or another name."""
-    return sorted([*_KNOWN, *sources.names(), *plugin.own()])
+    return sorted([*_KNOWN, *sources.names(), *plugin.plugin_datasets()])
 
 
 def describe(name: str) -> str:
@@ -50,8 +50,8 @@ def describe(name: str) -> str:
         about = sources.about(name)
         counts = " or ".join(f"{train:,} + {test:,}" for train, test in about.variants.values())
         return f"{about.title}: {about.classes} classes, {counts} images"
-    if name in plugin.own():
-        return plugin.own()[name].about
+    if name in plugin.plugin_datasets():
+        return plugin.plugin_datasets()[name].about
     return _KNOWN[_PREFIXES[prefix] if prefix else name]
 
 
@@ -147,14 +147,18 @@ def _listed(name: str, options: DataOptions, progress: Progress) -> Source | fol
         return huggingface.find(name, options)
     if name.startswith(torchvision.PREFIX):
         return torchvision.find(name, options, progress)
-    return plugin.find(name, options) if name in plugin.own() else sources.find(name, options, progress)
+    return (
+        plugin.find(name, options)
+        if name in plugin.plugin_datasets()
+        else sources.find(name, options, progress)
+    )
 
 
 def _prefix(name: str) -> str | None:
     return next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
 
 
-def _formats(blocks: Sequence[Sequence[Picture]], pixel_format: PixelFormat) -> list[PixelFormat]:
+def _formats(blocks: Sequence[Sequence[Sample]], pixel_format: PixelFormat) -> list[PixelFormat]:
     """Return the format of each block: one of test images alone needs nothing to cut training crops from."""
     tested = replace(pixel_format, only_tested=bool(pixel_format.whole))
     return [pixel_format] if len(blocks) == 1 else [pixel_format, tested]

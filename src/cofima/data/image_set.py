@@ -75,7 +75,7 @@ def image_set(pixels: Tensor, labels: Tensor) -> ImageSet:
     return ImageSet(pixels, torch.arange(len(labels)), labels)
 
 
-def owned(*sets: ImageSet) -> ImageSet:
+def concatenate(*sets: ImageSet) -> ImageSet:
     """Copy the images of ``sets``, and no others, into one set with pixels of its own."""
     pixels = torch.cat([one.pixels[one.rows] for one in sets])
     return image_set(pixels, torch.cat([one.labels for one in sets]))

@@ -77,7 +77,7 @@ class View:
             )
 
     @property
-    def form(self) -> PixelFormat:
+    def pixel_format(self) -> PixelFormat:
         """Return how images must be stored to be seen through this view."""
         return PixelFormat(self.stored, self.size, self.whole)
 
@@ -107,12 +107,12 @@ class View:
     def _cropped(self, pixels: Tensor, generator: torch.Generator, part: Shard) -> Tensor:
         self._check(pixels)
         if self.window:
-            squares = self.form.trained(pixels)[0] if pixels.ndim == 2 else pixels
+            squares = self.pixel_format.decode_train(pixels)[0] if pixels.ndim == 2 else pixels
             return random_windows(resize(squares, self.whole, self.whole), self.size, generator, part)
         if self.crop == 1:
             return self._center(pixels)
         if pixels.ndim == 2:
-            pixels, shapes = self.form.trained(pixels)
+            pixels, shapes = self.pixel_format.decode_train(pixels)
             boxes = scaled_boxes(crop_boxes(shapes, self.crop, generator, part), shapes, self.whole)
         else:
             shapes = torch.tensor(pixels.shape[2:]).expand(len(pixels), 2)
@@ -122,7 +122,7 @@ class View:
     def _center(self, pixels: Tensor) -> Tensor:
         self._check(pixels, tested=True)
         if pixels.ndim == 2:
-            return self.form.tested(pixels)
+            return self.pixel_format.decode_test(pixels)
         shorter = min(pixels.shape[2:])
         height, width = (max(self.stored, int(self.stored * side / shorter)) for side in pixels.shape[2:])
         top, left = round((height - self.size) / 2), round((width - self.size) / 2)
@@ -135,10 +135,10 @@ class View:
 
     def _check(self, pixels: Tensor, tested: bool = False) -> None:
         square = (3, self.stored, self.stored)
-        shape = self.form.shape if self.shape is None else (3, *self.shape)
+        shape = self.pixel_format.shape if self.shape is None else (3, *self.shape)
         known = {shape}
         if tested:
-            known |= {square, replace(self.form, only_tested=True).shape}
+            known |= {square, replace(self.pixel_format, only_tested=True).shape}
         if pixels.dtype != torch.uint8 or tuple(pixels.shape[1:]) not in known:
             shapes = " or ".join(str(["B", *one]).replace("'", "") for one in sorted(known, key=len))
             raise ValueError(f"expected uint8 {shapes}, got {pixels.dtype} {tuple(pixels.shape)}")
@@ -163,7 +163,7 @@ def choose_preset(asked: Preset | None, dataset: str) -> Preset:
 
 
 def preset_view(preset: Preset, dataset: str, defaults: InputDefaults) -> View:
-    """Return a preset's view of a dataset, for images in the form that :attr:`View.form` names.
+    """Return a preset's view of a dataset, for images in the form that :attr:`View.pixel_format` names.
 
     Only ``timm`` takes colors and sizes from the backbone, and the least crop from the dataset. No
     preset mirrors images of a dataset whose mirrored images mean something else.
@@ -184,7 +184,7 @@ def preset_view(preset: Preset, dataset: str, defaults: InputDefaults) -> View:
     return replace(plain, mean=mean, std=std, **own)
 
 
-def overridden(view: View, flip: bool | None, crop: float | None) -> View:
+def override(view: View, flip: bool | None, crop: float | None) -> View:
     """Lay what the user says over a preset; a given ``crop`` stands for random crops of varying size."""
     if flip is not None:
         view = replace(view, flip=flip)

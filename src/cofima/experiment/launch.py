@@ -20,7 +20,7 @@ from cofima.experiment.run import run
 from cofima.experiment.several import refuse_several
 from cofima.experiment.stream import load_stream, refuse_other_images, stream_view
 from cofima.methods import build
-from cofima.models import backbone, overlap
+from cofima.models import backbone, registry
 from cofima.models.net import Net
 from cofima.store import model_folder
 from cofima.store.config import Config
@@ -115,7 +115,7 @@ def _learn(
         (None, model.backbone) if model else backbone.create(config.backbone, config.model, config.seed)
     )
     if module is not None:
-        facts = replace(facts, overlap=overlap.known(facts.pretraining, config.dataset))
+        facts = replace(facts, overlap=registry.known_overlap(facts.pretraining, config.dataset))
         if config.model.checkpoint is not None:
             progress.say(f"backbone {config.backbone}: {config.model.checkpoint} read as {facts.layout}")
         build(config.method, config.options).check(module)  # before images are read

@@ -16,8 +16,8 @@ from cofima.store.config import Config
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
     """Load the images and deal them into tasks, as the method takes them."""
-    form = make_view(config, facts).form
-    dataset = datasets.load(config.dataset, form, options=config.data, progress=progress)
+    pixel_format = make_view(config, facts).pixel_format
+    dataset = datasets.load(config.dataset, pixel_format, options=config.data, progress=progress)
     how = config.stream
     if how.groups is not None:
         stream = from_groups(dataset, how.groups)
@@ -41,7 +41,7 @@ def stream_view(config: Config, facts: BackboneFacts, stream: Stream) -> View:
     """Return the view of a stream's images, which vary as the dataset allows and may be stored small."""
     view = make_view(config, facts, stream.flip, stream.crop)
     stored = tuple(stream[0].train.pixels.shape[1:])
-    if stored == view.form.shape:
+    if stored == view.pixel_format.shape:
         return view
     _, height, width = stored
     return replace(view, shape=(height, width))
@@ -55,7 +55,7 @@ def make_view(config: Config, facts: BackboneFacts, flip: bool = False, crop: fl
     wants = InputDefaults(facts.size, facts.crop_pct, facts.mean, facts.std, facts.interpolation, flip, crop)
     preset = transforms.choose_preset(config.data.preset, config.dataset)
     view = transforms.preset_view(preset, config.dataset, wants)
-    return transforms.overridden(view, config.data.flip, config.data.crop)
+    return transforms.override(view, config.data.flip, config.data.crop)
 
 
 def refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:

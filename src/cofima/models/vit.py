@@ -5,7 +5,7 @@ from torch import nn
 _OWN = ("forward", "forward_features", "forward_head", "_pos_embed")
 
 
-def unsuited(backbone: nn.Module) -> str | None:
+def incompatibility(backbone: nn.Module) -> str | None:
     """Return why a backbone is not timm's VisionTransformer with its class token as feature, or None.
 
     Registers, a norm before the blocks, layer scale and any positions are welcome.

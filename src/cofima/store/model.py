@@ -16,7 +16,7 @@ from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.core.seeds import Seeds
 from cofima.data.image_set import ImageSet, image_set
-from cofima.data.sources.plugin import own
+from cofima.data.sources.plugin import plugin_datasets
 from cofima.data.transforms import View
 from cofima.methods import Method
 from cofima.models.backbone import BackboneFacts, build_empty
@@ -174,7 +174,7 @@ def method_facts(kind: type[Method]) -> MethodFacts:
 
 
 def _record(model: Model) -> Record:
-    dataset = own().get(model.config.dataset)
+    dataset = plugin_datasets().get(model.config.dataset)
     needed = [model.config.method, *([dataset.plugin] if dataset else [])]
     return Record(
         method=method_facts(type(model.method)),

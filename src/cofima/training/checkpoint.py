@@ -32,7 +32,7 @@ from cofima.core import signals
 from cofima.core.atomic import clear_aside, write_aside
 from cofima.core.errors import CofimaError
 from cofima.models.info import fingerprint
-from cofima.weights.mmap import create_mapped, kind_of
+from cofima.weights.mmap import create_mapped, spec_of
 
 FORMAT = 2
 FILE = "checkpoint.safetensors"
@@ -380,7 +380,7 @@ def write(folder: Path, tensors: dict[str, Tensor], said: dict[str, Any]) -> Non
     """Write tensors one by one, without a copy of them all; an error leaves what was there before."""
     text = json.dumps(said | {"tensors": fingerprint(tensors)})
     header = {"description": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    kinds = {key: kind_of(value) for key, value in tensors.items()}
+    kinds = {key: spec_of(value) for key, value in tensors.items()}
     clear_aside(folder)  # as large as a checkpoint, of a process that was killed while it wrote
     with write_aside(folder / FILE) as aside, create_mapped(aside, kinds, header) as file:
         for key, value in tensors.items():

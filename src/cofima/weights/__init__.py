@@ -1,7 +1,6 @@
 """Pure functions on weights: averages, distances, Fisher information."""
 
-from cofima.weights.average import average, fisher_average
-from cofima.weights.average_all import average_all, fisher_average_all
+from cofima.weights.average import average, average_all, fisher_average, fisher_average_all
 from cofima.weights.distance import auto_lambda, weight_distance
 from cofima.weights.fisher.diagonal import diagonal_fisher
 from cofima.weights.ops import Weights, snapshot

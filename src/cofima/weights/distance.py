@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cofima.core.errors import CofimaWarning
 from cofima.weights.average import check_fisher
-from cofima.weights.ops import pieces, shared_keys
+from cofima.weights.ops import chunks, shared_keys
 
 
 @torch.no_grad()
@@ -60,7 +60,7 @@ def _squares(a: Tensor, b: Tensor, weight: Tensor | None = None) -> float:
     """Return the (weighted) sum of squared differences, in float64, without a full-size copy."""
     a, b = a.reshape(-1), b.reshape(-1).to(a.device)
     total = 0.0
-    for at in pieces(a):
+    for at in chunks(a):
         square = (a[at].double() - b[at].double()).square_()
         if weight is not None:
             square.mul_(weight.reshape(-1)[at].to(square))

@@ -21,7 +21,7 @@ from torch import Tensor
 from cofima.core.errors import CofimaError
 from cofima.weights.ops import Weights
 
-NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -38,7 +38,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class TensorSpec:
     """Type and shape of a tensor."""
 
     dtype: torch.dtype
@@ -50,9 +50,9 @@ class Kind:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def kind_of(value: Tensor) -> Kind:
+def spec_of(value: Tensor) -> TensorSpec:
     """Return type and shape of a tensor."""
-    return Kind(value.dtype, tuple(value.shape))
+    return TensorSpec(value.dtype, tuple(value.shape))
 
 
 def read_mapped(path: Path) -> tuple[Weights, dict[str, str]]:
@@ -99,7 +99,7 @@ class MappedFile(dict[str, Tensor]):
             content, at = content[done:], at + done
 
 
-def create_mapped(path: Path, kinds: Mapping[str, Kind], metadata: Mapping[str, str]) -> MappedFile:
+def create_mapped(path: Path, kinds: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> MappedFile:
     """Write a safetensors file of zeros, all its room taken at once; return its tensors, to be written to."""
     keys = sorted(kinds, key=lambda key: (-kinds[key].dtype.itemsize, key))  # each at a multiple of its size
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -108,7 +108,7 @@ def create_mapped(path: Path, kinds: Mapping[str, Kind], metadata: Mapping[str, 
         kind = kinds[key]
         places[key] = slice(end, end := end + kind.bytes)
         offsets = [places[key].start, places[key].stop]
-        header[key] = {"dtype": NAMES[kind.dtype], "shape": list(kind.shape), "data_offsets": offsets}
+        header[key] = {"dtype": DTYPE_NAMES[kind.dtype], "shape": list(kind.shape), "data_offsets": offsets}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     first = 8 + len(text)

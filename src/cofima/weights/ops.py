@@ -9,7 +9,7 @@ from cofima.core.errors import problems
 
 Weights = dict[str, Tensor]
 
-PIECE = 131_072  # elements: what is computed on stays in a core's cache, and calls stay few
+CHUNK = 131_072  # elements: what is computed on stays in a core's cache, and calls stay few
 
 
 def shared_keys(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> list[str]:
@@ -28,9 +28,9 @@ def compute_dtype(value: Tensor) -> torch.dtype:
     return torch.float64 if value.dtype == torch.float64 else torch.float32
 
 
-def pieces(value: Tensor) -> Iterator[slice]:
+def chunks(value: Tensor) -> Iterator[slice]:
     """Cut a CPU tensor into cache-sized pieces; leave one on a GPU whole."""
-    size = PIECE if value.device.type == "cpu" else max(value.numel(), 1)
+    size = CHUNK if value.device.type == "cpu" else max(value.numel(), 1)
     for start in range(0, value.numel(), size):
         yield slice(start, start + size)
 

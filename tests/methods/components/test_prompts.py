@@ -20,7 +20,7 @@ from cofima.methods.components.prompts import (
     uniform,
     voted,
 )
-from cofima.models.vit import unsuited
+from cofima.models.vit import incompatibility
 
 SHAPE = {"img_size": 16, "patch_size": 8, "embed_dim": 12, "depth": 3, "num_heads": 3, "num_classes": 0}
 KINDS: dict[str, dict[str, Any]] = {
@@ -251,7 +251,7 @@ def test_adam_cuts_the_norm_of_all_gradients_together(clip: float | None, scale:
 
 @every_kind
 def test_these_vision_transformers_suit(options: dict[str, Any]) -> None:
-    assert unsuited(vit(**options)) is None
+    assert incompatibility(vit(**options)) is None
     assert prefix_problem(vit(**options), (0, 1, 2)) is None
 
 
@@ -267,11 +267,11 @@ def test_these_vision_transformers_suit(options: dict[str, Any]) -> None:
     ],
 )
 def test_these_do_not_and_the_reason_is_said(make: Any, reason: str) -> None:
-    assert reason in (unsuited(make()) or "")
+    assert reason in (incompatibility(make()) or "")
 
 
 def test_layers_and_blocks_that_take_no_prefix_are_named() -> None:
     assert "no layer 3 and 8 in this backbone" in (prefix_problem(vit(), (0, 3, 8)) or "")
     other = vit(block_fn=ParallelScalingBlock)
-    assert unsuited(other) is None
+    assert incompatibility(other) is None
     assert "ParallelScalingBlock" in (prefix_problem(other, (0,)) or "")

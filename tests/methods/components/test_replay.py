@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cofima.core.errors import CofimaError
-from cofima.data.image_set import ImageSet, owned
+from cofima.data.image_set import ImageSet, concatenate
 from cofima.methods.components.replay import (
     Both,
     Reservoir,
@@ -186,7 +186,7 @@ def test_two_sets_are_read_as_one() -> None:
 
 def test_owned_pixels_are_copies_of_the_chosen_ones_alone() -> None:
     images = numbered([0, 1, 2, 3])
-    mine = owned(images.select(torch.tensor([2, 1])))
+    mine = concatenate(images.select(torch.tensor([2, 1])))
     images.pixels.zero_()
     assert numbers(mine) == [2, 1]
     assert mine.pixels.shape[0] == 2

@@ -122,7 +122,9 @@ def _known(
         raise first_problems(str(images), strange)
     if not found.files:
         raise CofimaError(f"{images}: no images")
-    known = found.read(model.view.form, skip_unreadable=skip_unreadable, progress=progress).images(classes)
+    known = found.read(model.view.pixel_format, skip_unreadable=skip_unreadable, progress=progress).images(
+        classes
+    )
     return known if limit is None else known.select(choose_images(known, lambda _: limit, seed))
 
 

@@ -19,7 +19,7 @@ from cofima.store import model_folder
 from cofima.store.history import HistoryRow, now
 from cofima.store.model import method_facts
 from cofima.store.model_folder import STATE, WEIGHTS, Record
-from cofima.weights.mmap import Kind, MappedFile, create_mapped
+from cofima.weights.mmap import MappedFile, TensorSpec, create_mapped
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class FolderMerge:
             merged.pool(kept)
         return after, size
 
-    def _kinds(self) -> dict[str, Kind]:
+    def _kinds(self) -> dict[str, TensorSpec]:
         kinds = self.inputs.kinds()
         for key, value in self.last.head.items():
             shape = (len(self.rows.union), *value.shape[1:])
-            kinds[self.last.head_name(key)] = Kind(value.dtype, shape)
+            kinds[self.last.head_name(key)] = TensorSpec(value.dtype, shape)
         return kinds
 
     def _merges(self, net: MappedFile) -> Iterator[TensorMerge]:

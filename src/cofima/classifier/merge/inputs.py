@@ -14,7 +14,7 @@ from cofima.methods import Method
 from cofima.methods.state import Entry, check
 from cofima.store import model_folder
 from cofima.store.model_folder import WEIGHTS, Record
-from cofima.weights.mmap import NAMES, Kind, kind_of, read_mapped
+from cofima.weights.mmap import DTYPE_NAMES, TensorSpec, read_mapped, spec_of
 from cofima.weights.ops import Weights
 
 MODEL = "model_sha256"  # metadata of a file of Fisher information: the weights that it was measured on
@@ -121,7 +121,7 @@ class Inputs:
                 seen.update(task)
         return [task for task in tasks if task]
 
-    def kinds(self) -> dict[str, Kind]:
+    def kinds(self) -> dict[str, TensorSpec]:
         """Return types and shapes of the merged network; the wider type where the models differ."""
         names = self.models[0].weights
         return {key: _widest([model.weights[key] for model in self.models]) for key in names}
@@ -148,7 +148,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_dir():
         return _open_folder(path)
     weights, metadata = read_mapped(path)
-    if unknown := [f"{key}: {value.dtype}" for key, value in weights.items() if value.dtype not in NAMES]:
+    if unknown := [
+        f"{key}: {value.dtype}" for key, value in weights.items() if value.dtype not in DTYPE_NAMES
+    ]:
         raise first_problems(f"{path}: types that cannot be merged; it", unknown)
     return Checkpoint(path, weights, metadata)
 
@@ -213,13 +215,13 @@ def open_fishers(paths: Sequence[Path], models: Sequence[Checkpoint]) -> Fishers
     return Fishers(tensors, without)
 
 
-def _widest(values: Sequence[Tensor]) -> Kind:
+def _widest(values: Sequence[Tensor]) -> TensorSpec:
     """Return the type that holds all values exactly; it is theirs where they have the same."""
-    last = kind_of(values[-1])
+    last = spec_of(values[-1])
     types = {value.dtype for value in values}
     if len(types) == 1 or not last.dtype.is_floating_point:
         return last
-    return Kind(torch.float64 if torch.float64 in types else torch.float32, last.shape)
+    return TensorSpec(torch.float64 if torch.float64 in types else torch.float32, last.shape)
 
 
 def _differs(a: Tensor, b: Tensor) -> list[str]:

@@ -15,7 +15,7 @@ from cofima import methods
 from cofima.classifier.merge.inputs import HEAD, Inputs, ModelFolder
 from cofima.classifier.merge.tensors import By, ClassRows, TensorMerge
 from cofima.methods.state import Entry
-from cofima.weights.mmap import Kind, MappedFile, kind_of
+from cofima.weights.mmap import MappedFile, TensorSpec, spec_of
 
 Get = Callable[[ModelFolder], Tensor]
 
@@ -58,7 +58,7 @@ class StateMerge:
     inputs: Inputs
     entries: frozenset[Entry]
 
-    def kinds(self) -> dict[str, Kind]:
+    def kinds(self) -> dict[str, TensorSpec]:
         """Return types and shapes of the result's state."""
         last, tasks, found = self.inputs.folders[-1], self.inputs.tasks, {}
         for key, value in last.state.items():
@@ -68,12 +68,12 @@ class StateMerge:
                 continue
             if entry.axis == "class":
                 shape[entry.dim] = sum(map(len, tasks))
-                found[key] = Kind(value.dtype, tuple(shape))
+                found[key] = TensorSpec(value.dtype, tuple(shape))
             elif block is None:
-                found[key] = kind_of(value)
+                found[key] = spec_of(value)
             elif block[0] == 0:  # the blocks of all models have the same parameters
                 for number, task in enumerate(tasks):
-                    found[entry.in_block(number, block[1])] = Kind(value.dtype, (len(task), *shape[1:]))
+                    found[entry.in_block(number, block[1])] = TensorSpec(value.dtype, (len(task), *shape[1:]))
         return found
 
     def merges(self, out: MappedFile) -> Iterator[TensorMerge]:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from cofima.classifier.merge.request import FISHER, TASK_ARITHMETIC, TIES, MergeSettings
 from cofima.core.progress import Progress
-from cofima.weights.average import average, fisher_average
-from cofima.weights.average_all import average_all, fisher_average_all
+from cofima.weights.average import average, average_all, fisher_average, fisher_average_all
 from cofima.weights.ops import Scratch
 from cofima.weights.task_vectors import magnitudes, task_arithmetic, threshold, ties
 

@@ -30,12 +30,12 @@ PIXELS, INDEX, JOURNAL = "pixels.u8", "index.json", "journal.jsonl"
 _PIECE = 64_000_000  # bytes that are decoded, flushed and noted at once: what a kill costs at most
 
 Found = tuple[str, str]  # the hash of a picture's content, and what is wrong with it, if anything
-Fill = Callable[[Tensor, Iterable[int]], Iterator[Found]]  # loads the pictures at these places of the pixels
+Fill = Callable[[Tensor, Iterable[int]], Iterator[Found]]  # loads the samples at these places of the pixels
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Where the pixels of some pictures are kept, and in which format."""
+    """Where the pixels of some samples are kept, and in which format."""
 
     place: Path
     pixel_format: PixelFormat
@@ -59,7 +59,7 @@ def folder() -> Path:
 
 
 def cache_for(pixel_format: PixelFormat, names: Sequence[str], stamps: Sequence[str]) -> Cache:
-    """Return the cache of pictures with these names and stamps; nothing is read or written."""
+    """Return the cache of samples with these names and stamps; nothing is read or written."""
     said = json.dumps([FORMAT, asdict(pixel_format), list(names), list(stamps)])
     return Cache(folder() / sha256(said.encode()).hexdigest()[:32], pixel_format, len(names))
 
@@ -107,7 +107,7 @@ def _build(cache: Cache, fill: Fill, progress: Progress) -> list[Found]:
 
 
 def _read(cache: Cache, pixels: "np.memmap[Any, Any]", fill: Fill, done: Sequence[Found]) -> Iterator[Found]:
-    """Read the pictures after those that are done, piece by piece; note each piece once it is on disk."""
+    """Read the samples after those that are done, piece by piece; note each piece once it is on disk."""
     target, step = torch.from_numpy(pixels), max(1, _PIECE // cache.pixel_format.bytes)
     with (cache.place / JOURNAL).open("a", encoding="utf-8") as journal:
         for start in range(len(done), cache.count, step):

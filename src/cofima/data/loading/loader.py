@@ -1,4 +1,4 @@
-"""The loader: pictures become pixels in one format, in threads, in memory or in a cache on disk."""
+"""The loader: samples become pixels in one format, in threads, in memory or in a cache on disk."""
 
 import os
 from collections import deque
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Picture:
+class Sample:
     """An image that is not read yet.
 
     Attributes:
@@ -48,7 +48,7 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """The pixels of some pictures; for each a hash of its content and what is wrong with it, if anything."""
+    """The pixels of some samples; for each a hash of its content and what is wrong with it, if anything."""
 
     pixels: Tensor
     hashes: list[str]
@@ -69,7 +69,7 @@ class Loaded:
         return digest.hexdigest()
 
 
-class Decoded(NamedTuple):
+class DecodedImage(NamedTuple):
     """One image of a stream: its pixels, or why its file cannot be read."""
 
     name: str
@@ -78,7 +78,7 @@ class Decoded(NamedTuple):
 
 
 def load(
-    pictures: Sequence[Picture],
+    samples: Sequence[Sample],
     pixel_format: PixelFormat,
     *,
     on_disk: bool = True,
@@ -87,19 +87,19 @@ def load(
 ) -> Loaded:
     """Load every picture once; ``on_disk`` puts many into a cache, where the next load finds them.
 
-    A cache with unreadable pictures is kept with ``despite_faults`` only.
+    A cache with unreadable samples is kept with ``despite_faults`` only.
     """
-    if (as_they_are := load_small([pictures])) is not None:
+    if (as_they_are := load_small([samples])) is not None:
         return as_they_are[0]
-    if not on_disk or len(pictures) * pixel_format.bytes < IN_MEMORY:
-        pixels = torch.empty(len(pictures), *pixel_format.shape, dtype=torch.uint8)
-        reading = _fill(pictures, pixel_format, pixels, range(len(pictures)))
-        return _loaded(pixels, list(progress.track(reading, len(pictures), "reading images")))
-    stamps = list(progress.track(map(_stamp, pictures), len(pictures), "looking for images read before"))
-    cache = caches.cache_for(pixel_format, [picture.name for picture in pictures], stamps)
-    progress.say(f"{len(pictures):,} images, {cache.bytes / 1e9:,.1f} GB, are kept in {cache.place}")
+    if not on_disk or len(samples) * pixel_format.bytes < IN_MEMORY:
+        pixels = torch.empty(len(samples), *pixel_format.shape, dtype=torch.uint8)
+        reading = _fill(samples, pixel_format, pixels, range(len(samples)))
+        return _loaded(pixels, list(progress.track(reading, len(samples), "reading images")))
+    stamps = list(progress.track(map(_stamp, samples), len(samples), "looking for images read before"))
+    cache = caches.cache_for(pixel_format, [picture.name for picture in samples], stamps)
+    progress.say(f"{len(samples):,} images, {cache.bytes / 1e9:,.1f} GB, are kept in {cache.place}")
     found = caches.open_or_build(
-        cache, lambda pixels, places: _fill(pictures, pixel_format, pixels, places), progress
+        cache, lambda pixels, places: _fill(samples, pixel_format, pixels, places), progress
     )
     loaded = _loaded(cache.map(), found, cache)
     if any(loaded.faults) and not despite_faults:
@@ -107,16 +107,16 @@ def load(
     return loaded
 
 
-def load_small(parts: Sequence[Sequence[Picture]]) -> list[Loaded] | None:
+def load_small(parts: Sequence[Sequence[Sample]]) -> list[Loaded] | None:
     """Load all parts as they are, if they hold small uint8 arrays of one shape [H, W, 3]; else return None.
 
     Such images are enlarged when they are seen: CIFAR is 60 times smaller so.
     """
-    pictures = [picture for part in parts for picture in part]
-    if not pictures or _file(pictures[0].read):
+    samples = [picture for part in parts for picture in part]
+    if not samples or _file(samples[0].read):
         return None
     contents: list[NDArray[np.uint8]] = []
-    for picture in pictures:
+    for picture in samples:
         content = picture.read()
         if isinstance(content, bytes) or content.dtype != np.uint8 or content.ndim != 3:
             return None
@@ -129,26 +129,26 @@ def load_small(parts: Sequence[Sequence[Picture]]) -> list[Loaded] | None:
     return [_loaded(pixels[start:stop], found[start:stop]) for start, stop in pairwise(stops)]
 
 
-def check(pictures: Sequence[Picture], progress: Progress = SILENT) -> list[Found]:
+def check(samples: Sequence[Sample], progress: Progress = SILENT) -> list[Found]:
     """Decode every picture and keep nothing of it but its hash and its fault."""
-    reading = _threaded(lambda picture: _use(picture, lambda image: None), pictures)
-    return list(progress.track(reading, len(pictures), "checking images"))
+    reading = _threaded(lambda picture: _use(picture, lambda image: None), samples)
+    return list(progress.track(reading, len(samples), "checking images"))
 
 
-def decoded(images: Iterable[ImageLike], pixel_format: PixelFormat) -> Iterator[Decoded]:
+def decode_all(images: Iterable[ImageLike], pixel_format: PixelFormat) -> Iterator[DecodedImage]:
     """Yield files and images in memory in order, decoded a little ahead.
 
     A file that cannot be read is a fault; a wrong array or tensor is the caller's mistake, and an error.
     """
 
-    def work(numbered: tuple[int, ImageLike]) -> Decoded:
+    def work(numbered: tuple[int, ImageLike]) -> DecodedImage:
         number, image = numbered
         if not isinstance(image, str | Path):
-            return Decoded(f"image {number}", pixel_format.keep(decode(image)), "")
+            return DecodedImage(f"image {number}", pixel_format.encode(decode(image)), "")
         try:
-            return Decoded(str(image), pixel_format.keep(decode(Path(image).read_bytes())), "")
+            return DecodedImage(str(image), pixel_format.encode(decode(Path(image).read_bytes())), "")
         except (BadImageError, OSError) as error:
-            return Decoded(str(image), None, fault_of(error))
+            return DecodedImage(str(image), None, fault_of(error))
 
     return _threaded(work, enumerate(images))
 
@@ -165,17 +165,17 @@ def _loaded(pixels: Tensor, found: list[Found], cache: caches.Cache | None = Non
 
 
 def _fill(
-    pictures: Sequence[Picture], pixel_format: PixelFormat, pixels: Tensor, places: Iterable[int]
+    samples: Sequence[Sample], pixel_format: PixelFormat, pixels: Tensor, places: Iterable[int]
 ) -> Iterator[Found]:
-    """Load the pictures at ``places`` into the same places of ``pixels``; yield what was found of each."""
+    """Load the samples at ``places`` into the same places of ``pixels``; yield what was found of each."""
 
     def place(at: int) -> Found:
-        return _use(pictures[at], lambda image: pixels[at].copy_(pixel_format.keep(image)))
+        return _use(samples[at], lambda image: pixels[at].copy_(pixel_format.encode(image)))
 
     return _threaded(place, places)
 
 
-def _use(picture: Picture, use: Callable[[Image.Image], object]) -> Found:
+def _use(picture: Sample, use: Callable[[Image.Image], object]) -> Found:
     """Decode a picture and use it."""
     try:
         content = picture.read()
@@ -200,7 +200,7 @@ def _threaded(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator
         pool.shutdown(cancel_futures=True)  # on Ctrl-C, do not read the rest first
 
 
-def _stamp(picture: Picture) -> str:
+def _stamp(picture: Sample) -> str:
     """Return what changes with a picture: size and time of its file, or else a hash of its content."""
     path = _file(picture.read)
     try:

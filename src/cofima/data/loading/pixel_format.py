@@ -49,10 +49,10 @@ class PixelFormat:
         """Return the size of one image as it is kept."""
         return math.prod(self.shape)
 
-    def keep(self, image: Image.Image) -> Tensor:
+    def encode(self, image: Image.Image) -> Tensor:
         """Return what is kept of an image."""
         if not self.whole:
-            return fit(image, self.side)
+            return center_square(image, self.side)
         header = np.array([image.height, image.width], "<u4").view(np.uint8)
         parts: list[NDArray[np.uint8]] = [header, np.asarray(resized_center(image, self.side, self.size))]
         if not self.only_tested:
@@ -60,17 +60,17 @@ class PixelFormat:
             parts.append(np.asarray(square))
         return torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
 
-    def tested(self, rows: Tensor) -> Tensor:
+    def decode_test(self, rows: Tensor) -> Tensor:
         """Return what tests see of images kept as rows: uint8 [B, 3, size, size]."""
         return _picture(rows, _HEADER, self.size)
 
-    def trained(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def decode_train(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the squeezed images, uint8 [B, 3, whole, whole], and their true shapes [B, 2]."""
         shapes = rows[:, :_HEADER].cpu().numpy().view("<u4").astype(np.int64)
         return _picture(rows, _HEADER + 3 * self.size**2, self.whole), torch.from_numpy(shapes)
 
 
-def fit(image: Image.Image, side: int) -> Tensor:
+def center_square(image: Image.Image, side: int) -> Tensor:
     """Resize the shorter side to ``side`` (bicubic, antialiased), crop the center: uint8 [3, side, side].
 
     Only the crop is resampled, so that a very long image costs no more than a square one.
@@ -91,7 +91,7 @@ def resized_center(image: Image.Image, side: int, size: int) -> Image.Image:
     Of a very long image, only the part that is seen is resized; its values may then differ by rounding.
     """
     if max(image.size) > _LONGEST * min(image.size):
-        square = fit(image, side).permute(1, 2, 0).contiguous().numpy()
+        square = center_square(image, side).permute(1, 2, 0).contiguous().numpy()
         return _center(Image.fromarray(square), size)
     sizes = [
         side if length == min(image.size) else int(side * length / min(image.size)) for length in image.size

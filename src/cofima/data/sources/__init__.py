@@ -18,7 +18,7 @@ from cofima.data.sources.split_file import split_by_file
 
 __all__ = ["About", "about", "copies", "find", "missing", "names"]
 
-_NOT_DATASETS = {
+_HELPERS = {
     *("base", "checks", "listing", "split_file", "unpickle"),  # shared
     *("folder", "huggingface", "in_memory", "plugin", "torchvision"),  # of many datasets each
 }
@@ -26,7 +26,7 @@ _NOT_DATASETS = {
 
 def names() -> list[str]:
     """Return the names of the datasets that have a file here."""
-    return sorted({module.name for module in pkgutil.iter_modules(__path__)} - _NOT_DATASETS)
+    return sorted({module.name for module in pkgutil.iter_modules(__path__)} - _HELPERS)
 
 
 def about(name: str) -> About:

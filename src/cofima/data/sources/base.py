@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cofima.core.errors import CofimaError, file_error, first_problems, problems
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
 
@@ -39,13 +39,13 @@ class Source:
     name: str
     variant: str
     class_names: tuple[str, ...]
-    train: Sequence[Picture]
-    test: Sequence[Picture]
+    train: Sequence[Sample]
+    test: Sequence[Sample]
     flip: bool
     crop: float
     facts: dict[str, Any]
 
-    def blocks(self) -> Sequence[Sequence[Picture]]:
+    def blocks(self) -> Sequence[Sequence[Sample]]:
         """Return the training and the test images."""
         return self.train, self.test
 
@@ -83,17 +83,17 @@ class Source:
 
     def split_by_seed(self, options: DataOptions) -> "Source":
         """Return the source with a share of each class tested on, by the seed and the names alone."""
-        pictures = [*self.train, *self.test]
-        labels = [picture.label for picture in pictures]
+        samples = [*self.train, *self.test]
+        labels = [picture.label for picture in samples]
         tested = choose_per_class(
-            [picture.name for picture in pictures],
+            [picture.name for picture in samples],
             labels,
             lambda count: share_of(count, options.test_fraction),
             options.split_seed,
         )
         # class by class, as they are first met: the order is part of the split's hash
         first = {label: place for place, label in enumerate(dict.fromkeys(labels))}
-        pairs = sorted(zip(pictures, tested, strict=True), key=lambda pair: first[pair[0].label])
+        pairs = sorted(zip(samples, tested, strict=True), key=lambda pair: first[pair[0].label])
         train, test = ([picture for picture, chosen in pairs if chosen is part] for part in (False, True))
         facts = self.facts | seeded_facts(options)
         return replace(self, variant=seeded_name(options), train=train, test=test, facts=facts)
@@ -130,15 +130,15 @@ class About:
             return self.faults[train, test][0]
         return next((name for name, counts in self.variants.items() if counts == (train, test)), "other")
 
-    def make(self, name: str, pictures: "Parts", class_names: Sequence[str], variant: str = "") -> Source:
+    def make(self, name: str, samples: "Parts", class_names: Sequence[str], variant: str = "") -> Source:
         """Return a source with its images in order of class and name, however they were found."""
-        train, test = (sorted(part, key=lambda p: (p.label, p.name)) for part in pictures)
+        train, test = (sorted(part, key=lambda p: (p.label, p.name)) for part in samples)
         variant = variant or self.variant(len(train), len(test))
         facts = {"split": "given", "split_seed": None}
         return Source(name, variant, tuple(class_names), train, test, self.flip, self.crop, facts)
 
 
-Parts = tuple[Iterable[Picture], Iterable[Picture]]  # training and test
+Parts = tuple[Iterable[Sample], Iterable[Sample]]  # training and test
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cofima.core.errors import CofimaError, first_problems, problems
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, named
-from cofima.data.sources.folder import TRAIN_AND_TEST, is_split, split_folders
+from cofima.data.sources.folder import TRAIN_AND_TEST, has_train_and_test, split_folders
 
 ABOUT = About(
     title="Stanford Cars",
@@ -49,7 +49,7 @@ def look(root: Path) -> Iterator[Copy]:
         if _either(folder, WHOLE):
             yield Copy("annos", folder, partial(_open_annos, folder))
     for folder in folders:
-        if is_split(folder):
+        if has_train_and_test(folder):
             yield Copy("folders", folder, partial(_open_folders, folder))
 
 
@@ -84,9 +84,9 @@ def _source(folder: Path, rows: list[tuple[str, int, bool]], titles: list[str]) 
     ]
     if found:
         raise first_problems(f"cars196 in {folder}", found)
-    parts: tuple[list[Picture], list[Picture]] = [], []
+    parts: tuple[list[Sample], list[Sample]] = [], []
     for path, car, tested in rows:
-        parts[tested].append(Picture(path, car - 1, (folder / path).read_bytes))
+        parts[tested].append(Sample(path, car - 1, (folder / path).read_bytes))
     return ABOUT.make("cars196", parts, titles)
 
 

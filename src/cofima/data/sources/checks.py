@@ -28,9 +28,9 @@ class Contents:
 
 def verify(source: Source, progress: Progress = SILENT) -> Contents:
     """Decode and hash every image."""
-    pictures = [*source.train, *source.test]
-    found = loader.check(pictures, progress)
-    faults = [f"{one.name}: {fault}" for one, (_, fault) in zip(pictures, found, strict=True) if fault]
+    samples = [*source.train, *source.test]
+    found = loader.check(samples, progress)
+    faults = [f"{one.name}: {fault}" for one, (_, fault) in zip(samples, found, strict=True) if fault]
     hashes = [digest for digest, _ in found]
     train, test = hashes[: len(source.train)], hashes[len(source.train) :]
     learned = {digest for digest in train if digest}

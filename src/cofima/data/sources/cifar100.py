@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cofima.core.errors import CofimaError, file_error, problems
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, files, named
 from cofima.data.sources.unpickle import plain_dict
@@ -58,10 +58,10 @@ def _open(path: Path, options: DataOptions) -> Source:
     return ABOUT.make("cifar100", parts, names, "official" if intact else "other")
 
 
-def _pictures(part: str, values: dict[str, Any]) -> list[Picture]:
+def _pictures(part: str, values: dict[str, Any]) -> list[Sample]:
     images = values["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return [
-        Picture(f"{part}/{place:05}", label, partial(_pixels, images, place))
+        Sample(f"{part}/{place:05}", label, partial(_pixels, images, place))
         for place, label in enumerate(values["fine_labels"])
     ]
 

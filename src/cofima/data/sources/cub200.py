@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 
 from cofima.core.errors import file_error, first_problems
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, named
-from cofima.data.sources.folder import TRAIN_AND_TEST, is_split, split_folders
+from cofima.data.sources.folder import TRAIN_AND_TEST, has_train_and_test, split_folders
 
 ABOUT = About(
     title="CUB-200-2011",
@@ -33,7 +33,7 @@ def look(root: Path) -> Iterator[Copy]:
         if all((folder / name).is_file() for name in LISTS):
             yield Copy("raw", folder, partial(_open_raw, folder))
     for folder in folders:
-        if is_split(folder):
+        if has_train_and_test(folder):
             yield Copy("folders", folder, partial(_open_folders, folder))
 
 
@@ -59,9 +59,9 @@ def _open_raw(folder: Path, options: DataOptions) -> Source:
     ids = sorted({*classes.values()}, key=int)
     number = {one: label for label, one in enumerate(ids)}
     titles = dict.fromkeys(ids, "") | {classes[key]: path.split("/")[0] for key, path in paths.items()}
-    parts: tuple[list[Picture], list[Picture]] = [], []
+    parts: tuple[list[Sample], list[Sample]] = [], []
     for key, path in paths.items():
-        picture = Picture(path, number[classes[key]], (folder / "images" / path).read_bytes)
+        picture = Sample(path, number[classes[key]], (folder / "images" / path).read_bytes)
         parts[0 if training[key] == "1" else 1].append(picture)
     return ABOUT.make("cub200", parts, [titles[one] for one in ids])
 

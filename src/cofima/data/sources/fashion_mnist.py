@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 28 x 28 gray pictures of ten kinds of clothes, in the idx files of MNIST."""
+"""Fashion-MNIST: 28 x 28 gray samples of ten kinds of clothes, in the idx files of MNIST."""
 
 import gzip
 import struct
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cofima.core.errors import problems
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, named
 
@@ -59,7 +59,7 @@ def _open(folder: Path, options: DataOptions) -> Source:
     return ABOUT.make("fashion_mnist", (parts[0], parts[1]), NAMES)
 
 
-def _part(folder: Path, part: str, stem: str, found: list[str]) -> list[Picture]:
+def _part(folder: Path, part: str, stem: str, found: list[str]) -> list[Sample]:
     images, labels = (_array(_file(folder, stem, kind), kind, found) for kind in ("images", "labels"))
     if images is None or labels is None:
         return []
@@ -68,7 +68,7 @@ def _part(folder: Path, part: str, stem: str, found: list[str]) -> list[Picture]
     if len(labels) and labels.max() >= len(NAMES):
         found.append(f"{stem}: label {labels.max()}; they run from 0 to {len(NAMES) - 1}")
     return [
-        Picture(f"{part}/{place:05}", label, partial(_pixels, images, place))
+        Sample(f"{part}/{place:05}", label, partial(_pixels, images, place))
         for place, label in enumerate(labels.tolist())
     ]
 

@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from cofima.core.errors import did_you_mean, first_problems
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Source, Usable, counted
 from cofima.data.sources.checks import refuse
-from cofima.data.sources.listing import TESTS, TRAIN, ImageFile, Listing, list_images, plain, spellings
+from cofima.data.sources.listing import (
+    TESTS,
+    TRAIN,
+    ImageFile,
+    Listing,
+    duplicate_class_names,
+    list_images,
+    normalize_name,
+)
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
 
 PREFIX = "folder:"
@@ -37,9 +45,9 @@ class Folder:
         """Return the path."""
         return str(self.listing.path)
 
-    def blocks(self) -> Sequence[Sequence[Picture]]:
+    def blocks(self) -> Sequence[Sequence[Sample]]:
         """Return all images in one block."""
-        return ([Picture(f"{file.part}/{file.key}", 0, file.path.read_bytes) for file in self.listing.files],)
+        return ([Sample(f"{file.part}/{file.key}", 0, file.path.read_bytes) for file in self.listing.files],)
 
     def usable(self, faults: Sequence[Sequence[str]], skip_unreadable: bool) -> Usable:
         """Raise one error with everything that is wrong, or leave out what may be skipped; then split."""
@@ -47,7 +55,7 @@ class Folder:
         bad = [(file, fault) for file, fault in zip(files, faults[0], strict=True) if fault]
         rows = [row for row, fault in enumerate(faults[0]) if not (fault and skip_unreadable)]
         left_out = _left_out(self.listing, [files[row] for row in rows])
-        found = [*self.listing.wrong, *spellings(self.listing)]
+        found = [*self.listing.wrong, *duplicate_class_names(self.listing)]
         if not skip_unreadable or len(left_out) == len(self.listing.folders):
             found += left_out.values()
         if not skip_unreadable:
@@ -57,7 +65,7 @@ class Folder:
         names = sorted(self.listing.folders.keys() - left_out.keys())
         rows = [row for row in rows if files[row].class_name not in left_out]
         train, test = self._split(rows, {name: label for label, name in enumerate(names)})
-        first = [*left_out.values(), *(plain(str(file.path)) for file, _ in bad)][:_SHOWN]
+        first = [*left_out.values(), *(normalize_name(str(file.path)) for file, _ in bad)][:_SHOWN]
         skipped = {"images": len(bad), "classes": len(left_out), "first": first}
         facts = {"train": len(train), "test": len(test), **self._facts(), "skipped": skipped}
         named = ([(files[row].name, label) for row, label in part] for part in (train, test))
@@ -69,7 +77,7 @@ class Folder:
         files = self.listing.files
         usable = self.usable([[""] * len(files)], self.options.skip_unreadable)
         train, test = (
-            [Picture(files[row].name, label, files[row].path.read_bytes) for row, label in part]
+            [Sample(files[row].name, label, files[row].path.read_bytes) for row, label in part]
             for part in (usable.train, usable.test)
         )
         name, _, variant = self._split_id().rpartition(":")
@@ -96,11 +104,11 @@ class Folder:
     def _split_id(self) -> str:
         """Name the split; its hash, not this name, tells two folders of one name apart."""
         variant = seeded_name(self.options) if self.listing.unsplit else "given"
-        return f"{PREFIX}{plain(self.listing.path.resolve().name)}:{variant}"
+        return f"{PREFIX}{normalize_name(self.listing.path.resolve().name)}:{variant}"
 
     def _facts(self) -> dict[str, Any]:
         listing = self.listing
-        facts = {"folder": plain(str(listing.path.resolve())), "stray_images": len(listing.stray)}
+        facts = {"folder": normalize_name(str(listing.path.resolve())), "stray_images": len(listing.stray)}
         if listing.unsplit:
             return facts | seeded_facts(self.options)
         given = " + ".join(folder.name for folder in listing.parts.values())
@@ -157,7 +165,7 @@ def _too_few(name: str, listing: Listing, counts: Counter[tuple[str, str]]) -> s
     return f"class '{name}': 1 image, too few to train and test" if counts[name, "all"] == 1 else ""
 
 
-def is_split(folder: Path) -> bool:
+def has_train_and_test(folder: Path) -> bool:
     """Tell whether a folder has both a training and a test part."""
     return (folder / TRAIN).is_dir() and any((folder / test).is_dir() for test in TESTS)
 
@@ -177,7 +185,7 @@ def split_folders(
     # the part belongs to the name only where both parts have such a path
     both = {file.key for file in parts[0]} & {file.key for file in parts[1]}
     train, test = (
-        [Picture(f.name if both else f.key, number[f.class_name], f.path.read_bytes) for f in part]
+        [Sample(f.name if both else f.key, number[f.class_name], f.path.read_bytes) for f in part]
         for part in parts
     )
     return about.make(name, (train, test), names)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cofima.core.errors import CofimaError
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import Source, roots
 from cofima.data.sources.checks import refuse
@@ -77,12 +77,12 @@ def _columns(name: str, features: Any) -> tuple[str, str]:
     return images[0], labels[0]
 
 
-def _pictures(split: str, rows: Any, image: str, label: str) -> list[Picture]:
+def _pictures(split: str, rows: Any, image: str, label: str) -> list[Sample]:
     from datasets import Image
 
     encoded = rows.cast_column(image, Image(decode=False))
     return [
-        Picture(f"{split}/{place:06}", int(value), partial(_read, encoded, place, image))
+        Sample(f"{split}/{place:06}", int(value), partial(_read, encoded, place, image))
         for place, value in enumerate(rows[label])
     ]
 

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from cofima.core.errors import CofimaError
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, files, named
-from cofima.data.sources.folder import TRAIN_AND_TEST, is_split, split_folders
+from cofima.data.sources.folder import TRAIN_AND_TEST, has_train_and_test, split_folders
 from cofima.data.sources.listing import SUFFIXES, list_images
 from cofima.data.sources.split_file import split_by_names, two_lists
 
@@ -34,7 +34,7 @@ def look(root: Path) -> Iterator[Copy]:
     """Yield the copies below a folder."""
     folders = list(named(root, FOLDERS))
     for folder in folders:
-        if is_split(folder):
+        if has_train_and_test(folder):
             yield Copy("folders", folder, partial(_open_folders, folder))
     unsplit = [folder for folder in folders if _has_wnids(folder)]
     tars = list(files(root, FOLDERS, ("imagenet-r.tar", "imagenet_r.tar")))
@@ -63,8 +63,8 @@ def _everything(path: Path) -> Source:
     paths = _in_tar(path) if path.is_file() else _in_folder(path)
     names = sorted({name.split("/")[0] for name in paths})
     number = {name: label for label, name in enumerate(names)}
-    pictures = [Picture(name, number[name.split("/")[0]], read) for name, read in paths.items()]
-    return ABOUT.make("imagenet_r", (pictures, []), names, "all")
+    samples = [Sample(name, number[name.split("/")[0]], read) for name, read in paths.items()]
+    return ABOUT.make("imagenet_r", (samples, []), names, "all")
 
 
 def _in_folder(folder: Path) -> dict[str, partial[bytes]]:

@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 
 from cofima.core.seeds import Seeds
 from cofima.data.image_set import ImageSet
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import Source
 from cofima.data.splits import by_row, choose_images, seeded_facts, seeded_name, share_of, split_facts
@@ -65,14 +65,14 @@ def blobs(classes: int = 6, per_class: int = 20, side: int = 16, seed: int = 0) 
 def source_of(dataset: Dataset) -> Source:
     """Return a dataset in memory as a source."""
 
-    def pictures(images: ImageSet) -> list[Picture]:
+    def samples(images: ImageSet) -> list[Sample]:
         return [
-            Picture(str(row), label, partial(_pixels, images, place))
+            Sample(str(row), label, partial(_pixels, images, place))
             for place, (row, label) in enumerate(images.named())
         ]
 
     variant = dataset.facts["split_id"].rpartition(":")[2]
-    parts = pictures(dataset.train), pictures(dataset.test)
+    parts = samples(dataset.train), samples(dataset.test)
     return Source(
         dataset.name, variant, dataset.class_names, *parts, dataset.flip, dataset.crop, dataset.facts
     )

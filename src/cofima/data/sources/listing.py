@@ -17,13 +17,13 @@ from torch import Tensor
 from cofima.core.errors import CofimaError, CofimaWarning, file_error, first_problems, problems
 from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet, image_set
-from cofima.data.loading.loader import Picture, load
+from cofima.data.loading.loader import Sample, load
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.base import counted
 from cofima.data.splits import choose_per_class
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
-LEAST_TO_HOLD_OUT = 5
+MIN_TO_HOLD_OUT = 5
 TRAIN, TESTS = "train", ("test", "val")  # names of folders
 
 
@@ -77,9 +77,9 @@ class Listing:
         self, pixel_format: PixelFormat, *, skip_unreadable: bool = False, progress: Progress = SILENT
     ) -> "LabeledImages":
         """Read the images into memory; unreadable ones are one error, or are left out with a warning."""
-        pictures = [Picture(file.name, 0, file.path.read_bytes) for file in self.files]
+        samples = [Sample(file.name, 0, file.path.read_bytes) for file in self.files]
         # never into the cache on disk: who learns from photographs may have to delete them afterwards
-        loaded = load(pictures, pixel_format, on_disk=False, progress=progress)
+        loaded = load(samples, pixel_format, on_disk=False, progress=progress)
         bad = [f"{file.path}: {f}" for file, f in zip(self.files, loaded.faults, strict=True) if f]
         good = [at for at, fault in enumerate(loaded.faults) if not fault]
         left = {self.files[at].class_name for at in good}
@@ -132,7 +132,7 @@ class LabeledImages:
         chosen = choose_per_class(
             [file.key for file in self.files],
             [file.class_name for file in self.files],
-            lambda count: max(1, round(share * count)) if share and count >= LEAST_TO_HOLD_OUT else 0,
+            lambda count: max(1, round(share * count)) if share and count >= MIN_TO_HOLD_OUT else 0,
             seed,
             eligible=[often[hashed] == 1 for hashed in self.hashes],
         )
@@ -150,7 +150,11 @@ def find_images(path: Path) -> Listing:
     else:
         raise CofimaError(f"{path}: there is no such folder or file")
     empty = sorted(listing.folders.keys() - set(listing.classes))
-    wrong = [*listing.wrong, *spellings(listing), *(f"class '{name}': no images" for name in empty)]
+    wrong = [
+        *listing.wrong,
+        *duplicate_class_names(listing),
+        *(f"class '{name}': no images" for name in empty),
+    ]
     if wrong:
         raise first_problems(str(path), wrong)
     return listing
@@ -167,12 +171,12 @@ def list_images(root: Path, where: str = "") -> Listing:
         raise file_error(error.filename, error) from error
     if not listing.folders and not listing.wrong:
         raise CofimaError(f"{root} has no classes: put the images of each class into a folder of its own")
-    if where and (wrong := [*listing.wrong, *spellings(listing)]):
+    if where and (wrong := [*listing.wrong, *duplicate_class_names(listing)]):
         raise problems(where, wrong)
     return listing
 
 
-def plain(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return a name as it is shown and compared: composed Unicode, no outer spaces, no undecodable bytes."""
     return unicodedata.normalize("NFC", name.encode("utf-8", "replace").decode()).strip()
 
@@ -206,17 +210,19 @@ def _list_csv(path: Path) -> Listing:
         raise CofimaError(f"{path}: the first line must name the columns path and label, e.g. path,label")
     listing = Listing(path, {"all": path.parent})
     for number, row in enumerate(rows, start=2):
-        image, label = (row["path"] or "").strip(), plain(row["label"] or "")
+        image, label = (row["path"] or "").strip(), normalize_name(row["label"] or "")
         if not image or not label:
             listing.wrong.append(f"line {number}: {'label' if image else 'path'} is empty")
         elif not (path.parent / image).is_file():
             listing.wrong.append(f"line {number}: there is no file {path.parent / image}")
         else:
-            listing.files.append(ImageFile(path.parent / image, "all", label, plain(f"{label}/{image}")))
+            listing.files.append(
+                ImageFile(path.parent / image, "all", label, normalize_name(f"{label}/{image}"))
+            )
     return listing
 
 
-def spellings(listing: Listing) -> list[str]:
+def duplicate_class_names(listing: Listing) -> list[str]:
     """Return a problem for each class name that is spelled in more than one way."""
     spellings: dict[str, list[Path]] = defaultdict(list)
     for name, folders in listing.folders.items():
@@ -244,10 +250,10 @@ def _add_class(listing: Listing, part: str, folder: Path) -> None:
     except OSError as error:
         listing.wrong.append(str(file_error(error.filename, error)))
         return
-    name = plain(folder.name)
+    name = normalize_name(folder.name)
     listing.folders[name].append(folder)
     for path in images:
-        key = plain(path.relative_to(folder.parent).as_posix())
+        key = normalize_name(path.relative_to(folder.parent).as_posix())
         listing.files.append(ImageFile(path, part, name, key))
 
 

@@ -13,7 +13,7 @@ Lister = Callable[[DataOptions], Source]
 
 
 @dataclass(frozen=True)
-class Own:
+class PluginDataset:
     """A dataset of a plugin: a line about it, the function that lists its images, the plugin's name."""
 
     about: str
@@ -31,9 +31,9 @@ def dataset(name: str, about: str) -> Callable[[Lister], Lister]:
     return mark
 
 
-def own() -> dict[str, Own]:
+def plugin_datasets() -> dict[str, PluginDataset]:
     """Return the datasets of all plugins by their names."""
-    found: dict[str, Own] = {}
+    found: dict[str, PluginDataset] = {}
     for plugin in plugins.loaded():
         for member in list(vars(plugin.module).values()):
             name, about = getattr(member, _MARK, None) or (None, "")
@@ -43,13 +43,13 @@ def own() -> dict[str, Own]:
                 raise CofimaError(
                     f"plugins {found[name].plugin} and {plugin.name} both have dataset '{name}'"
                 )
-            found[name] = Own(about, member, plugin.name)
+            found[name] = PluginDataset(about, member, plugin.name)
     return found
 
 
 def find(name: str, options: DataOptions) -> Source:
     """List the images of a plugin's dataset; its split gets a hash, as any other."""
-    source = own()[name].lister(options)
+    source = plugin_datasets()[name].lister(options)
     if not isinstance(source, Source):
         raise CofimaError(
             f"dataset '{name}' of a plugin returned {type(source).__name__}, not a cofima.data.Source"

@@ -13,7 +13,7 @@ import yaml
 
 from cofima.core.atomic import cache_folder, write_text
 from cofima.core.errors import CofimaError, CofimaWarning, file_error, first_problems
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.sources.base import Source
 from cofima.data.sources.checks import Contents
 
@@ -144,7 +144,7 @@ def _names(values: Any) -> list[str]:
     return values
 
 
-def _take(everything: dict[str, Picture], names: Iterable[str], unknown: list[str]) -> dict[str, Picture]:
+def _take(everything: dict[str, Sample], names: Iterable[str], unknown: list[str]) -> dict[str, Sample]:
     """Find images by name, or by the last two parts of a path that was made on another machine."""
     found = {}
     for name in names:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cofima.core.errors import CofimaError, did_you_mean
 from cofima.core.progress import SILENT, Progress
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import Source, roots
 from cofima.data.sources.checks import refuse
@@ -110,9 +110,9 @@ def _labels(part: Any, progress: Progress) -> list[int]:
         ) from error
 
 
-def _pictures(which: str, part: Any, labels: list[int]) -> Iterator[Picture]:
+def _pictures(which: str, part: Any, labels: list[int]) -> Iterator[Sample]:
     for place, label in enumerate(labels):
-        yield Picture(f"{which}/{place:06}", label, partial(_pixels, part, place))
+        yield Sample(f"{which}/{place:06}", label, partial(_pixels, part, place))
 
 
 def _pixels(part: Any, place: int) -> NDArray[np.uint8]:

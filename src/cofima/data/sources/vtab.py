@@ -5,11 +5,11 @@ from functools import partial
 from pathlib import Path
 
 from cofima.core.errors import problems
-from cofima.data.loading.loader import Picture
+from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import About, Copy, Source, named
-from cofima.data.sources.folder import TRAIN_AND_TEST, is_split, split_folders
-from cofima.data.sources.listing import list_images, spellings
+from cofima.data.sources.folder import TRAIN_AND_TEST, has_train_and_test, split_folders
+from cofima.data.sources.listing import duplicate_class_names, list_images
 
 ABOUT = About(
     title="VTAB, five datasets of ten classes",
@@ -31,7 +31,7 @@ def look(root: Path) -> Iterator[Copy]:
     """Yield the copies below a folder."""
     folders = list(named(root, FOLDERS))
     for folder in folders:
-        if is_split(folder):
+        if has_train_and_test(folder):
             yield Copy("folders", folder, partial(_open_folders, folder))
     for folder in folders:
         if _parts(folder):
@@ -45,14 +45,14 @@ def _open_folders(folder: Path, options: DataOptions) -> Source:
 def _open_nested(folder: Path, options: DataOptions) -> Source:
     names: list[str] = []
     wrong: list[str] = []
-    parts: tuple[list[Picture], list[Picture]] = [], []
+    parts: tuple[list[Sample], list[Sample]] = [], []
     for part in _parts(folder):
         found = list_images(part)
-        wrong += [f"{part.name}: {line}" for line in [*found.wrong, *spellings(found)]]
+        wrong += [f"{part.name}: {line}" for line in [*found.wrong, *duplicate_class_names(found)]]
         number = {name: len(names) + place for place, name in enumerate(sorted(found.folders, key=_numeric))}
         names += [f"{part.name}/{name}" for name in number]
         for file in found.files:
-            picture = Picture(
+            picture = Sample(
                 f"{part.name}/{file.part}/{file.key}", number[file.class_name], file.path.read_bytes
             )
             parts[file.part == "test"].append(picture)
@@ -68,7 +68,9 @@ def _in_order(source: Source) -> Source:
 
 def _parts(folder: Path) -> list[Path]:
     found = [
-        entry for entry in folder.iterdir() if entry.is_dir() and is_split(entry) and entry.name != "vtab"
+        entry
+        for entry in folder.iterdir()
+        if entry.is_dir() and has_train_and_test(entry) and entry.name != "vtab"
     ]
     return sorted(found, key=lambda path: (_place(path.name), path.name))
 

@@ -14,7 +14,7 @@ from cofima.data.stream import increments
 from cofima.experiment.grid.cells import name
 from cofima.experiment.grid.speed import Speed, measure
 from cofima.methods.cost import Plan
-from cofima.models import inventory, registry
+from cofima.models import backbone, registry
 from cofima.store import model_folder
 from cofima.store.config import Config
 
@@ -129,7 +129,7 @@ def _seconds(
 
 def _weights() -> dict[str, str]:
     """Return where the weights of known backbones are, by all their names."""
-    return {key: entry.where for entry in inventory.entries() for key in (entry.name, entry.timm)}
+    return {key: entry.where for entry in backbone.available() for key in (entry.name, entry.timm)}
 
 
 def _where(config: Config, known: dict[str, str]) -> str:

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize, pad
 
 from cofima.core import distributed
 from cofima.core.errors import CofimaError
-from cofima.data.image_set import Images, ImageSet, image_set, owned
+from cofima.data.image_set import Images, ImageSet, concatenate, image_set
 from cofima.methods.state import Entry, tagged, untagged
 
 MemorySize = Annotated[int, Field(ge=2)]
@@ -31,7 +31,7 @@ def refuse_small_memory(size: int, classes: int, each: int = 1) -> None:
 
 def nothing_of(images: ImageSet) -> ImageSet:
     """Return an empty memory for such images."""
-    return owned(images.select(torch.empty(0, dtype=torch.int64)))
+    return concatenate(images.select(torch.empty(0, dtype=torch.int64)))
 
 
 def memory_state(memory: ImageSet) -> dict[str, Tensor]:
@@ -81,7 +81,7 @@ def with_exemplars(
 ) -> ImageSet:
     """Return the first ``quota`` of each class in memory, and the best of each class in ``images``."""
     best = best_of_each(images.labels, quota, features, generator)
-    return owned(memory.select(first_of_each(memory.labels, quota)), images.select(best))
+    return concatenate(memory.select(first_of_each(memory.labels, quota)), images.select(best))
 
 
 def by_class(labels: Tensor) -> list[Tensor]:

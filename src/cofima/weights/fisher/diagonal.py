@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from cofima.core.errors import CofimaError, did_you_mean, problems
 from cofima.weights.fisher.labels import LabelMode, Labels
 from cofima.weights.fisher.per_sample import add_batch
-from cofima.weights.fisher.preserve_state import untouched
+from cofima.weights.fisher.preserve_state import preserved_state
 from cofima.weights.fisher.reference import add_each, add_mean
-from cofima.weights.fisher.verify import trusted
+from cofima.weights.fisher.verify import verified
 from cofima.weights.ops import Weights
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -63,7 +63,7 @@ def diagonal_fisher(
     generator = generator or torch.Generator().manual_seed(0)
     chosen = Labels(labels, columns or slice(None), generator, drawn)
     work = _at_least_single(model)
-    with untouched(work, training):
+    with preserved_state(work, training):
         fisher = _Sums(work, chosen, estimator).over(batches)
     broken = [name for name, values in fisher.items() if not values.isfinite().all()]
     if broken:
@@ -116,7 +116,7 @@ class _Sums:
         if self.fast is None and len(images) > 1:
             done = 2
             pair = (images[:2], picks[:2])
-            self.fast, self.slow = trusted(self.model, *pair, self.labels, self.totals)
+            self.fast, self.slow = verified(self.model, *pair, self.labels, self.totals)
         self._add_samples(images[done:], picks[done:])
         return len(images)
 

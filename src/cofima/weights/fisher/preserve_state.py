@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def untouched(model: nn.Module, training: bool = False) -> Iterator[None]:
+def preserved_state(model: nn.Module, training: bool = False) -> Iterator[None]:
     """Freeze ``model`` in eval (or train) mode in full precision; afterwards nothing about it has changed."""
     modules = [(module, module.training) for module in model.modules()]
     params = [(p, p.requires_grad, p._backward_hooks) for p in model.parameters()]

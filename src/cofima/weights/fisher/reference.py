@@ -22,7 +22,7 @@ def add_mean(
     model: nn.Module, names: set[str], images: Tensor, picks: Tensor, labels: Labels, totals: Weights
 ) -> None:
     """Add the square of the gradient of the mean over ``images``, for the parameters ``names``."""
-    with following(model, names) as params:
+    with require_grad(model, names) as params:
         logits = labels.checked(model(images), len(images))
         if not logits.requires_grad:
             return
@@ -38,7 +38,7 @@ def add_mean(
 
 
 @contextmanager
-def following(model: nn.Module, names: set[str]) -> Iterator[Weights]:
+def require_grad(model: nn.Module, names: set[str]) -> Iterator[Weights]:
     """Let autograd follow the frozen parameters ``names`` for a while."""
     params = {n: p for n, p in model.named_parameters() if n in names and p.is_floating_point()}
     for p in params.values():

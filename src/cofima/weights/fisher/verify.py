@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from cofima.weights.fisher.labels import Labels
 from cofima.weights.fisher.per_sample import add_batch
-from cofima.weights.fisher.reference import add_each, following
+from cofima.weights.fisher.reference import add_each, require_grad
 from cofima.weights.ops import Weights
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}  # well above rounding, well below a missing term
 
 
-def trusted(
+def verified(
     model: nn.Module, images: Tensor, picks: Tensor, labels: Labels, totals: Weights
 ) -> tuple[set[str], set[str]]:
     """Add the squares of ``images`` one by one; name the parameters whose rules agree, and those that differ.
@@ -42,7 +42,7 @@ def _agree(fast: Tensor, exact: Tensor) -> bool:
 
 def _edges(model: nn.Module, image: Tensor) -> Counter[str]:
     """Count how often each parameter enters the graph of one forward pass."""
-    with following(model, {name for name, _ in model.named_parameters()}) as params:
+    with require_grad(model, {name for name, _ in model.named_parameters()}) as params:
         names = {id(p): name for name, p in params.items()}
         found: Counter[str] = Counter()
         seen: set[Any] = set()

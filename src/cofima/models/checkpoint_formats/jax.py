@@ -38,7 +38,7 @@ _IN_A_BLOCK = {
 }
 
 
-def fill(module: nn.Module, path: Path) -> str:
+def fill_backbone(module: nn.Module, path: Path) -> str:
     """Fill a vision transformer from a .npz file, and return how it was read.
 
     All names and sizes are checked first. Then every weight becomes NaN before timm's loader fills it,

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cofima.core.errors import CofimaError, problems
-from cofima.models.checkpoint_formats import jax_layout
+from cofima.models.checkpoint_formats import jax
 from cofima.models.checkpoint_formats.layouts import to_timm
 
 FORMATS = ".pth, .pth.tar, .pt, .bin, .safetensors, .npz"
@@ -26,7 +26,7 @@ def load_checkpoint(module: nn.Module, path: Path) -> str:
     """Fill a backbone from a file, every parameter of it, and return how the file was read."""
     if path.suffix == ".npz":
         _refuse_absent(path)
-        return jax_layout.fill(module, path)
+        return jax.fill_backbone(module, path)
     weights, layout = to_timm(read_weights(path), module)
     if wrong := _misfits(module.state_dict(), weights):
         shown = wrong[:_SHOWN] + ([f"... and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])
