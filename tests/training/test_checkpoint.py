@@ -164,9 +164,10 @@ def test_killed_after_training_the_training_is_not_repeated(
         go_on(tiny, config, stream, tmp_path / "cut")
     assert len(load_model(tmp_path / "cut").tasks) == 1
     killed_after(-1)
-    go_on(tiny, config, stream, tmp_path / "cut")
+    cut = go_on(tiny, config, stream, tmp_path / "cut")
     same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
     assert len(whole.tasks) == 2
+    assert [row.epochs for row in cut.history] == [row.epochs for row in whole.history] == [2, 2]
 
 
 @pytest.mark.parametrize("train", [{"schedule": "cosine"}, {"momentum": 0.0}, {"balance": 1.0}])

@@ -100,7 +100,7 @@ def learn_task(
             score = evaluate()
     if not task.known:
         model.tasks.append(task.names)
-    return _row(model, task, kind, score, epochs.count)
+    return _row(model, task, kind, score, max(epochs.count, checkpoint.epochs_before))
 
 
 def _checkpoint(model: Model, folder: Path) -> Checkpoint:

@@ -63,6 +63,9 @@ class Learner(Protocol):
 class Checkpoint:
     """Checkpoint hooks of the training loop; no-op by default."""
 
+    epochs_before = 0
+    """Epochs of the task's training, where an earlier process completed it."""
+
     def start_task(self, index: int, parent: str) -> None:
         """Begin a task, from the state that ``parent`` identifies; the next training belongs to it."""
 
@@ -107,7 +110,7 @@ class RunCheckpoint(Checkpoint):
     def start_task(self, index: int, parent: str) -> None:
         """Begin a task: its first training is the one to keep."""
         self.task = {"task": index, "parent": parent}
-        self.fresh, self.failed = True, False
+        self.fresh, self.failed, self.epochs_before = True, False, 0
 
     def begin(self, net: nn.Module, optimizer: Optimizer, schedule: LRScheduler) -> int:
         """Begin a training, where it was left if it was."""
@@ -121,7 +124,10 @@ class RunCheckpoint(Checkpoint):
         self._resume(self.training)
         # From here on a signal waits for offer(): in the middle of a step there is nothing to write.
         signals.defer(True)
-        return sys.maxsize if self.training.complete else self.training.epoch
+        if not self.training.complete:
+            return self.training.epoch
+        self.epochs_before = self.training.epoch
+        return sys.maxsize
 
     def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
         """Begin an epoch, or go on in the one where the training was left."""
