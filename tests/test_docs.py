@@ -79,10 +79,11 @@ def tables() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", DOCS, ids=name_of)
-def test_tables_are_those_of_the_code(page: Path, tables: ModuleType) -> None:
-    text = page.read_text("utf-8")
-    assert tables.fill(text) == text, "write it anew with: python docs/tables.py"
+def test_tables_are_those_of_the_code(tables: ModuleType, subtests: pytest.Subtests) -> None:
+    for page in DOCS:
+        text = page.read_text("utf-8")
+        with subtests.test(page=name_of(page)):
+            assert tables.fill(text) == text, "write it anew with: python docs/tables.py"
 
 
 def test_every_option_and_key_has_a_meaning(tables: ModuleType) -> None:
@@ -96,14 +97,15 @@ def test_the_configuration_page_has_every_key() -> None:
     assert not [key for key in flat if f"| `{key}` |" not in page]
 
 
-@pytest.mark.parametrize("method", methods.names())
-def test_every_method_has_a_page_that_names_its_options(method: str) -> None:
-    page = ROOT / "docs" / "methods" / f"{method}.md"
-    text = page.read_text("utf-8")
-    missing = [o.name for o in options(method) if f"| `options.{o.name}` | `{o.default}`" not in text]
-    assert [name for name in missing if f"| `options.{name}` | `null`" not in text] == []
-    assert "$$" in text
-    assert f"methods/{method}.md" in (ROOT / "docs" / "README.md").read_text("utf-8")
+def test_every_method_has_a_page_that_names_its_options(subtests: pytest.Subtests) -> None:
+    index = (ROOT / "docs" / "README.md").read_text("utf-8")
+    for method in methods.names():
+        with subtests.test(method=method):
+            text = (ROOT / "docs" / "methods" / f"{method}.md").read_text("utf-8")
+            missing = [o.name for o in options(method) if f"| `options.{o.name}` | `{o.default}`" not in text]
+            assert [name for name in missing if f"| `options.{name}` | `null`" not in text] == []
+            assert "$$" in text
+            assert f"methods/{method}.md" in index
 
 
 def test_no_page_is_of_a_method_that_is_gone() -> None:
@@ -116,17 +118,18 @@ def slugs(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
-    broken = []
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if link.startswith(("http://", "https://")):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and anchor not in slugs(target)):
-            broken.append(link)
-    assert not broken
+def leads_nowhere(page: Path, link: str) -> bool:
+    """Tell whether a link within the repository has no target; addresses elsewhere are not looked at."""
+    if link.startswith(("http://", "https://")):
+        return False
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    return not target.exists() or bool(anchor and anchor not in slugs(target))
+
+
+def test_links_lead_somewhere() -> None:
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)\s]+)\)", prose(page))]
+    assert [f"{name_of(page)}: {link}" for page, link in links if leads_nowhere(page, link)] == []
 
 
 def defined(file: Path) -> set[str]:
@@ -186,21 +189,35 @@ def test_the_index_links_to_every_page() -> None:
     assert not [page for page in pages if f"]({page})" not in index]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_page_mentions_a_command_that_does_not_exist(page: Path) -> None:
+COMMAND = re.compile(r"(?<!from )(?<![\w=/.-])cofima ([a-z][\w-]*)")
+
+
+def mentioned(page: Path) -> set[str]:
+    """Return the commands that a page names, in its text and in its examples."""
     code = re.findall(r"`([^`\n]+)`", prose(page)) + blocks(page, "console", "bash", "sh")
-    named = {word for text in code for word in re.findall(r"(?<!from )(?<![\w=/.-])cofima ([a-z]\w*)", text)}
-    assert named <= COMMANDS.keys()
+    return {word for text in code for word in COMMAND.findall(text)}
 
 
-@pytest.mark.parametrize(("page", "line"), command_lines())
-def test_command_lines_parse(page: str, line: str) -> None:
+def test_no_page_mentions_a_command_that_does_not_exist() -> None:
+    found = {name_of(page): mentioned(page) - COMMANDS.keys() for page in PAGES}
+    assert {page: unknown for page, unknown in found.items() if unknown} == {}
+
+
+def parse(line: str) -> None:
+    """Parse a command line; an unknown command or option, or a missing argument, raises."""
     _, name, *words = split_plugins(shlex.split(line))[1]
     command = COMMANDS[name]
     while hasattr(command, "commands"):  # a command of commands, such as data or analyze
         name, *words = words
         command = command.commands[name]
-    command.make_context(name, words)  # an unknown option or a missing argument raises
+    command.make_context(name, words)
+
+
+def test_command_lines_parse(subtests: pytest.Subtests) -> None:
+    assert len(command_lines()) > 50
+    for page, line in command_lines():
+        with subtests.test(page=page, line=line):
+            parse(line)
 
 
 @pytest.fixture
@@ -212,19 +229,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("page", "line"),
-    [
-        (p, li)
-        for p, li in command_lines()
-        if li.startswith("cofima run") and not {"$", "--plugin"} & {*li, *li.split()}
-    ],
-)
-def test_runs_that_are_shown_have_a_valid_configuration(page: str, line: str, elsewhere: Path) -> None:
+def test_runs_that_are_shown_have_a_valid_configuration(elsewhere: Path, subtests: pytest.Subtests) -> None:
     (elsewhere / "photos").mkdir()
-    _, _, *words = shlex.split(re.sub(r"folder:\S+", "folder:photos", line))
-    given = COMMANDS["run"].make_context("run", words).params
-    assert config.read(given["config"], given["overrides"] or []).method in methods.names()
+    for page, line in command_lines():
+        if not line.startswith("cofima run") or {"$", "--plugin"} & {*line, *line.split()}:
+            continue
+        with subtests.test(page=page, line=line):
+            _, _, *words = shlex.split(re.sub(r"folder:\S+", "folder:photos", line))
+            given = COMMANDS["run"].make_context("run", words).params
+            assert config.read(given["config"], given["overrides"] or []).method in methods.names()
 
 
 def test_configurations_that_are_shown_are_valid(elsewhere: Path) -> None:

@@ -1,5 +1,6 @@
 """Recipes in layers: which word is the last, and the paper's protocol as a whole."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,13 @@ def table1(dataset: str, method: str, **chosen: str) -> Config:
     return config.check(checkable)
 
 
-@pytest.mark.parametrize("dataset", PAPER_DATASETS)
-@pytest.mark.parametrize("method", methods.names())
-def test_every_cell_of_the_papers_tables_is_a_whole_configuration(dataset: str, method: str) -> None:
+def test_every_cell_of_the_papers_tables_is_a_whole_configuration(subtests: pytest.Subtests) -> None:
+    for dataset, method in product(PAPER_DATASETS, methods.names()):
+        with subtests.test(dataset=dataset, method=method):
+            assert_whole(dataset, method)
+
+
+def assert_whole(dataset: str, method: str) -> None:
     first, increment, epochs, milestone, temperature = PROTOCOL[dataset]
     got = table1(dataset, method)
     assert (got.stream.base_classes, got.stream.increment) == (first, increment)
