@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 
 import cofima
 from cofima import methods
-from cofima.cli import app, split_plugins
 from cofima.cli.catalog import options
+from cofima.cli.main import app, split_plugins
 from cofima.core import plugins
 from cofima.core.errors import CofimaWarning
 from cofima.data.sources.in_memory import blobs

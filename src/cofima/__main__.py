@@ -1,6 +1,6 @@
 """Let ``python -m cofima`` be the command line."""
 
-from cofima.cli import main
+from cofima.cli.main import main
 
 if __name__ == "__main__":
     main()

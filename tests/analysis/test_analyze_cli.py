@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cofima.cli import app
+from cofima.cli.main import app
 from cofima.core.errors import CofimaError
 
 
@@ -50,7 +50,7 @@ def test_recipes_are_learned(in_process: list[str], tmp_path: Path, pretrained: 
     [
         (["lambda", "demo.yaml", "--lams", "0,a"], "--lams 0,a: expected numbers"),
         (["lambda", "demo.yaml", "--task", "2"], "--task is for a run folder"),
-        (["lambda", "RUN", "train.lr=1"], "it is swept as it is"),
+        (["lambda", "RUN", "train.lr=1"], "takes no settings"),
         (["lambda", "EMPTY"], "is not a model folder"),
         (["path", "EMPTY"], "is not a model folder"),
         (["lambda", "nothing.yaml"], "no configuration file nothing.yaml"),

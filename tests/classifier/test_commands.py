@@ -16,7 +16,7 @@ import pytest
 
 import cofima
 from cofima.classifier import extend as extending
-from cofima.cli import main
+from cofima.cli.main import main
 from cofima.store import model_folder
 
 Photos = Callable[..., Path]

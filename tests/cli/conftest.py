@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cofima.cli import main
+from cofima.cli.main import main
 
 
 @dataclass

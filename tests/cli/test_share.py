@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cofima.cli import app
+from cofima.cli.main import app
 from cofima.core.errors import CofimaError
 
 
@@ -33,7 +33,7 @@ def test_export_says_what_it_compared(folder: Path, tmp_path: Path, monkeypatch:
 
 
 def test_export_refuses_before_any_file_is_written(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(CofimaError, match="say what to write: --onnx FILE"):
+    with pytest.raises(CofimaError, match="give a file to write: --onnx FILE"):
         cofima("export", folder)
     with pytest.raises(CofimaError, match="RanPAC stands behind a random projection"):
         cofima("export", folder, "--torchscript", tmp_path / "a.pt", "--timm", tmp_path / "a.safetensors")

@@ -12,7 +12,7 @@ HEAVY = {"torch", "timm", "torchvision", "matplotlib", "sklearn", "scipy", "pand
 EVERY_HELP = """
 import typer
 from typer.testing import CliRunner
-from cofima.cli import app
+from cofima.cli.main import app
 
 def paths(command, path=()):
     yield path

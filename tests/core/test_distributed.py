@@ -9,7 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 from cofima import methods
-from cofima.cli import app, console
+from cofima.cli import console
+from cofima.cli.main import app
 from cofima.core import distributed, torchrun
 from cofima.core.errors import CofimaError
 from cofima.data.transforms import View
@@ -160,7 +161,7 @@ def test_statistics_of_batches_are_refused_unless_they_are_frozen(
 def test_other_commands_are_for_one_process() -> None:
     done = CliRunner().invoke(app, ["list", "methods"])
     assert isinstance(done.exception, CofimaError)
-    assert str(done.exception) == "cofima list is for one process: leave torchrun out"
+    assert str(done.exception) == "cofima list runs in one process: start it without torchrun"
 
 
 @pytest.mark.usefixtures("of_two")

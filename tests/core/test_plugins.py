@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cofima import methods
-from cofima.cli import load_plugin, split_plugins
+from cofima.cli.main import load_plugin, split_plugins
 from cofima.core import plugins
 from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.data import datasets

@@ -7,7 +7,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from cofima.cli import app
+from cofima.cli.main import app
 from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.data.sources.split_file import read_manifest
 
@@ -15,7 +15,7 @@ from cofima.data.sources.split_file import read_manifest
 def cofima(*words: str) -> Result:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CofimaWarning)
-        done = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+        done = CliRunner().invoke(app, list(words), env={"COLUMNS": "400"})
     if isinstance(done.exception, CofimaError):
         raise done.exception
     return done

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 from cofima import methods
-from cofima.analysis.cells import configure, incremental, last, learn
+from cofima.analysis.cells import configure, incremental, last, learn, recipe_methods
 from cofima.analysis.output import Result
 from cofima.analysis.plots import Bars, bars
 from cofima.core.errors import CofimaError, problems
@@ -39,7 +39,11 @@ def learn_backbones(
     jobs: int = 1,
     progress: Progress = SILENT,
 ) -> Result:
-    """Learn a recipe with every method on every backbone, and compare them."""
+    """Learn a recipe with every method on every backbone, and compare them.
+
+    Without methods, those of the recipe ``backbones.yaml`` are learned.
+    """
+    with_methods = with_methods or recipe_methods("backbones.yaml")
     cells = [[f"backbone={name}", f"method={method}"] for name, method in product(names, with_methods)]
     configs = configure(recipe, overrides, cells, ("backbone", "method"))
     return backbones([run.folder for run in learn(configs, out / "cells", jobs, progress)])
@@ -58,7 +62,9 @@ def scratch(
 
     ``own`` are settings for a third column: a backbone from scratch needs other rates than one that
     is pre-trained, and without them a comparison says more of the rates than of the weights.
+    Without methods, those of the recipe ``scratch.yaml`` are learned.
     """
+    with_methods = with_methods or recipe_methods("scratch.yaml")
     fresh = ["model.pretrained=false", "model.checkpoint=null"]
     kinds = {"pre-trained": ["model.pretrained=true"], "scratch, same settings": fresh}
     if own:

@@ -36,6 +36,12 @@ def configure(
     return found
 
 
+def recipe_methods(recipe: str) -> list[str]:
+    """Return the methods that a recipe of the package compares in its grid."""
+    grid = read_values(recipe)["grid"]
+    return list((grid if isinstance(grid, list) else [grid])[0]["method"])
+
+
 def learn(cells: Sequence[Config], out: Path, jobs: int, progress: Progress) -> list[Run]:
     """Learn every cell below ``out``; return the runs in their order, unless one failed."""
     outcome = run_grid(list({name(cell): cell for cell in cells}.values()), out, jobs, progress)

@@ -8,13 +8,13 @@ weights are those of the run, bit for bit.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Literal
 
 from cofima import methods
-from cofima.analysis.cells import configure, incremental, last, learn
+from cofima.analysis.cells import configure, incremental, last, learn, recipe_methods
 from cofima.analysis.evaluate_at import NAMES, PARTS, Measure, measure
 from cofima.analysis.output import Result
 from cofima.analysis.plots import Curve, Mark, curves
@@ -65,6 +65,7 @@ def sweep(
     recipe: str, overrides: Sequence[str], how: Sweep, out: Path, jobs: int = 1, progress: Progress = SILENT
 ) -> Result:
     """Learn at every share on part of the training images, choose, and learn what is tested."""
+    how = how if how.names else replace(how, names=recipe_methods("lambda.yaml"))
     how.check()
     seeds = how.seeds or [configure(recipe, overrides, [()], TAKEN)[0].seed]
     keys = list(product(how.names, sorted(set(how.shares)), seeds))

@@ -1,4 +1,4 @@
-"""Commands that describe what there is: list, show, and data for a look at a dataset before it is learned."""
+"""Commands that describe methods, backbones and datasets: list, show and data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -28,18 +27,13 @@ if TYPE_CHECKING:
 WIDE = 150  # columns of a terminal with room for timm's own names
 
 
-class Kind(StrEnum):
-    """What ``cofima list`` can list."""
-
-    methods = "methods"
-    backbones = "backbones"
-    datasets = "datasets"
-
-
-def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")], data_root: DataRoot = None) -> None:
-    """List the methods, the backbones or the datasets there are."""
-    tables = {Kind.methods: _methods, Kind.backbones: _backbones, Kind.datasets: _datasets}
-    out.print(tables[kind](), highlight=False)
+def list_(
+    kind: Annotated[Literal["methods", "backbones", "datasets"], typer.Argument(help="What to list.")],
+    data_root: DataRoot = None,
+) -> None:
+    """List the methods, the backbones or the datasets."""
+    tables = {"methods": _methods, "backbones": _backbones, "datasets": _datasets}
+    out().print(tables[kind](), highlight=False)
 
 
 def _methods() -> Table:
@@ -53,10 +47,10 @@ def _methods() -> Table:
 
 
 def _backbones() -> Table:
-    """Return the backbones with where their weights are, those that work without a network first."""
+    """Return the backbones with the source of their weights, those that work offline first."""
     from cofima.models import backbone
 
-    wide = out.width >= WIDE
+    wide = out().width >= WIDE
     note = None if wide else f"timm's own names: in a terminal of {WIDE} columns (COLUMNS={WIDE})"
     table = Table(box=None, pad_edge=False, caption=note, caption_justify="left")
     for title in ("name", *["timm name"] * wide, "size", "MB", "pixels", "pre-trained on", "weights"):
@@ -72,7 +66,7 @@ def _backbones() -> Table:
 
 
 def _datasets() -> Table:
-    """Return every dataset: its classes and sizes, and where it was found."""
+    """Return the datasets with their classes, sizes and folders."""
     from cofima.data import datasets, sources
 
     table = plain_table("name", "what it is", "found")
@@ -90,12 +84,12 @@ def show(method: Annotated[str, typer.Argument(help="A name from: cofima list me
     from cofima import methods
 
     kind = methods.find(method)
-    out.print(f"{kind.label} ({method})", style="bold", highlight=False)
-    out.print(f"{summary(kind)}\n\n  {kind.equation}\n\n{kind.paper}\n", highlight=False, markup=False)
+    out().print(f"{kind.label} ({method})", style="bold", highlight=False)
+    out().print(f"{summary(kind)}\n\n  {kind.equation}\n\n{kind.paper}\n", highlight=False, markup=False)
     table = plain_table("option", "default", "values", "meaning")
     for option in options(method):
         table.add_row(f"options.{option.name}", option.default, option.values, option.meaning)
-    out.print(table if table.row_count else "It has no options of its own.", highlight=False)
+    out().print(table if table.row_count else "It has no options of its own.", highlight=False)
 
 
 @dataclass(frozen=True)
@@ -140,7 +134,7 @@ def _nested(owner: BaseModel, prefix: str) -> list[Option]:
 
 
 def _values(hint: Any) -> str:
-    """Return a type in plain words: ``number | auto``, ``last | accumulate``."""
+    """Return a type for people: ``number | auto``, ``last | accumulate``."""
     origin = get_origin(hint)
     if origin is Annotated:
         return _values(get_args(hint)[0])
@@ -154,7 +148,7 @@ def _values(hint: Any) -> str:
 
 
 def _meanings(kind: type[Method]) -> dict[str, str]:
-    """Read the ``Args:`` of a method's docstring and of those that it builds on."""
+    """Read the ``Args:`` in the docstrings of a method and its base classes."""
     found: dict[str, str] = {}
     for owner in reversed(kind.__mro__):
         _, _, listed = (owner.__doc__ or "").partition("Args:\n")
@@ -181,7 +175,7 @@ def check(
     quick: Annotated[bool, typer.Option("--quick", help="List the images, but do not read them.")] = False,
     data_root: DataRoot = None,
 ) -> None:
-    """Say what is expected of a dataset, what was found, and what is wrong with it."""
+    """Check a dataset: print what is expected, what was found, and every problem."""
     settings = _resolve(name, overrides)
     _print_expected(name)
     source, wrong = _find(name, settings)
@@ -196,9 +190,7 @@ def check(
 def prepare(
     name: Name,
     overrides: Settings = None,
-    folder: Annotated[
-        Path | None, out_option("Where the manifest goes; by default beside the cache.")
-    ] = None,
+    folder: Annotated[Path | None, out_option("Folder of the manifest; by default beside the cache.")] = None,
     data_root: DataRoot = None,
 ) -> None:
     """Check a dataset and write the manifest of its split: every image, its part and its hash.
@@ -217,7 +209,7 @@ def prepare(
 
 data = typer.Typer(
     no_args_is_help=True,
-    help="Check a dataset, or write down exactly what is trained and tested on.",
+    help="Check a dataset, or write the manifest of its training and test images.",
     epilog="Example: cofima data check cub200",
 )
 register(
@@ -235,7 +227,7 @@ def _resolve(name: str, overrides: list[str] | None) -> DataOptions:
 
 
 def _find(name: str, settings: DataOptions) -> tuple[Source, list[str]]:
-    """List the images, and keep the warnings for the end."""
+    """List the images; return the warnings for the end."""
     from cofima.data import datasets
 
     with warnings.catch_warnings(record=True) as caught:

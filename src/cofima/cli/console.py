@@ -1,4 +1,4 @@
-"""Output, progress bars, messages and options that commands share; plain lines where there is no terminal."""
+"""Console output, progress bars and options that commands share; plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -28,36 +29,50 @@ if TYPE_CHECKING:
     from cofima.report.table import Table
 
 T = TypeVar("T")
-GRACE = 20  # seconds that the main process gets to complain first; torchrun then ends the others
-
-out = Console(quiet=not torchrun.is_main_process())
-errors = Console(stderr=True, quiet=not torchrun.is_main_process())
+GRACE = 20  # seconds that the main process gets to print its error; torchrun then ends the others
 _quiet = False
 
 
-def _search_there(root: Path | None) -> None:
-    """Make a place known to all that looks for datasets, processes of a grid too."""
+def out() -> Console:
+    """Return the console of results and progress."""
+    return _console(False, os.environ.get("COLUMNS"))
+
+
+def err() -> Console:
+    """Return the console of errors, warnings and notes."""
+    return _console(True, os.environ.get("COLUMNS"))
+
+
+@cache
+def _console(stderr: bool, columns: str | None) -> Console:
+    # rich reads COLUMNS once, when a console is built, so each value has its own. One console is kept for
+    # all that is printed with it: lines and a live display would overwrite each other on two.
+    return Console(stderr=stderr, quiet=not torchrun.is_main_process())
+
+
+def _set_data_root(root: Path | None) -> None:
+    """Search this folder for datasets, in the processes of a grid too."""
     if root is not None:
         os.environ["COFIMA_DATA"] = str(root.resolve())
 
 
 def out_option(help: str) -> Any:
-    """Return the option that says where a command writes."""
+    """Return the option ``--out``, ``-o`` of every command that writes."""
     return typer.Option("--out", "-o", help=help)
 
 
 ModelFolder = Annotated[Path, typer.Argument(help="A model folder.")]
 Photos = Annotated[Path, typer.Argument(help="A folder per class, or a CSV file (path,label).")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What differs.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the images, at most.")]
 SkipUnreadable = Annotated[bool, typer.Option("--skip-unreadable", help="Leave unreadable images out.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the output if it is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")]
 DataRoot = Annotated[
     Path | None,
     typer.Option(
         "--data-root",
-        callback=_search_there,
-        help="Where datasets are; else COFIMA_DATA and the present folder are searched.",
+        callback=_set_data_root,
+        help="Folder of the datasets; by default COFIMA_DATA and the current folder are searched.",
     ),
 ]
 
@@ -73,52 +88,54 @@ def register(
         app.command(example.split()[0], cls=cls, epilog=f"Example: {parent} {example}")(function)
 
 
-def be_quiet(quiet: bool) -> None:
-    """Show results and errors only, or progress too."""
+def set_quiet(quiet: bool) -> None:
+    """Print results and errors only."""
     global _quiet
     _quiet = quiet
 
 
 def is_quiet() -> bool:
-    """Tell whether results and errors only are to be shown."""
+    """Return True if only results and errors are printed."""
     return _quiet
 
 
 def progress() -> Progress:
-    """Return the listener of long-running work."""
-    return SILENT if _quiet or out.quiet else TerminalProgress(out)
+    """Return the progress display of long-running work."""
+    return SILENT if _quiet or out().quiet else TerminalProgress(out())
 
 
-def say(text: str, console: Console = out, style: str | None = None) -> None:
-    """Print a line as it is."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+def say(text: str, console: Console | None = None, style: str | None = None) -> None:
+    """Print a line as it is: no markup, no highlighting, no wrapping."""
+    (console or out()).print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning."""
+    say(f"warning: {text}", err(), "yellow")
 
 
 def complain(error: CofimaError) -> None:
-    """Print what is wrong, once: other processes speak if the first did not, and so did not end them."""
-    name, console = "cofima", errors
+    """Print an error once for all processes of a run.
+
+    The main process prints it, and torchrun then ends the others. An error that only another process has is
+    printed by that one, after a wait.
+    """
+    name, console = "cofima", err()
     if not torchrun.is_main_process():
         time.sleep(GRACE)
         name, console = f"cofima (process {torchrun.rank()})", Console(stderr=True)
     say(f"{name}: {error}", console)
 
 
-def show_warnings(console: Console) -> None:
-    """Print our own warnings as one line each, and leave others as they are."""
+def show_warnings() -> None:
+    """Print warnings of this package as one line each; others stay as Python prints them."""
     plain = warnings.showwarning
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
         if issubclass(category, CofimaWarning):
-            say(f"warning: {message}", console, "yellow")
+            warn(str(message))
         else:
-            plain(message, category, filename, lineno, file, line)
+            plain(message, category, *rest, **named)
 
     warnings.showwarning = show
 
@@ -127,17 +144,17 @@ def show_warnings(console: Console) -> None:
 def interruptible(
     kept: str = "finished tasks are kept, the same command continues after them",
 ) -> Iterator[None]:
-    """Tell a user who presses Ctrl-C, or a system that ends a run, what is kept."""
+    """On Ctrl-C or SIGTERM, print what is kept, and exit with the code of the signal."""
     try:
         yield
     except KeyboardInterrupt as error:
         number = getattr(error, "signal", signal.SIGINT)
-        say(f"cofima: interrupted; {getattr(error, 'kept', '') or kept}", errors)
+        say(f"cofima: interrupted; {getattr(error, 'kept', '') or kept}", err())
         raise typer.Exit(128 + number) from None
 
 
 class TerminalProgress(Progress):
-    """Draw one bar for the work at hand, below the name of the wider work it belongs to."""
+    """One bar for the current step, with the name of the stage that it belongs to."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -151,12 +168,12 @@ class TerminalProgress(Progress):
             transient=True,
             disable=not console.is_terminal,
         )
-        self.wider = ""
+        self.label = ""
 
     def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
         """Yield ``items`` with a bar that disappears when they are done."""
         with self._drawing():
-            bar = self.bars.add_task(f"{self.wider} · {label}" if self.wider else label, total=total)
+            bar = self.bars.add_task(f"{self.label} · {label}" if self.label else label, total=total)
             try:
                 for item in items:
                     yield item
@@ -170,14 +187,14 @@ class TerminalProgress(Progress):
 
     @contextmanager
     def stage(self, label: str) -> Iterator[None]:
-        """Name the wider work; without a terminal, say when it begins."""
-        self.wider = label
+        """Name the stage in front of each bar; without a terminal, print a line when it begins."""
+        self.label = label
         if not self.console.is_terminal:
             self.say(label)
         try:
             yield
         finally:
-            self.wider = ""
+            self.label = ""
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
@@ -205,9 +222,9 @@ def _print_table(table: Table) -> None:
         shown.add_column(column.title, justify=column.align, no_wrap=column.align == "left")
     for row in table.rows:
         shown.add_row(*(Text(str(cell), "bold" if cell.best else "") for cell in row.cells))
-    out.print(shown)
+    out().print(shown)
     if table.note:
-        out.print(table.note, highlight=False, markup=False, style="dim")
+        out().print(table.note, highlight=False, markup=False, style="dim")
 
 
 def plain_table(*columns: str) -> RichTable:

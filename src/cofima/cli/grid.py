@@ -6,9 +6,8 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console, Group
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from cofima.cli.console import (
     DataRoot,
-    errors,
+    err,
     interruptible,
     is_quiet,
     out,
@@ -39,22 +38,14 @@ ORDER = ("running", "failed", "waiting", "done")
 STYLE = {"running": "", "failed": "red", "waiting": "dim", "done": "green"}
 
 
-class Engine(StrEnum):
-    """Executors of cells."""
-
-    local = "local"
-    ray = "ray"
-    slurm = "slurm"
-
-
 def grid(
     config: Annotated[
         str, typer.Argument(help="A YAML file with a key grid, or a recipe of the package: desk.yaml.")
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="What differs, in every cell.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change in every cell.")
     ] = None,
-    folder: Annotated[Path | None, out_option("Where the cells' folders go; by default in runs/.")] = None,
+    folder: Annotated[Path | None, out_option("Folder of the cells' folders; by default in runs/.")] = None,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", "-j", min=1, help="Cells at a time; by default one per GPU, else per core."),
@@ -64,11 +55,12 @@ def grid(
         typer.Option(metavar="KEY=VALUE[,VALUE]", help="Leave other cells out; may be given again."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="A trial: so many images of each class, and one epoch.")
+        int | None, typer.Option(min=1, help="A trial: at most so many images per class, and one epoch.")
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="What runs the cells: this machine, a Ray cluster, Slurm.")
-    ] = Engine.local,
+        Literal["local", "ray", "slurm"],
+        typer.Option(help="Executor of the cells: this machine, a Ray cluster, Slurm."),
+    ] = "local",
     address: Annotated[
         str | None,
         typer.Option(
@@ -103,8 +95,8 @@ def grid(
         print_json(found) if as_json else print_plan(found, width, verbose)
         return
     with interruptible():
-        runs = executors.make(engine.value, where, jobs, address, cells)
-        with watching(out, progress(), is_quiet()) as watch:
+        runs = executors.make(engine, where, jobs, address, cells)
+        with watching(out(), progress(), is_quiet()) as watch:
             outcome = run_grid(cells, where, progress=progress(), engine=runs, watch=watch, needs=needs)
     _finish(outcome)
 
@@ -117,14 +109,14 @@ def _finish(outcome: Outcome) -> None:
     if outcome.done:
         print_runs(report.find(outcome.done))
     for failed, fault in outcome.failed.items():
-        say(f"cofima: {failed} failed: {fault}", errors)
-        say(f"  see {failed / LOG}", errors)
+        say(f"cofima: {failed} failed: {fault}", err())
+        say(f"  see {failed / LOG}", err())
     if outcome.failed:
         raise typer.Exit(1)
 
 
 def print_plan(found: Sequence[Forecast], jobs: int, verbose: bool) -> None:
-    """Print a block for each cell, what is missing once, and the sum."""
+    """Print a block for each cell, each missing dataset once, and the total."""
     import yaml
 
     from cofima.experiment.grid.scheduler import minutes
@@ -152,7 +144,7 @@ def print_plan(found: Sequence[Forecast], jobs: int, verbose: bool) -> None:
 
 
 def print_json(found: Sequence[Forecast]) -> None:
-    """Print everything that is known of each cell, for programs."""
+    """Print the forecast of each cell as JSON, for programs."""
     rows = [
         {
             "folder": str(one.folder),
@@ -164,11 +156,11 @@ def print_json(found: Sequence[Forecast]) -> None:
         }
         for one in found
     ]
-    print(json.dumps(rows, indent=2))  # as it is: a terminal's width must not break it
+    print(json.dumps(rows, indent=2))  # not with rich, which would wrap it
 
 
 def overrides_of(config: Config) -> list[str]:
-    """Return what differs from the defaults, as it would be written on a command line."""
+    """Return the settings that differ from the defaults, as on a command line."""
     from cofima import methods
     from cofima.report.groups import flat
     from cofima.store.config import Config as Defaults
@@ -195,7 +187,7 @@ def watching(console: Console, progress: Progress, quiet: bool) -> Iterator[Call
 
 
 def board_table(seen: Board, height: int) -> Group:
-    """Draw the rows that matter most, as many as there is room for, and a line about all."""
+    """Draw the most relevant rows that fit, and a line about all."""
     from cofima.experiment.grid.scheduler import summary
 
     rows = sorted(seen.rows.values(), key=lambda row: (ORDER.index(row.state), -(row.ended or 0)))

@@ -19,13 +19,14 @@ from cofima.cli.console import (
     Photos,
     SkipUnreadable,
     count,
-    errors,
+    err,
     interruptible,
     out,
     out_option,
     progress,
     say,
     some,
+    warn,
 )
 from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import folder_lock
@@ -48,16 +49,16 @@ def learn(
     photos: Photos,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="What differs from the recipe learn.yaml."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe learn.yaml."),
     ] = None,
     folder: Annotated[Path, out_option("The model folder; it must not hold a model yet.")] = Path("model"),
     backbone: Annotated[
         str | None,
         typer.Option(help="Pre-trained network; EfficientNet-Lite0 where installed, else vit_micro."),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="What learns; cofima if not given.")] = None,
+    method: Annotated[str | None, typer.Option(help="Name of the method; cofima by default.")] = None,
     epochs: Epochs = None,
-    seed: Annotated[int | None, typer.Option(help="Decides what is left to chance.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random numbers.")] = None,
     keep_images: Annotated[
         int, typer.Option(min=0, help="Held-out images of each class to keep in the model folder.")
     ] = 0,
@@ -92,11 +93,11 @@ def extend(
     photos: Photos,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[train.KEY=VALUE]...", help="What differs in training this time."),
+        typer.Argument(metavar="[train.KEY=VALUE]...", help="Settings of training that differ this time."),
     ] = None,
     folder: Annotated[Path | None, out_option("Write another model folder; MODEL stays as it is.")] = None,
     check: Annotated[
-        Path | None, typer.Option(help="Images of old classes on which to measure what they lose.")
+        Path | None, typer.Option(help="Images of old classes on which to measure their loss of accuracy.")
     ] = None,
     max_drop: Annotated[
         float | None,
@@ -136,21 +137,19 @@ def extend(
                 progress=progress(),
             )
         except ForgettingError as error:
-            out.print(_losses(error.comparison))
-            say(f"cofima: {error}", errors)
+            out().print(_losses(error.comparison))
+            say(f"cofima: {error}", err())
             raise typer.Exit(BUDGET_BROKEN) from None
         classifier.save(folder or model, progress())
     measured = outcome.old is not None and outcome.old.measured
     if outcome.old is not None and measured:
-        out.print(_losses(outcome.old))
+        out().print(_losses(outcome.old))
     for line in _extended(classifier, outcome):
         say(line)
     if max_drop is not None and not measured:
-        say(
-            "warning: --max-drop was not checked: there are no images of old classes. "
-            "Give --check FOLDER, or learn with --keep-images",
-            errors,
-            "yellow",
+        warn(
+            "--max-drop was not checked: there are no images of old classes. "
+            "Give --check FOLDER, or learn with --keep-images"
         )
 
 
@@ -159,14 +158,14 @@ def predict(
     images: Annotated[
         list[str], typer.Argument(help="Images, folders of images, or - for a list of paths on stdin.")
     ],
-    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to name.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="A table: image, label, probability, ...")] = False,
     unknown: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Say 'unknown' where an image is farther from every class than all but this share of "
+            help="Answer 'unknown' for images farther from every class than all but this share of the "
             "held-out images.",
         ),
     ] = None,
@@ -191,14 +190,14 @@ def predict(
             write(answer, number == 0)
             readable += not answer.error
     if not classifier.calibrated and not for_programs:
-        say("note: no images were held out, so the probabilities are not calibrated", errors)
+        say("note: no images were held out, so the probabilities are not calibrated", err())
     if readable < len(paths):
-        say(f"cofima: {len(paths) - readable} of {len(paths)} images could not be read", errors)
+        say(f"cofima: {len(paths) - readable} of {len(paths)} images could not be read", err())
         raise typer.Exit(1 if readable else 2)
 
 
 def find_images(given: list[str]) -> Iterator[Path]:
-    """Yield the images that are given: files, those below folders, and a list on stdin for ``-``."""
+    """Yield image paths: files, files below folders, and a list on stdin for ``-``."""
     from cofima.data.sources.listing import SUFFIXES
 
     words = [w for word in given for w in (sys.stdin.read().splitlines() if word == "-" else [word]) if w]
@@ -242,11 +241,11 @@ def evaluate(
     model: ModelFolder,
     photos: Photos,
     folder: Annotated[
-        Path | None, out_option("Where a page, a figure and tables go, if they should.")
+        Path | None, out_option("Folder of a page, a figure and tables; none by default.")
     ] = None,
     skip_unreadable: SkipUnreadable = False,
 ) -> None:
-    """Measure accuracy on labelled images, class by class, and show what is confused with what."""
+    """Measure the accuracy on labeled images, class by class, and list the confused classes."""
     from cofima.classifier.classifier import load
 
     classifier = load(model, progress=progress())
@@ -261,28 +260,28 @@ def evaluate(
 
 
 def _print_evaluation(found: Evaluation) -> None:
-    """Print the accuracy, the classes known least, and the pairs most confused."""
+    """Print the accuracy, the least accurate classes, and the most confused pairs."""
     say(f"Accuracy: {found.accuracy.percent:.1f} % on {found.images:,} images of {found.source}")
     say(f"Mean over classes: {found.accuracy.mean_of_classes:.1f} %")
     say(f"Probabilities are off by {found.calibration:.1f} points on average")
     by_class = found.accuracy.by_class
-    table = Table("class", "images", "accuracy %", title="Known least", title_justify="left")
+    table = Table("class", "images", "accuracy %", title="Least accurate", title_justify="left")
     for name in sorted(by_class, key=lambda name: by_class[name])[:SHOWN]:
         table.add_row(name, str(found.accuracy.images[name]), f"{by_class[name]:.1f}")
-    out.print(table)
+    out().print(table)
     if found.confused:
         pairs = Table("class", "taken for", "images", title="Most confused", title_justify="left")
         for true, said, images in found.confused[:SHOWN]:
             pairs.add_row(true, said, str(images))
-        out.print(pairs)
+        out().print(pairs)
 
 
 def history(model: ModelFolder) -> None:
-    """Show what a model learned, when, from how many images, and what was measured."""
+    """Show the history of a model: what it learned, when, from how many images, and its accuracy."""
     table = Table("", "what", "classes", "images", "accuracy %", "old classes %", "lam", "date")
     for number, row in enumerate(model_folder.read_history(model), start=1):
         table.add_row(str(number), *_history_cells(row))
-    out.print(table)
+    out().print(table)
 
 
 def _history_cells(row: HistoryRow) -> list[str]:
@@ -327,9 +326,9 @@ def remove_class(
     model: ModelFolder,
     name: Annotated[str, typer.Argument(metavar="CLASS", help="The name of a class.")],
 ) -> None:
-    """Take a class out of a model: it is never named again; cofima undo brings it back.
+    """Remove a class from a model: it is never predicted again; cofima undo brings it back.
 
-    Its row, its statistics and its kept images go; what the backbone learned from it stays.
+    Its row, its statistics and its kept images are deleted; what the backbone learned from it stays.
     """
     from cofima.classifier.classifier import load
 
@@ -340,7 +339,7 @@ def remove_class(
 
 
 def _learned(made: Classifier) -> Iterator[str]:
-    """Yield what a classifier learned, its accuracy and what that rests on, and what to do next."""
+    """Yield the lines about a learned classifier: classes, accuracy, folder, commands to try next."""
     row, accuracy = made.history[-1], made.accuracy
     yield f"Learned {count(len(made.classes), 'class', 'es')} from {count(row.train_images or 0, 'image')}"
     yield f"  in {_duration(row.seconds['total'])}: {made.model.method.label} on {made.model.backbone.name}"
@@ -351,7 +350,7 @@ def _learned(made: Classifier) -> Iterator[str]:
             f"Accuracy: {accuracy.percent:.1f} % on {count(row.held_out or 0, 'held-out image')}, which also "
             "decided when to stop"
         )
-        yield _least_known(accuracy.by_class)
+        yield _least_accurate(accuracy.by_class)
     yield from _kept(made)
     where = shlex.quote(str(made.folder))
     yield "Try next:"
@@ -360,7 +359,7 @@ def _learned(made: Classifier) -> Iterator[str]:
 
 
 def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
-    """Yield what an extension learned, its accuracy, and what old classes lost."""
+    """Yield the lines about an extension: classes, accuracy, loss of old classes, folder."""
     if outcome.new:
         yield f"Learned {count(len(outcome.new), 'new class', 'es')}: {some(outcome.new)}"
     if outcome.more:
@@ -372,7 +371,7 @@ def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
     else:
         images = sum(outcome.accuracy.images.values())
         yield f"Accuracy on these: {outcome.accuracy.percent:.1f} % on {count(images, 'held-out image')}"
-        yield _least_known(outcome.accuracy.by_class)
+        yield _least_accurate(outcome.accuracy.by_class)
     yield _lost(outcome.old)
     yield from _kept(made)
 
@@ -396,13 +395,13 @@ def _losses(old: Comparison) -> Table:
     return table
 
 
-def _least_known(by_class: dict[str, float]) -> str:
+def _least_accurate(by_class: dict[str, float]) -> str:
     low = sorted(by_class, key=lambda name: by_class[name])[:WORST]
-    return "  least known: " + ", ".join(f"{name} {by_class[name]:.0f} %" for name in low)
+    return "  least accurate: " + ", ".join(f"{name} {by_class[name]:.0f} %" for name in low)
 
 
 def _kept(made: Classifier) -> Iterator[str]:
-    """Yield where the model is, how large, and which images are in it."""
+    """Yield the lines about the model folder: path, size, images in it."""
     assert made.folder is not None
     assert made.generation is not None
     size = sum(file.stat().st_size for file in made.generation.iterdir())

@@ -1,4 +1,4 @@
-"""Commands that learn streams of tasks: run, demo, and track for what trackers show of a run."""
+"""Commands that learn a stream of tasks: run, demo, and track for its metrics in a tracker."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +11,8 @@ KIND, TRACKERS = "KIND[:WHERE]", "tensorboard[:DIR], wandb[:online] or mlflow[:U
 
 
 def demo(
-    folder: Annotated[Path, out_option("Where runs and report go.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of class order, heads, batches.")] = 1993,
+    folder: Annotated[Path, out_option("Folder of the runs and the report.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of class order, heads and batches.")] = 1993,
 ) -> None:
     """Learn the embedded digits with five methods, and show how much each forgets.
 
@@ -48,7 +48,7 @@ def run(
     data_root: DataRoot = None,
     track_with: Annotated[list[str] | None, typer.Option("--track", metavar=KIND, help=TRACKERS)] = None,
 ) -> None:
-    """Learn a stream of tasks; the same command continues after a crash, and says when it is done."""
+    """Learn a stream of tasks; the same command continues after a crash."""
     from cofima import report
     from cofima.experiment import config as configs
     from cofima.experiment import trackers

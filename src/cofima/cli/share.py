@@ -1,4 +1,4 @@
-"""Commands that hand a model to others: export, card, push, and a page in the browser."""
+"""Commands that share a model: export, card, push, and a page in the browser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cofima.classifier.web.limits import Limits
-from cofima.cli.console import ModelFolder, errors, interruptible, out_option, progress, say
+from cofima.cli.console import ModelFolder, interruptible, out_option, progress, say, warn
 from cofima.cli.model import find_images
 from cofima.core.atomic import write_text
 from cofima.core.errors import CofimaError
@@ -23,7 +23,8 @@ MOST_IMAGES = 32  # on which an exported file is compared with the model
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 License = Annotated[
-    str | None, typer.Option("--license", help="The hub's name of a licence; the backbone's by default.")
+    str | None,
+    typer.Option("--license", help="License identifier of the hub; by default that of the backbone."),
 ]
 
 
@@ -43,9 +44,9 @@ def export(
         typer.Option("--check", help="Images, or folders of them, on which file and model are compared."),
     ] = None,
 ) -> None:
-    """Write a model for other programs, with its class names and how to prepare images.
+    """Write a model for other programs, with its class names and preprocessing.
 
-    What was written is compared with the model on images before it gets its name.
+    Each file is compared with the model on images before it gets its name.
     """
     from cofima.classifier.export import export as exports
     from cofima.classifier.export import timm as timm_export
@@ -57,7 +58,7 @@ def export(
         (timm, timm_export.to_timm),
     ]
     if not any(path for path, _ in wanted):
-        raise CofimaError("say what to write: --onnx FILE, --torchscript FILE or --timm FILE")
+        raise CofimaError("give a file to write: --onnx FILE, --torchscript FILE or --timm FILE")
     loaded = exports.on_squares(load_model(model, where="cpu", progress=progress()))
     if timm is not None:
         timm_export.refuse_not_plain(loaded, timm)  # before a slower export has been done for nothing
@@ -97,10 +98,12 @@ def _read_images(given: list[str], pixel_format: PixelFormat) -> tuple[Tensor, s
 
 def card(
     model: ModelFolder,
-    path: Annotated[Path | None, out_option("Write it to a file, e.g. README.md.")] = None,
+    path: Annotated[
+        Path | None, out_option("Write to this file, e.g. README.md, instead of the terminal.")
+    ] = None,
     license: License = None,
 ) -> None:
-    """Describe a model: classes, images, accuracy, backbone and licence, limits, how to repeat it.
+    """Write the model card: classes, images, accuracy, backbone, license, limits, commands to repeat it.
 
     Markdown with the front matter that the Hugging Face hub reads.
     """
@@ -117,13 +120,11 @@ def card(
 
 def push(
     model: ModelFolder,
-    repo: Annotated[str, typer.Argument(help="NAME or OWNER/NAME on the hub; made if it is not there.")],
-    private: Annotated[
-        bool, typer.Option("--private", help="Only you may see it, if it is made now.")
-    ] = False,
+    repo: Annotated[str, typer.Argument(help="NAME or OWNER/NAME on the hub; created if it does not exist.")],
+    private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
     license: License = None,
     with_images: Annotated[
-        bool, typer.Option("--with-images", help="Upload images that the model holds, too.")
+        bool, typer.Option("--with-images", help="Also upload the images inside the model.")
     ] = False,
 ) -> None:
     """Upload a model and its card to the Hugging Face hub, in one commit.
@@ -139,17 +140,21 @@ def push(
 
 def serve(
     model: ModelFolder,
-    host: Annotated[str, typer.Option(help="Who may come; 127.0.0.1 is this machine only.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="The first free one from 7860.")] = None,
-    max_files: Annotated[int, typer.Option(min=1, help="Images that are taken at once.")] = Limits.files,
-    max_megabytes: Annotated[int, typer.Option(min=1, help="Size of an image file.")] = Limits.megabytes,
-    max_megapixels: Annotated[int, typer.Option(min=1, help="Millions of pixels of an image.")] = (
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 127.0.0.1 is this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port; by default the first free one from 7860.")
+    ] = None,
+    max_files: Annotated[int, typer.Option(min=1, help="Images per upload.")] = Limits.files,
+    max_megabytes: Annotated[int, typer.Option(min=1, help="Largest image file.")] = Limits.megabytes,
+    max_megapixels: Annotated[int, typer.Option(min=1, help="Largest image, in millions of pixels.")] = (
         Limits.megapixels
     ),
 ) -> None:
     """Open a page on which people drop images, see their classes, and add a class from a few photographs.
 
-    Needs cofima[app]. Whoever can open the page can change the model.
+    Needs cofima[app]. Everybody who can open the page can change the model.
     """
     from cofima.classifier.web import app
     from cofima.classifier.web.session import Studio
@@ -158,11 +163,9 @@ def serve(
     import_extra("gradio", "app")
     studio = Studio(model, Limits(max_files, max_megabytes, max_megapixels))
     if host not in LOOPBACK:
-        say(
-            f"warning: on {host} everybody who can reach this machine can use and change the model; the page "
-            "asks for no password, and what is sent is not encrypted",
-            errors,
-            "yellow",
+        warn(
+            f"on {host} everybody who can reach this machine can use and change the model; the page asks for "
+            "no password, and nothing is encrypted"
         )
     with TemporaryDirectory(prefix="cofima-app-") as uploads:
         page, where = app.serve(studio, Path(uploads), host, port, wait=False)

@@ -1,8 +1,7 @@
-"""Commands on weights: merge models, and measure which weights matter to one."""
+"""Commands on weights: merge models, and measure the Fisher information of one."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -13,26 +12,11 @@ from cofima.cli.console import Force, ModelFolder, SkipUnreadable, count, out_op
 LISTS = ("--weights", "--fisher")
 
 
-class LabelChoice(StrEnum):
-    """Labels over which the Fisher information is taken."""
-
-    data = "data"
-    sampled = "sampled"
-    exact = "exact"
-
-
-class LogitChoice(StrEnum):
-    """Classes that compete."""
-
-    seen = "seen"
-    local = "local"
-
-
 class ListOptions(TyperCommand):
-    """A command with options that take all words up to the next option: ``--weights 0.2 0.3 0.5``."""
+    """Command with options that take all words up to the next option: ``--weights 0.2 0.3 0.5``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give each word of a list its own option, as click expects it."""
+        """Repeat the option before each of its words, as click expects it."""
         return super().parse_args(ctx, spread(args))
 
 
@@ -63,7 +47,7 @@ def merge(
     ],
     output: Annotated[Path, out_option("The merged folder or file.")],
     method: Annotated[
-        MergeMethod, typer.Option("--method", "-m", help="How weights are merged.")
+        MergeMethod, typer.Option("--method", "-m", help="Rule of the merge.")
     ] = MergeMethod.average,
     lam: Annotated[
         float | None,
@@ -73,7 +57,7 @@ def merge(
     ] = None,
     weights: Annotated[
         list[float] | None,
-        typer.Option(metavar="W1 W2 ...", help="How much each model counts, instead of lam."),
+        typer.Option(metavar="W1 W2 ...", help="Weight of each model, instead of lam."),
     ] = None,
     fisher: Annotated[
         list[Path] | None, typer.Option(metavar="F1 F2 ...", help="One file of cofima fisher for each model.")
@@ -115,15 +99,19 @@ def fisher(
     ],
     output: Annotated[Path, out_option("The .safetensors file to write.")],
     labels: Annotated[
-        LabelChoice, typer.Option(help="The folder's classes, one drawn from the model, or the expectation.")
-    ] = LabelChoice.data,
+        Literal["data", "sampled", "exact"],
+        typer.Option(help="The folder's classes, one sampled from the model, or the expectation."),
+    ] = "data",
     logits: Annotated[
-        LogitChoice, typer.Option(help="Softmax over all classes of the model, or over the folder's.")
-    ] = LogitChoice.seen,
-    limit: Annotated[int | None, typer.Option(help="At most so many images of each class.")] = None,
+        Literal["seen", "local"],
+        typer.Option(help="Softmax over all classes of the model, or over the folder's."),
+    ] = "seen",
+    limit: Annotated[int | None, typer.Option(help="Maximum number of images per class.")] = None,
     skip_unreadable: SkipUnreadable = False,
-    seed: Annotated[int, typer.Option(help="Of sampled labels, and of the images that a limit takes.")] = 0,
-    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda.")] = "auto",
+    seed: Annotated[
+        int, typer.Option(help="Seed of sampled labels, and of the images that a limit takes.")
+    ] = 0,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda.")] = "auto",
     force: Force = False,
 ) -> None:
     """Measure the diagonal Fisher information of a model, for a merge weighted by it."""
@@ -133,8 +121,8 @@ def fisher(
         model,
         images,
         output,
-        labels=labels.value,
-        logits=logits.value,
+        labels=labels,
+        logits=logits,
         limit=limit,
         skip_unreadable=skip_unreadable,
         seed=seed,

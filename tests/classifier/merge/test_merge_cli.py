@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from cofima.cli import main
+from cofima.cli.main import main
 from cofima.cli.weights import spread
 from cofima.store.model import load_model
 from cofima.weights import average_all

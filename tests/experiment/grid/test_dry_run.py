@@ -11,8 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from cofima import methods
-from cofima.cli import app
 from cofima.cli.grid import overrides_of
+from cofima.cli.main import app
 from cofima.experiment.config import check
 from cofima.experiment.grid import estimate as forecasts
 from cofima.experiment.grid import speed as speeds
