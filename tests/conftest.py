@@ -99,7 +99,7 @@ def options_for(method: str, network: str, options: dict[str, Any]) -> dict[str,
     kind = methods.find(method)
     known = SMALL | (PROMPTS if issubclass(kind, Prompted) else {})
     small = {name: value for name, value in known.items() if name in kind.__dataclass_fields__}
-    fit = {} if network.startswith("vit") else kind.any_backbone
+    fit = {} if network.startswith("vit") else kind.options_for_any_backbone
     return small | fit | options
 
 

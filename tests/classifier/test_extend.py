@@ -180,7 +180,7 @@ def test_every_method_extends_or_refuses_before_any_work(
 ) -> None:
     clf = learned(method, tmp_path, photos, tiny)
     new, more = photos(tmp_path / "new", (2, 3), per_class=6), photos(tmp_path / "more", (0, 1), 6, first=10)
-    if clf.model.method.extends:
+    if clf.model.method.can_extend:
         outcome = clf.extend(new)
         clf.save(tmp_path / "model")
         again = cofima.load(tmp_path / "model")
@@ -189,7 +189,7 @@ def test_every_method_extends_or_refuses_before_any_work(
         assert torch.equal(again.probabilities(images), clf.probabilities(images))
         assert (outcome.old is not None) == hasattr(clf.model.method, "gaussians")
         clf = again
-    if clf.model.method.extends and clf.model.method.refines:
+    if clf.model.method.can_extend and clf.model.method.can_refine:
         clf.extend(more)
         assert clf.history[-1].kind == "more images"
     else:
@@ -208,7 +208,7 @@ def test_every_method_removes_a_class_or_refuses(
         with pytest.raises(CofimaError, match="keeps images of its classes"):
             clf.remove_class("class 0")
         return
-    if clf.model.method.extends:
+    if clf.model.method.can_extend:
         clf.extend(photos(tmp_path / "new", (2,), per_class=6))
     logits = clf.model.logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
     clf.remove_class("class 0")
@@ -217,7 +217,7 @@ def test_every_method_removes_a_class_or_refuses(
     clf.save(tmp_path / "model")
     again = cofima.load(tmp_path / "model")
     assert "class 0" not in [name for name, _ in again.predict(image, top=9)[0].best]
-    if clf.model.method.extends:
+    if clf.model.method.can_extend:
         again.remove_class("class 2")  # its task is empty now
         again.extend(photos(tmp_path / "newer", (4, 5), per_class=6))
         assert again.classes == ["class 1", "class 4", "class 5"]

@@ -94,7 +94,7 @@ def test_it_works_in_scikit_learn_s_tools_and_survives_a_pickle() -> None:
 def test_what_a_method_cannot_learn_is_refused_before_any_work() -> None:
     classifier = ImageClassifier(**(QUICK | {"method": "prototype", "settings": ("model.pretrained=false",)}))
     classifier.fit(*pictures(("red", "green")))
-    if not classifier.model_.method.refines:
+    if not classifier.model_.method.can_refine:
         with pytest.raises(ValueError, match="cannot learn more images of known classes"):
             classifier.partial_fit(*pictures(("red",)))
     with pytest.raises(ValueError, match="between 0 and 1"):

@@ -133,7 +133,7 @@ def refused(config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_what_several_processes_cannot_share_is_refused_before_any_work(
     tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(methods.find("seq_ft"), "one_process", "it looks at whole batches")
+    monkeypatch.setattr(methods.find("seq_ft"), "single_process_only", "it looks at whole batches")
     config = tiny.config("seq_ft", train={"batch_size": 1}, device="cuda:1")
     said = refused(config, tmp_path / "run", monkeypatch)
     assert "a run in 2 processes" in said

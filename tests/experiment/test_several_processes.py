@@ -113,7 +113,7 @@ def test_processes_that_see_different_things_stop(both: Path) -> None:
 @pytest.mark.slow
 def test_four_processes_learn_what_one_learns_whatever_the_method(tmp_path: Path) -> None:
     """A method that is not here must say why it is for one process only."""
-    several = [name for name in methods.names() if not methods.find(name).one_process]
+    several = [name for name in methods.names() if not methods.find(name).single_process_only]
     learn(tmp_path, (1, 4), [*several, *VARIANTS])
     for case in (*several, *VARIANTS):
         same(tmp_path, case, 4)

@@ -22,7 +22,7 @@ from cofima.data.stream import Stream, Task
 from cofima.experiment.config import check
 from cofima.experiment.launch import launch
 from cofima.store import model_folder
-from cofima.store.history import dump, parse
+from cofima.store.history import dump_rows, parse_rows
 from cofima.store.model import Model, load_model, save_model
 from cofima.training.evaluate import evaluate
 
@@ -272,11 +272,11 @@ def test_global_randomness_is_left_as_it_was(name: str, tiny) -> None:
 @every_method
 def test_a_backbone_is_taken_or_refused_before_any_work(name: str, tiny, tmp_path: Path) -> None:
     kind = methods.find(name)
-    check({"method": name, "options": kind.any_backbone})
+    check({"method": name, "options": kind.options_for_any_backbone})
     network = tiny.net("resnet_test").backbone
     if not kind.needs_vit:
-        methods.build(name, kind.any_backbone).check(network)
-    if kind.any_backbone or kind.needs_vit:  # else the defaults suit every backbone
+        methods.build(name, kind.options_for_any_backbone).check(network)
+    if kind.options_for_any_backbone or kind.needs_vit:  # else the defaults suit every backbone
         with pytest.raises(CofimaError, match="ResNet"):
             methods.build(name).check(network)
 
@@ -323,7 +323,7 @@ def test_a_loaded_model_is_the_model(name: str, tiny, tmp_path: Path, same_bits)
 def test_the_history_of_a_task_is_complete_and_json(name: str, tiny, tmp_path: Path) -> None:
     model = tiny.run(tmp_path, tiny.config(name, train={"epochs": 1}), tiny.stream((2, 1), per_class=6))
     for row in model.history:
-        assert parse(dump([row]), "history.jsonl") == [row]
+        assert parse_rows(dump_rows([row]), "history.jsonl") == [row]
         json.dumps(row.model_dump(mode="json"), allow_nan=False)
         assert {"total", "evaluate"} <= row.seconds.keys()
         assert row.distance.from_start >= 0

@@ -63,7 +63,7 @@ DECLARED = (
     UNDECLARED.replace(
         "from cofima.methods import Method\n",
         "from cofima.methods import Method\n"
-        "from cofima.methods.cost import Cost, Plan\n"
+        "from cofima.methods.components.cost import Cost, Plan\n"
         "from cofima.methods.state import Entry\n",
     )
     + """
@@ -234,4 +234,4 @@ def test_a_method_derived_from_one_of_ours_shares_and_declares_only_what_it_says
         "@dataclass(eq=False)\nclass Means(SLCA):\n    '''Align.'''\n    label = 'Means'\n"
     )
     assert shared_first_task.key(small(tiny)) is None
-    assert methods.generic({"raw_head.", "gaussians."}) == "slca"
+    assert methods.fallback_for({"raw_head.", "gaussians."}) == "slca"

@@ -163,9 +163,9 @@ def test_every_state_is_what_its_method_declares(name: str, options: dict[str, A
 
 
 def test_a_generic_method_is_chosen_by_what_is_left_of_the_state() -> None:
-    assert methods.generic({"raw_head.", "gaussians.", "fisher."}) == "slca"
-    assert methods.generic({"raw_head.", "fisher."}) == "seq_ft"
-    assert methods.generic(()) == "seq_ft"
+    assert methods.fallback_for({"raw_head.", "gaussians.", "fisher."}) == "slca"
+    assert methods.fallback_for({"raw_head.", "fisher."}) == "seq_ft"
+    assert methods.fallback_for(()) == "seq_ft"
 
 
 def test_pooled_rows_are_the_gaussian_of_all_images() -> None:

@@ -11,7 +11,7 @@ import cofima
 from cofima.core.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.store import model_folder
-from cofima.store.history import HistoryRow, OldClasses, dump, is_run, parse
+from cofima.store.history import HistoryRow, OldClasses, dump_rows, is_run, parse_rows
 
 ROW = HistoryRow(
     kind="extend",
@@ -27,9 +27,9 @@ ROW = HistoryRow(
 
 def test_rows_are_written_and_read_back() -> None:
     rows = [HistoryRow(task=1, classes=["a"]), ROW]
-    text = dump(rows)
+    text = dump_rows(rows)
     assert len(text.splitlines()) == 2  # whatever characters the names of classes have
-    assert parse(text, "here") == rows
+    assert parse_rows(text, "here") == rows
 
 
 def test_the_overall_accuracy_counts_what_was_measured() -> None:
@@ -41,7 +41,7 @@ def test_the_overall_accuracy_counts_what_was_measured() -> None:
 
 def test_all_faults_are_one_error() -> None:
     with pytest.raises(CofimaError, match="here has 4 problems") as error:
-        parse('{"task": 1}\n{"task": 1, "classes": [], "kind": "dream", "more": 1}\n{', "here")
+        parse_rows('{"task": 1}\n{"task": 1, "classes": [], "kind": "dream", "more": 1}\n{', "here")
     for fault in ("line 1: classes", "line 2: kind", "line 2: more", "line 3: Invalid JSON"):
         assert fault in str(error.value)
 

@@ -253,7 +253,7 @@ def test_folders_that_came_later_are_never_deleted_either(
 ) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "mine.txt").write_text("mine")
-    monkeypatch.setattr(model_folder, "refuse_place", lambda folder: None)
+    monkeypatch.setattr(model_folder, "check_writable", lambda folder: None)
     if name == "0002":
         with pytest.raises(CofimaError, match="0002 could not be written"):
             launch(config, tmp_path)
@@ -290,11 +290,11 @@ def test_what_a_kill_left_of_a_generation_is_in_nobodys_way(config, tmp_path: Pa
     folder = tmp_path / "model"
     launch(config, folder)
     (folder / "0000").mkdir()  # killed while its files were removed
-    model_folder.refuse_place(folder)
+    model_folder.check_writable(folder)
     model = load_model(folder)
     save_model(model, folder)
     assert not (folder / "0000").exists()
     (folder / "0099").mkdir()
     (folder / "0099" / "holiday.jpg").touch()
     with pytest.raises(CofimaError, match="0099"):
-        model_folder.refuse_place(folder)
+        model_folder.check_writable(folder)

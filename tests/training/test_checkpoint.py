@@ -347,10 +347,10 @@ class Learner:
     def restore_task_state(self, state: dict[str, torch.Tensor]) -> None:
         raise NotImplementedError
 
-    def spent(self) -> dict[str, float]:
+    def seconds_so_far(self) -> dict[str, float]:
         return {}
 
-    def add_spent(self, seconds: dict[str, float]) -> None:
+    def add_seconds(self, seconds: dict[str, float]) -> None:
         self.seconds += seconds["inflight"]
 
     def note(self, text: str) -> None:

@@ -21,7 +21,7 @@ from cofima.core.progress import Progress
 from cofima.experiment.launch import launch, pending
 from cofima.store import model_folder
 from cofima.store.model import load_model, save_model
-from cofima.training.checkpoint import Budget, place
+from cofima.training.checkpoint import Budget, describe
 
 CONFTEST = Path(__file__).parent.parent / "conftest.py"
 TRAIN = {"epochs": 3, "batch_size": 4}
@@ -143,8 +143,8 @@ def test_a_signal_is_answered_with_where_to_go_on(tmp_path: Path) -> None:
     _, stderr = running.communicate(timeout=300)
     assert running.returncode == 128 + signal.SIGTERM
     said = pending(tmp_path / "long")
-    assert stderr == f"cofima: interrupted; the same command continues at {place(said)}\n"
-    assert re.fullmatch(r"task 1, epoch \d+, step \d+", place(said))
+    assert stderr == f"cofima: interrupted; the same command continues at {describe(said)}\n"
+    assert re.fullmatch(r"task 1, epoch \d+, step \d+", describe(said))
     assert not (tmp_path / "long" / ".lock").exists()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from cofima.core.atomic import write_aside
 from cofima.core.errors import CofimaWarning
 from cofima.training import feature_cache
-from cofima.training.feature_cache import Shelf
+from cofima.training.feature_cache import FeatureCache
 
 
 def named(*numbers: int) -> dict[bytes, Tensor]:
@@ -20,14 +20,14 @@ def named(*numbers: int) -> dict[bytes, Tensor]:
     return {number.to_bytes(16, "big"): torch.arange(4.0) + 10 * number for number in numbers}
 
 
-def holds(one: Shelf, *numbers: int) -> bool:
+def holds(one: FeatureCache, *numbers: int) -> bool:
     rows = named(*numbers)
     return all(name in one for name in rows) and torch.equal(one.take(rows), torch.stack(list(rows.values())))
 
 
-def opened(folder: Path, asking_for: int) -> Shelf:
+def opened(folder: Path, asking_for: int) -> FeatureCache:
     """Return a shelf that was asked for a row already: the file of the row has been read."""
-    one = Shelf(folder)
+    one = FeatureCache(folder)
     holds(one, asking_for)
     return one
 
@@ -38,18 +38,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_rows_are_there_for_others_and_in_the_order_asked_for(folder: Path) -> None:
-    first = Shelf(folder)
+    first = FeatureCache(folder)
     first.add(named(1, 2))
     first.add(named(3))
     assert holds(first, 3, 1)
-    again = Shelf(folder)
+    again = FeatureCache(folder)
     assert holds(again, 2, 3, 1)
     assert not holds(again, 4)
     assert len(list(folder.iterdir())) == 2
 
 
 def test_the_same_rows_twice_are_one_file(folder: Path) -> None:
-    one, other = Shelf(folder), Shelf(folder)
+    one, other = FeatureCache(folder), FeatureCache(folder)
     one.add(named(1, 2))
     other.add(named(1, 2))
     assert len(list(folder.iterdir())) == 1
@@ -57,15 +57,15 @@ def test_the_same_rows_twice_are_one_file(folder: Path) -> None:
 
 def test_without_a_folder_rows_are_kept_in_memory_alone(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    one = Shelf()
+    one = FeatureCache()
     one.add(named(1))
     assert holds(one, 1)
-    assert not holds(Shelf(), 1)
+    assert not holds(FeatureCache(), 1)
     assert not list(tmp_path.iterdir())
 
 
 def test_no_rows_are_no_file(folder: Path) -> None:
-    Shelf(folder).add({})
+    FeatureCache(folder).add({})
     assert not folder.exists()
 
 
@@ -84,8 +84,8 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_damaged_file_is_announced_ignored_and_written_anew(damage, folder: Path) -> None:
-    Shelf(folder).add(named(1, 2))
-    Shelf(folder).add(named(3))
+    FeatureCache(folder).add(named(1, 2))
+    FeatureCache(folder).add(named(3))
     (file,) = (file for file in folder.iterdir() if holds_in(file, 1))
     file.write_bytes(damage(file.read_bytes()))
     with pytest.warns(CofimaWarning, match="damaged or foreign"):
@@ -93,7 +93,7 @@ def test_a_damaged_file_is_announced_ignored_and_written_anew(damage, folder: Pa
     assert not holds(found, 1)
     assert holds(found, 3)
     found.add(named(1, 2))
-    assert holds(Shelf(folder), 1, 2, 3)  # and without a warning
+    assert holds(FeatureCache(folder), 1, 2, 3)  # and without a warning
 
 
 def holds_in(file: Path, number: int) -> bool:
@@ -102,7 +102,7 @@ def holds_in(file: Path, number: int) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
 def test_a_foreign_file_is_announced_and_left_alone(dtype: torch.dtype, folder: Path) -> None:
-    Shelf(folder).add(named(1))
+    FeatureCache(folder).add(named(1))
     theirs = folder / "theirs.safetensors"
     save_file({"names": torch.zeros(1, 16, dtype=dtype), "rows": torch.zeros(1, 4)}, theirs)
     with pytest.warns(CofimaWarning, match=r"theirs\.safetensors: damaged or foreign"):
@@ -113,27 +113,27 @@ def test_a_foreign_file_is_announced_and_left_alone(dtype: torch.dtype, folder: 
 
 
 def test_a_file_of_another_key_is_not_taken(folder: Path) -> None:
-    Shelf(folder).add(named(1))
+    FeatureCache(folder).add(named(1))
     (file,) = folder.iterdir()
     other = folder.with_name("other")
     other.mkdir()
     file.rename(other / file.name)
     with pytest.warns(CofimaWarning, match="not what was written"):
-        assert not holds(Shelf(other), 1)
+        assert not holds(FeatureCache(other), 1)
 
 
 def test_what_is_being_written_or_a_crash_left_half_written_is_not_looked_at(folder: Path) -> None:
-    Shelf(folder).add(named(1))
+    FeatureCache(folder).add(named(1))
     (whole,) = folder.iterdir()
     with write_aside(folder / whole.name) as aside:
         aside.write_bytes(whole.read_bytes()[:20])
-        assert holds(Shelf(folder), 1)  # and no warning
+        assert holds(FeatureCache(folder), 1)  # and no warning
         aside.write_bytes(whole.read_bytes())
 
 
 def test_a_file_that_another_process_removed_is_missing_quietly(folder: Path) -> None:
-    Shelf(folder).add(named(1))
-    found = Shelf(folder)
+    FeatureCache(folder).add(named(1))
+    found = FeatureCache(folder)
     for file in folder.iterdir():
         file.unlink()
     assert not holds(found, 1)
@@ -141,7 +141,7 @@ def test_a_file_that_another_process_removed_is_missing_quietly(folder: Path) ->
 
 def test_a_place_that_cannot_be_written_is_announced_once_and_the_rows_stay(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    one = Shelf(tmp_path / "file" / "key")
+    one = FeatureCache(tmp_path / "file" / "key")
     with pytest.warns(CofimaWarning, match="could not be kept for later runs") as said:
         one.add(named(1))
     one.add(named(2))  # a second warning would be an error
@@ -152,7 +152,7 @@ def test_a_place_that_cannot_be_written_is_announced_once_and_the_rows_stay(tmp_
 def add_many(folder: Path, first: int, start) -> None:
     start.wait()
     for number in range(first, first + 40, 2):
-        Shelf(folder).add(named(number, number + 1))
+        FeatureCache(folder).add(named(number, number + 1))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes that start at once need fork")
@@ -165,7 +165,7 @@ def test_two_processes_at_once_lose_nothing_and_tear_nothing(folder: Path) -> No
     for worker in workers:
         worker.join(timeout=60)
     assert [worker.exitcode for worker in workers] == [0, 0]  # a warning would have been an error
-    assert holds(Shelf(folder), *range(60))
+    assert holds(FeatureCache(folder), *range(60))
     assert not list(folder.glob(".*"))
 
 
@@ -174,15 +174,15 @@ def test_above_the_limit_the_keys_not_used_for_longest_go(
 ) -> None:
     keys = [tmp_path / f"key{number}" for number in range(4)]
     for age, key in enumerate(keys[:3]):
-        Shelf(key).add(named(*range(50)))
+        FeatureCache(key).add(named(*range(50)))
         os.utime(key, (1000 + age, 1000 + age))
     size = sum(file.stat().st_size for file in keys[0].iterdir())
     monkeypatch.setattr(feature_cache, "LIMIT", 2.5 * size)
-    assert holds(Shelf(keys[0]), 7)  # used now: no longer the first to go
-    Shelf(keys[3]).add(named(*range(50)))
+    assert holds(FeatureCache(keys[0]), 7)  # used now: no longer the first to go
+    FeatureCache(keys[3]).add(named(*range(50)))
     assert [key.exists() for key in keys] == [True, False, False, True]
     monkeypatch.setattr(feature_cache, "LIMIT", 0)
-    one = Shelf(keys[3])
+    one = FeatureCache(keys[3])
     one.add(named(*range(50, 60)))
     assert [key.exists() for key in keys] == [False, False, False, True]
-    assert holds(Shelf(keys[3]), *range(60))
+    assert holds(FeatureCache(keys[3]), *range(60))

@@ -21,7 +21,7 @@ from cofima.models.net import Net
 from cofima.store import model_folder
 from cofima.training import features as module
 from cofima.training.evaluate import evaluate
-from cofima.training.features import AT_ONCE, FixedFeatures
+from cofima.training.features import AT_ONCE, CachedFeatures
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
 USERS = [
@@ -42,8 +42,8 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def fixed(tiny, network: str = "vit_test", **context) -> FixedFeatures:
-    return FixedFeatures(tiny.net(network), replace(tiny.context(), **context))
+def fixed(tiny, network: str = "vit_test", **context) -> CachedFeatures:
+    return CachedFeatures(tiny.net(network), replace(tiny.context(), **context))
 
 
 def some(count: int = 80) -> ImageSet:
@@ -199,25 +199,25 @@ def test_the_same_bytes_in_another_shape_are_another_image() -> None:
     assert len({module._name(pixels.view(3, *shape)) for shape in ((4, 9), (9, 4), (6, 6))}) == 3
 
 
-def grow_weight(one: FixedFeatures) -> None:
+def grow_weight(one: CachedFeatures) -> None:
     one.net.backbone.conv1.weight.data[:] *= 1.0001  # not even seen by torch's counters
 
 
-def move_buffer(one: FixedFeatures) -> None:
+def move_buffer(one: CachedFeatures) -> None:
     next(b for name, b in one.net.backbone.named_buffers() if "var" in name)[0] *= 1.5
 
 
-def replace_activation(one: FixedFeatures) -> None:
+def replace_activation(one: CachedFeatures) -> None:
     one.net.backbone.act1 = nn.SiLU()  # the same weights
 
 
-def brighten(one: FixedFeatures) -> None:
+def brighten(one: CachedFeatures) -> None:
     one.context = replace(one.context, view=replace(one.context.view, mean=(0.4, 0.5, 0.5)))
 
 
 @pytest.mark.parametrize("change", [grow_weight, move_buffer, replace_activation, brighten])
 def test_what_changes_features_finds_none_of_the_old_ones(
-    change: Callable[[FixedFeatures], None], tiny, passed: list[int], cache: Path
+    change: Callable[[CachedFeatures], None], tiny, passed: list[int], cache: Path
 ) -> None:
     images = some(20)
     before = fixed(tiny, "resnet_test")(images)
@@ -264,7 +264,7 @@ def test_weights_that_move_between_tasks_are_noticed(tiny) -> None:
     method.learn(stream[1])
     after = method.features(stream[1].train)
     assert not torch.equal(after, before)
-    assert torch.equal(after, FixedFeatures(method.net, method.context)(stream[1].train))
+    assert torch.equal(after, CachedFeatures(method.net, method.context)(stream[1].train))
 
 
 def test_adapted_features_are_those_of_the_adapted_backbone(tiny) -> None:

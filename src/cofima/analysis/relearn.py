@@ -147,7 +147,9 @@ def refuse_unsuited(run: RunFolder) -> None:
 def _moves(name: str) -> bool:
     method = methods.find(name)
     return (
-        method.extends and method.frozen_old_heads and not (method.frozen_backbone or method.fixed_features)
+        method.can_extend
+        and method.frozen_old_heads
+        and not (method.frozen_backbone or method.fixed_features)
     )
 
 

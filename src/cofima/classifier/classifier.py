@@ -22,7 +22,7 @@ from cofima.data.loading.loader import ImageLike, decode_all
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow
 from cofima.store.model import Model, load_model, save_model
-from cofima.store.model_folder import refuse_other
+from cofima.store.model_folder import check_replaceable
 
 PathLike = str | Path
 
@@ -174,9 +174,9 @@ class Classifier:
         where = self.folder if folder is None else Path(folder)
         if where is None:
             raise CofimaError("save: give a folder; this classifier has not been saved yet")
-        refuse_other(where, self.generation)
+        check_replaceable(where, self.generation)
         with folder_lock(where):
-            refuse_other(where, self.generation)  # as it is now that nobody else can change it
+            check_replaceable(where, self.generation)  # as it is now that nobody else can change it
             save_model(self.model, where, progress)
         self.folder, self.generation = where, model_folder.current(where)
         return where
@@ -210,7 +210,7 @@ def learn(
         progress: Who hears how far it is.
     """
     if folder is not None:
-        refuse_other(Path(folder), None)
+        check_replaceable(Path(folder), None)
     given = {"backbone": backbone, "method": method, "train.epochs": epochs, "seed": seed}
     items = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     config = resolve(Path(photos), [*items, *settings])

@@ -96,13 +96,13 @@ def plan(model: Model, request: ExtendRequest, found: Listing) -> tuple[list[str
     new = [name for name in found.classes if name not in known]
     more = [name for name in found.classes if name in known]
     wrong = []
-    if not method.extends:
+    if not method.can_extend:
         wrong.append(f"{method.label} learns all classes at once and cannot be extended; use cofima")
     if more and request.only_new:
         wrong.append(f"already known, where only new classes are asked for: {', '.join(more)}")
-    elif more and method.extends and not method.refines:
+    elif more and method.can_extend and not method.can_refine:
         wrong.append(f"{method.label} cannot learn more images of known classes: {', '.join(more)}")
-    elif len(more) == 1 and method.extends and not method.refines_one_class:
+    elif len(more) == 1 and method.can_extend and not method.can_refine_one_class:
         wrong.append(f"{method.label} learns nothing from more images of one known class alone: {more[0]}")
     folded = {name.casefold(): name for name in known}
     wrong += [

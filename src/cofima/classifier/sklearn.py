@@ -184,9 +184,9 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _refuse(self, more: list[Any]) -> None:
         """Refuse, before any work, what the method cannot learn."""
         method = self.model_.method
-        if not method.extends:
+        if not method.can_extend:
             raise ValueError(f"{method.label} learns all classes at once: partial_fit cannot go on from it")
-        if more and not method.refines:
+        if more and not method.can_refine:
             raise ValueError(f"{method.label} cannot learn more images of known classes: {more}")
 
     def __getstate__(self) -> dict[str, Any]:

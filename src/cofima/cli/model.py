@@ -121,9 +121,9 @@ def extend(
 
     classifier = load(model, progress=progress())
     if folder is not None:
-        model_folder.refuse_other(folder, classifier.generation)
+        model_folder.check_replaceable(folder, classifier.generation)
     with folder_lock(folder or model), interruptible("the model is as it was; run the same command again"):
-        model_folder.refuse_other(folder or model, classifier.generation)
+        model_folder.check_replaceable(folder or model, classifier.generation)
         try:
             outcome = classifier.extend(
                 photos,

@@ -48,7 +48,7 @@ def launch(
     with distributed.process_group(device.choose(config.device)):
         if model_folder.finished(folder):
             return _continue(config, folder, progress, listeners, tasks)
-        model_folder.refuse_place(folder)
+        model_folder.check_writable(folder)
         with nullcontext() if distributed.rank() else folder_lock(folder), handle_signals():
             try:
                 return _continue(config, folder, progress, listeners, tasks)
@@ -70,13 +70,13 @@ def _continue(
         if len(model.tasks) >= min(model.planned, tasks or model.planned):
             progress.say(f"done: {folder} has learned {len(model.tasks)} of {model.planned} tasks")
             return model
-        at = f", at {checkpoint.place(midway)}" if midway else ""
+        at = f", at {checkpoint.describe(midway)}" if midway else ""
         progress.say(f"continuing {folder} after task {len(model.tasks)} of {model.planned}{at}")
     elif midway:
         _refuse_change(
             midway["config"], config, folder, f"remove {folder / model_folder.INFLIGHT} to begin anew"
         )
-        progress.say(f"continuing {folder} at {checkpoint.place(midway)}")
+        progress.say(f"continuing {folder} at {checkpoint.describe(midway)}")
     return _learn(config, model, folder, midway, progress, listeners, tasks)
 
 
@@ -84,14 +84,14 @@ def pending(folder: Path) -> dict[str, Any]:
     """Return the description of a run's task in progress; {} where there is none that can go on."""
     if checkpoint.interval() is None or distributed.world_size() > 1:
         return {}
-    return checkpoint.pending(folder / model_folder.INFLIGHT, model_folder.state_id(folder))
+    return checkpoint.pending(folder / model_folder.INFLIGHT, model_folder.generation_id(folder))
 
 
 def _interrupted(error: KeyboardInterrupt, folder: Path) -> Interrupted:
     """Say where the same command will go on."""
     midway, done = pending(folder), model_folder.current(folder)
     if midway:
-        kept = f"the same command continues at {checkpoint.place(midway)}"
+        kept = f"the same command continues at {checkpoint.describe(midway)}"
     elif done is not None:
         kept = f"finished tasks are kept, the same command continues after task {int(done.name)}"
     else:

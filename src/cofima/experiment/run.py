@@ -44,7 +44,7 @@ def run(
         seen = stream[: task.index + 1]
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
             journal.begin()
-            checkpoint.start_task(task.index, model_folder.state_id(folder))
+            checkpoint.start_task(task.index, model_folder.generation_id(folder))
             row = learn_task(
                 model,
                 task,

@@ -15,8 +15,8 @@ def refuse_several(config: Config, backbone: nn.Module | None = None) -> None:
     if count == 1:
         return
     kind, how, wrong = methods.find(config.method), config.train, []
-    if kind.one_process:
-        wrong.append(f"method = {config.method}: {kind.one_process}")
+    if kind.single_process_only:
+        wrong.append(f"method = {config.method}: {kind.single_process_only}")
     if how.batch_size < count:
         wrong.append(f"train.batch_size = {how.batch_size}: smaller than the number of processes")
     if config.device not in ("auto", "cpu", "cuda"):

@@ -15,9 +15,9 @@ from cofima.core.errors import CofimaError, did_you_mean
 from cofima.methods.base import Method
 from cofima.training.context import Batch
 
-NOT_METHODS = {"base", "components", "cost", "state"}
+NOT_METHODS = {"base", "components", "state"}
 
-__all__ = ["Batch", "Method", "build", "find", "first_task_key", "generic", "names", "options_of"]
+__all__ = ["Batch", "Method", "build", "fallback_for", "find", "first_task_key", "names", "options_of"]
 
 
 def names() -> list[str]:
@@ -44,7 +44,7 @@ def build(name: str, options: dict[str, Any] | None = None) -> Method:
     return method
 
 
-def generic(entries: Collection[str]) -> str:
+def fallback_for(entries: Collection[str]) -> str:
     """Return the method as which a model goes on of whose state these declared entries are left.
 
     Of the generic methods that need no others it is the one that needs the most.
@@ -52,7 +52,7 @@ def generic(entries: Collection[str]) -> str:
     needs = {
         name: {entry.name for entry in kind.state_schema}
         for name in names()
-        if vars(kind := find(name)).get("generic")
+        if vars(kind := find(name)).get("is_fallback")
     }
     return max((name for name in needs if needs[name] <= set(entries)), key=lambda name: len(needs[name]))
 

@@ -16,14 +16,14 @@ from cofima.core import distributed
 from cofima.core.errors import CofimaError
 from cofima.data.image_set import Images
 from cofima.data.stream import Stream, Task
-from cofima.methods.cost import Cost, Plan
+from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.models.net import Net
 from cofima.models.vit import incompatibility
 from cofima.training.context import NO_HOOKS, Batch, Context, Hooks
 from cofima.training.evaluate import Score, evaluate
-from cofima.training.features import FixedFeatures
+from cofima.training.features import CachedFeatures
 from cofima.training.loop import frozen, plain_batches, sgd
 
 if TYPE_CHECKING:
@@ -54,30 +54,30 @@ class Method:
     keeps_images: ClassVar[bool] = False
     all_at_once: ClassVar[bool] = False
     """All tasks are learned as one, so that there is no accuracy over time."""
-    extends: ClassVar[bool] = True
+    can_extend: ClassVar[bool] = True
     """Whether what was learnt can go on learning without the old images."""
-    refines: ClassVar[bool] = False
+    can_refine: ClassVar[bool] = False
     """Whether more images of known classes can be learnt."""
-    refines_one_class: ClassVar[bool] = False
+    can_refine_one_class: ClassVar[bool] = False
     """Whether more images of one known class alone teach something."""
     state_schema: ClassVar[tuple[Entry, ...]] = ()
     """What :meth:`state` returns, entry by entry. What is not declared cannot be merged or lose a class."""
-    state_in_steps: ClassVar[bool] = False
+    steps_change_state: ClassVar[bool] = False
     """Whether the steps of a task change :meth:`state` already, and not only its end."""
-    generic: ClassVar[bool] = False
+    is_fallback: ClassVar[bool] = False
     """Whether any model that has the entries declared can go on as this method; not inherited."""
-    rows_apart: ClassVar[str] = ""
+    unmergeable_rows: ClassVar[str] = ""
     """Why the rows that two models have of one class cannot be averaged, if so."""
     aligns_head: ClassVar[bool] = False
     """True if :meth:`fit_head` does anything."""
     grows_with_tasks: ClassVar[bool] = False
     """Whether the method must keep something small for each task, beside what it keeps for each class."""
-    one_process: ClassVar[str] = ""
+    single_process_only: ClassVar[str] = ""
     """Why the method cannot be learnt by several processes, each on its part of every batch, if so.
 
     It can, where :meth:`loss` is a mean over images, plus terms that are the same whatever the images.
     """
-    any_backbone: ClassVar[dict[str, Any]] = {}
+    options_for_any_backbone: ClassVar[dict[str, Any]] = {}
     """Options with which the method works on every backbone, where its defaults need a transformer."""
 
     def setup(self, net: Net, context: Context) -> None:
@@ -87,7 +87,7 @@ class Method:
             net.backbone.requires_grad_(False)
         self.net = net
         self.context = context
-        self.fixed = FixedFeatures(net, context)
+        self.cached_features = CachedFeatures(net, context)
         self.facts: dict[str, Any] = {}
         self.running: dict[str, Callable[[], float]] = {}
         self.task: Task
@@ -144,7 +144,7 @@ class Method:
                 self.train(task, hooks)
             else:
                 train(task)
-            self.fixed.doubt()
+            self.cached_features.invalidate()
             (end or self.end)(task)
             distributed.broadcast_weights(self.net, self.head())
 
@@ -248,14 +248,14 @@ class Method:
     def score(self, seen: Sequence[Task]) -> Score:
         """Score what is predicted for the test images of the tasks seen."""
         if self.fixed_features:
-            return evaluate(self.head(), seen, self.context, self.fixed.batches)
+            return evaluate(self.head(), seen, self.context, self.cached_features.batches)
         return evaluate(self.predict, seen, self.context)
 
     @torch.inference_mode()
     def features(self, images: Images) -> Tensor:
         """Return the features of images, in order, on the CPU."""
         if self.fixed_features:
-            return self.fixed(images)
+            return self.cached_features(images)
         self.net.eval()
         part = distributed.current_shard(len(images))
         pairs = plain_batches(images, self.context, "features", part)
@@ -280,7 +280,7 @@ class Method:
         what has changed since. Random streams that the method holds are found without being named.
         """
         streams = {name: chance.get_state() for name, chance in self._streams().items()}
-        return tagged("stream", streams) | (self.state() if self.state_in_steps else {})
+        return tagged("stream", streams) | (self.state() if self.steps_change_state else {})
 
     def restore_task_state(self, state: dict[str, Tensor]) -> None:
         """Take over what :meth:`task_state` returned, after :meth:`begin`."""
@@ -288,7 +288,7 @@ class Method:
         for name, chance in self._streams().items():
             if name in kept:
                 chance.set_state(kept[name])
-        if self.state_in_steps:
+        if self.steps_change_state:
             self.restore({key: value for key, value in state.items() if not key.startswith("stream.")})
 
     def _streams(self) -> dict[str, torch.Generator]:
@@ -302,14 +302,14 @@ class Method:
         try:
             yield
         finally:
-            self.add_spent({phase: self.running.pop(phase)()})
+            self.add_seconds({phase: self.running.pop(phase)()})
 
-    def spent(self) -> dict[str, float]:
+    def seconds_so_far(self) -> dict[str, float]:
         """Return the seconds of each phase so far, also of those that are not over."""
         seconds: dict[str, float] = self.facts["seconds"]
         return seconds | {phase: seconds.get(phase, 0.0) + now() for phase, now in self.running.items()}
 
-    def add_spent(self, seconds: dict[str, float]) -> None:
+    def add_seconds(self, seconds: dict[str, float]) -> None:
         """Count seconds of phases, in the task's history."""
         mine = self.facts["seconds"]
         mine |= {phase: mine.get(phase, 0.0) + value for phase, value in seconds.items()}

@@ -21,8 +21,8 @@ from cofima.data.image_set import Images
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
 from cofima.methods.components import replay
+from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.distillation import distillation, teacher_of
-from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.models.net import Net
 from cofima.training.context import Batch, Context

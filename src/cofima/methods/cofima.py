@@ -17,6 +17,7 @@ from cofima.data.stream import Task
 from cofima.methods.base import Share
 from cofima.methods.components.aligned import Aligned
 from cofima.methods.components.averaging import averaged_in_place, distance_moved
+from cofima.methods.components.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.components.fisher import (
     FISHER,
     FisherOptions,
@@ -25,7 +26,6 @@ from cofima.methods.components.fisher import (
     task_fisher,
     weighted,
 )
-from cofima.methods.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.state import Entry, untagged
 from cofima.weights.average import fisher_average
 from cofima.weights.ops import Weights, snapshot

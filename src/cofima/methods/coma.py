@@ -16,8 +16,8 @@ from cofima.data.stream import Task
 from cofima.methods.base import Share
 from cofima.methods.components.aligned import SLOW_LEARNER, Aligned
 from cofima.methods.components.averaging import averaged_in_place, distance_moved
+from cofima.methods.components.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.components.fisher import FISHER, FisherOptions, add_fisher, task_fisher, weighted
-from cofima.methods.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.state import Entry, untagged
 from cofima.weights import Weights, auto_lambda, average, snapshot
 

@@ -20,9 +20,9 @@ from torch.nn.functional import cross_entropy
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method
+from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.distillation import known_mse
 from cofima.methods.components.replay import MEMORY, Again, MemorySize, Reservoir
-from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.training.context import Batch
 
@@ -49,7 +49,7 @@ class DERpp(Method):
     frozen_old_heads: ClassVar[bool] = False
     keeps_images: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = (MEMORY,)
-    state_in_steps: ClassVar[bool] = True
+    steps_change_state: ClassVar[bool] = True
 
     def cost(self, plan: Plan) -> Cost:
         """Count two draws from the memory beside each batch."""

@@ -37,7 +37,7 @@ class EMA(Aligned):
 
     label: ClassVar[str] = "EMA"
     paper: ClassVar[str] = "a baseline of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Table 3"
-    refines: ClassVar[bool] = False
+    can_refine: ClassVar[bool] = False
     equation: ClassVar[str] = "ema_m = β ema_{m-1} + (1 - β) θ_m at every step, from θ*_{t-1};  θ*_t = ema_M"
 
     def first_task_key(self) -> tuple[Any, ...]:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method, Share
+from cofima.methods.components.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.components.fisher import FISHER, FisherOptions, task_fisher
-from cofima.methods.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.training.context import Batch
 from cofima.weights.ops import Weights

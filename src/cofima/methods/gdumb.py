@@ -18,6 +18,7 @@ from cofima.data.image_set import ImageSet, concatenate
 from cofima.data.stream import Stream, Task
 from cofima.methods.base import Method
 from cofima.methods.components.averaging import START
+from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.replay import (
     MEMORY,
     MemorySize,
@@ -27,7 +28,6 @@ from cofima.methods.components.replay import (
     refuse_small_memory,
     restored_memory,
 )
-from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.training.context import Batch

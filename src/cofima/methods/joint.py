@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from cofima.data.stream import Stream
 from cofima.methods.base import Method
-from cofima.methods.cost import Cost, Plan
+from cofima.methods.components.cost import Cost, Plan
 
 
 @dataclass(eq=False)
@@ -21,7 +21,7 @@ class Joint(Method):
     equation: ClassVar[str] = "θ = argmin CE over all classes and all images, from θ_0"
 
     all_at_once: ClassVar[bool] = True
-    extends: ClassVar[bool] = False
+    can_extend: ClassVar[bool] = False
 
     def cost(self, plan: Plan) -> Cost:
         """Count one task."""

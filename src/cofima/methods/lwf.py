@@ -17,8 +17,8 @@ from torch import Tensor
 
 from cofima.data.stream import Task
 from cofima.methods.base import Method
+from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.distillation import distillation, teacher_of
-from cofima.methods.cost import Cost, Plan
 from cofima.training.context import Batch
 
 

@@ -24,7 +24,7 @@ class Prototype(Method):
     """Keep the mean feature of each class; nothing is trained."""
 
     fixed_features: ClassVar[bool] = True
-    rows_apart: ClassVar[str] = (
+    unmergeable_rows: ClassVar[str] = (
         "the average of two prototypes of length 1 is shorter, unlike those of others; "
         "learn it anew from its images"
     )

@@ -19,8 +19,8 @@ from cofima.core.errors import CofimaError
 from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.components.adapters import Adapt, Petl, adapt, insert, unsuited
+from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.projection import ProjectedHead, RidgeSums, best_ridge
-from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.models.net import Net
 from cofima.training.context import NO_HOOKS, Context, Hooks
@@ -48,9 +48,9 @@ class RanPAC(Method):
     label: ClassVar[str] = "RanPAC"
     paper: ClassVar[str] = "McDonnell et al., NeurIPS 2023, https://arxiv.org/abs/2307.02251"
     equation: ClassVar[str] = "W = (Σ h hᵀ + ρ I)⁻¹ Σ h yᵀ,  h = ReLU(Pᵀ f(x));  argmax hᵀ W"
-    any_backbone: ClassVar[dict[str, Any]] = {"petl": "none"}
-    refines: ClassVar[bool] = True
-    refines_one_class: ClassVar[bool] = True
+    options_for_any_backbone: ClassVar[dict[str, Any]] = {"petl": "none"}
+    can_refine: ClassVar[bool] = True
+    can_refine_one_class: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = (
         Entry("packed"),
         Entry("cross", axis="class", dim=1),

@@ -21,6 +21,6 @@ class SeqFT(Method):
     paper: ClassVar[str] = (
         "the lower bound of every comparison; slow learner as in https://arxiv.org/abs/2303.05118"
     )
-    refines: ClassVar[bool] = True
-    generic: ClassVar[bool] = True
+    can_refine: ClassVar[bool] = True
+    is_fallback: ClassVar[bool] = True
     equation: ClassVar[str] = "θ_t = argmin CE over the classes of task t, from θ_{t-1}"

@@ -19,7 +19,7 @@ class SLCA(Aligned):
     label: ClassVar[str] = "SLCA"
     paper: ClassVar[str] = "Zhang et al., ICCV 2023, https://arxiv.org/abs/2303.05118"
     equation: ClassVar[str] = "θ*_t = θ_t;  head: CE(z / (n(z) τ), y) on features from N(s_c μ_c, Σ_c)"
-    generic: ClassVar[bool] = True
+    is_fallback: ClassVar[bool] = True
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on how classes are remembered: nothing is aligned yet."""

@@ -33,7 +33,7 @@ class WeightEnsemble(Aligned):
 
     label: ClassVar[str] = "Weight ensemble"
     paper: ClassVar[str] = "a baseline of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Table 3"
-    refines: ClassVar[bool] = False
+    can_refine: ClassVar[bool] = False
     state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, START)
     averages_with: ClassVar[str] = "previous"
     equation: ClassVar[str] = (

@@ -17,7 +17,7 @@ from cofima.core.atomic import write_text
 from cofima.core.errors import CofimaError, problems
 from cofima.store import model_folder
 from cofima.store.config import Config
-from cofima.store.history import HistoryRow, explain
+from cofima.store.history import HistoryRow, describe_errors
 from cofima.store.model_folder import Record
 
 STUDY = ".jsonl"
@@ -162,7 +162,7 @@ def read_study(file: Path) -> list[Run]:
             line = StudyLine.model_validate_json(text)
             runs.append(_run(file / line.name, file, line.record, line.history))
         except ValidationError as error:
-            wrong += explain(f"line {number}", error)
+            wrong += describe_errors(f"line {number}", error)
         except CofimaError as error:
             wrong.append(f"line {number}: {error}")
     if wrong:
@@ -228,7 +228,7 @@ def _run(folder: Path, source: Path, record: Record, rows: Sequence[HistoryRow])
     try:
         config = Config.model_validate(record.config).model_dump(mode="json")
     except ValidationError as error:
-        raise problems(f"run {folder}", [*explain("config", error), *faults]) from error
+        raise problems(f"run {folder}", [*describe_errors("config", error), *faults]) from error
     if faults:
         raise problems(f"run {folder}", faults)
     return Run(folder, source, record.model_copy(update={"config": config}), tasks)

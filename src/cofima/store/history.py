@@ -103,26 +103,26 @@ def is_run(rows: Iterable[HistoryRow]) -> bool:
     return all(row.kind == "task" for row in rows)
 
 
-def dump(rows: Sequence[HistoryRow]) -> str:
+def dump_rows(rows: Sequence[HistoryRow]) -> str:
     """Return the text of history.jsonl."""
     # escaped as ASCII: a class may be named with a character that ends lines
     return "".join(json.dumps(row.model_dump(mode="json")) + "\n" for row in rows)
 
 
-def parse(text: str, where: str) -> list[HistoryRow]:
+def parse_rows(text: str, where: str) -> list[HistoryRow]:
     """Return the rows of history.jsonl; all that is wrong with them is one error."""
     rows, wrong = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             rows.append(HistoryRow.model_validate_json(line))
         except ValidationError as error:
-            wrong += explain(f"line {number}", error)
+            wrong += describe_errors(f"line {number}", error)
     if wrong:
         raise problems(where, wrong)
     return rows
 
 
-def explain(where: str, error: ValidationError) -> list[str]:
+def describe_errors(where: str, error: ValidationError) -> list[str]:
     """Turn a validation error into one line for each fault."""
     found = []
     for fault in error.errors():

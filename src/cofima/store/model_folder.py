@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cofima.core.atomic import clear_aside, file_digest, json_digest, write_aside, write_text
 from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import folder_lock
-from cofima.store.history import HistoryRow, dump, parse
+from cofima.store.history import HistoryRow, dump_rows, parse_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,7 +117,7 @@ class Generation:
 
     def history(self) -> list[HistoryRow]:
         """Return the rows of history.jsonl, oldest first."""
-        return parse(self._verified(HISTORY).read_text("utf-8"), f"{self.path / HISTORY}")
+        return parse_rows(self._verified(HISTORY).read_text("utf-8"), f"{self.path / HISTORY}")
 
     def weights(self) -> dict[str, "Tensor"]:
         """Return backbone and predicting head under timm's names; read from disk where they are used."""
@@ -169,7 +169,7 @@ def read(folder: Path, path: Path | None = None) -> Generation:
     return Generation(path, _read_record(folder, path))
 
 
-def state_id(folder: Path) -> str:
+def generation_id(folder: Path) -> str:
     """Return what identifies the state in force: its name and the sha256 of its record; empty if none is."""
     path = current(folder)
     return "" if path is None else f"{path.name} {file_digest(path / CONFIG)}"
@@ -202,7 +202,7 @@ def write(folder: Path, record: Record, history: Sequence[HistoryRow]) -> Iterat
         with write_aside(folder / name) as aside:
             aside.mkdir()
             yield aside
-            (aside / HISTORY).write_text(dump(history), "utf-8")
+            (aside / HISTORY).write_text(dump_rows(history), "utf-8")
             (aside / CONFIG).write_text(_sealed(aside, record).text(), "utf-8")
             if _is_ours(folder / name):
                 # by a crash before CURRENT was replaced, or by undo: nothing in force needs it
@@ -230,7 +230,7 @@ def undo(folder: Path) -> tuple[Path, Generation]:
         return left, now
 
 
-def refuse_place(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Raise if a folder cannot be written, or if generations would meet folders of the user's."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
@@ -243,9 +243,9 @@ def refuse_place(folder: Path) -> None:
         )
 
 
-def refuse_other(folder: Path, mine: Path | None) -> None:
+def check_replaceable(folder: Path, mine: Path | None) -> None:
     """Raise if a folder cannot be written, or holds another model, or a newer state than mine."""
-    refuse_place(folder)
+    check_writable(folder)
     there = current(folder)
     if there is None:
         return
@@ -257,7 +257,7 @@ def refuse_other(folder: Path, mine: Path | None) -> None:
         raise CofimaError(f"{folder} has changed since it was loaded ({mine.name} then, {there.name} now)")
 
 
-def is_vacant(folder: Path) -> bool:
+def is_empty(folder: Path) -> bool:
     """Tell whether a folder holds nothing but, perhaps, what a killed process left of a generation."""
     return not (folder / CURRENT).exists() and all(
         path.name.startswith(".") or _is_ours(path) for path in folder.iterdir()

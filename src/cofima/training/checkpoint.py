@@ -50,10 +50,10 @@ class Learner(Protocol):
     def restore_task_state(self, state: dict[str, Tensor]) -> None:
         """Take over what :meth:`task_state` returned."""
 
-    def spent(self) -> dict[str, float]:
+    def seconds_so_far(self) -> dict[str, float]:
         """Return the seconds that each phase of the task has taken so far."""
 
-    def add_spent(self, seconds: dict[str, float]) -> None:
+    def add_seconds(self, seconds: dict[str, float]) -> None:
         """Count seconds of phases, such as those that an earlier process spent on the task."""
 
     def note(self, text: str) -> None:
@@ -118,7 +118,7 @@ class RunCheckpoint(Checkpoint):
         self.fresh = False
         if self.training is None:
             return 0
-        self.learner.add_spent({"inflight": 0.0})
+        self.learner.add_seconds({"inflight": 0.0})
         weights = sum(value.numel() * value.element_size() for value in net.state_dict().values())
         self.budget.start(2 * weights)  # and as much for the optimizer
         self._resume(self.training)
@@ -165,7 +165,7 @@ class RunCheckpoint(Checkpoint):
         start = time.monotonic()
         own = {f"method.{key}": value for key, value in self.learner.task_state().items()}
         tensors = training.tensors() | own
-        said = {"format": FORMAT, "seconds": self.learner.spent()}
+        said = {"format": FORMAT, "seconds": self.learner.seconds_so_far()}
         try:
             write(self.folder, tensors, self.facts | self.task | training.plain() | said)
         except CofimaError as error:
@@ -176,7 +176,7 @@ class RunCheckpoint(Checkpoint):
                 )
             self.failed = True
         seconds = time.monotonic() - start
-        self.learner.add_spent({"inflight": seconds})
+        self.learner.add_seconds({"inflight": seconds})
         self.budget.spend(seconds, sum(value.numel() * value.element_size() for value in tensors.values()))
 
     def _resume(self, training: "Training") -> None:
@@ -201,7 +201,7 @@ class RunCheckpoint(Checkpoint):
         training.load(tensors, said)
         own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
         self.learner.restore_task_state(own)
-        self.learner.add_spent(said["seconds"])
+        self.learner.add_seconds(said["seconds"])
 
     def _note_environment(self, before: dict[str, Any]) -> None:
         now = self.facts["environment"]
@@ -376,7 +376,7 @@ def pending(folder: Path, parent: str) -> dict[str, Any]:
     return said if said.get("parent") == parent else {}
 
 
-def place(said: dict[str, Any]) -> str:
+def describe(said: dict[str, Any]) -> str:
     """Return where the task in progress is, in words."""
     within = "after its training" if said["complete"] else f"epoch {said['epoch'] + 1}, step {said['step']}"
     return f"task {said['task'] + 1}, {within}"

@@ -26,7 +26,7 @@ LIMIT = 4_000_000_000  # bytes in all keys; above, the keys that were not used f
 NAME = 16  # bytes
 
 
-class Shelf:
+class FeatureCache:
     """Rows by name; without a folder they are kept in memory alone."""
 
     def __init__(self, folder: Path | None = None) -> None:

@@ -20,13 +20,13 @@ from cofima.data.image_set import Images, ImageSet
 from cofima.models.info import fingerprint
 from cofima.models.net import Net
 from cofima.training.context import Context
-from cofima.training.feature_cache import NAME, Shelf
+from cofima.training.feature_cache import NAME, FeatureCache
 
 AT_ONCE = 32
 KEEP_EVERY = 2048  # images: what a crash can cost
 
 
-class FixedFeatures:
+class CachedFeatures:
     """Find the features of images, or compute them and keep them for later tasks, methods and runs.
 
     They are kept under a key of the backbone's weights, its answer to one picture, and the preparation
@@ -38,10 +38,10 @@ class FixedFeatures:
         self.weights: str | None = None
         self.checked = False
         self.steady = False
-        self.shelf = Shelf()
+        self.shelf = FeatureCache()
         self.names: WeakKeyDictionary[Images, list[bytes]] = WeakKeyDictionary()
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Look at the weights again before the next feature: they may have moved."""
         self.checked = False
 
@@ -52,7 +52,7 @@ class FixedFeatures:
         if not self.checked:
             self._check()
         if not self.steady:
-            self.shelf = Shelf()  # what is computed for one set may then not serve another
+            self.shelf = FeatureCache()  # what is computed for one set may then not serve another
         names = self.names.get(images)
         if names is None or any(name not in self.shelf for name in names):
             names = self.names[images] = self._look(images, label)
@@ -112,7 +112,7 @@ class FixedFeatures:
             self.steady = torch.equal(answers, answers[:1].expand_as(answers))
             kept = self.steady and os.environ.get("COFIMA_FEATURES") != "off"
             key = self._key(weights, answers[:1])
-            self.shelf = Shelf(cache_folder() / "features" / key if kept else None)
+            self.shelf = FeatureCache(cache_folder() / "features" / key if kept else None)
             self.weights = weights
         self.checked = True
 

@@ -19,7 +19,7 @@ from cofima.experiment.grid import speed as speeds
 from cofima.experiment.grid.cells import cells, name, reduced
 from cofima.experiment.grid.estimate import forecast
 from cofima.experiment.grid.speed import Speed, measure
-from cofima.methods.cost import FISHER_PASS, Cost, Plan
+from cofima.methods.components.cost import FISHER_PASS, Cost, Plan
 from cofima.store.config import Config
 
 

@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from cofima.classifier.export.card import model_card
 from cofima.core.errors import CofimaError
 from cofima.store import model_folder
-from cofima.store.history import HistoryRow, dump
+from cofima.store.history import HistoryRow, dump_rows
 from cofima.store.model import load_model
 from cofima.store.model_folder import CONFIG, CURRENT, HISTORY, Generation, Record
 
@@ -67,7 +67,7 @@ def push(
 def without_places(generation: Generation) -> dict[str, bytes]:
     """Return config.json and history.jsonl with names instead of paths: where folders lie is private."""
     rows = [HistoryRow.model_validate(_named(row.model_dump())) for row in generation.history()]
-    history = dump(rows).encode()
+    history = dump_rows(rows).encode()
     record = Record.model_validate(_named(generation.record.model_dump()))
     files = record.files | {HISTORY: hashlib.sha256(history).hexdigest()}
     config = record.model_copy(update={"files": files}).text()

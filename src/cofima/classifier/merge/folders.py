@@ -46,7 +46,7 @@ class FolderMerge:
         merged = StateMerge(self.inputs, after.entries)
         weights, state = self._kinds(), merged.kinds()
         size = sum(kind.bytes for kind in [*weights.values(), *state.values()])
-        model_folder.refuse_place(out)
+        model_folder.check_writable(out)
         require_space(out, size)
         count = len(self.inputs.models)
         progress.say(f"merging {count} models into one of {size / 1e6:,.1f} MB: {self.settings}")
@@ -129,7 +129,9 @@ def _rows_apart(folders: list[ModelFolder]) -> list[str]:
     """Return a line for each class whose rows of the head cannot be averaged."""
     names = [name for folder in folders for name in set(folder.classes)]
     shared = sorted({name for name in names if names.count(name) > 1})
-    reasons = dict.fromkeys(folder.method.rows_apart for folder in folders if folder.method.rows_apart)
+    reasons = dict.fromkeys(
+        folder.method.unmergeable_rows for folder in folders if folder.method.unmergeable_rows
+    )
     return [f"class '{name}': {reason}" for reason in reasons for name in shared]
 
 

@@ -40,7 +40,7 @@ def choose_method(folders: Sequence[ModelFolder]) -> MethodAfter:
     fit = {entry for entry in shared if entry.merge != "refuse" and (one_start or not entry.same_start)}
     if len(names) == 1 and len(used) == 1 and fit == shared:
         return MethodAfter(names.pop(), last.record.config["options"], shared)
-    name = methods.generic({entry.name for entry in fit})
+    name = methods.fallback_for({entry.name for entry in fit})
     method = methods.find(name)
     kept = frozenset(entry for entry in fit if entry in method.state_schema)
     left = sorted(entry.name.removesuffix(".") for entry in frozenset.union(*used) - kept)

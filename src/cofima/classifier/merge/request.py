@@ -8,7 +8,7 @@ from enum import StrEnum, auto
 from pathlib import Path
 
 from cofima.core.errors import did_you_mean
-from cofima.store.model_folder import CURRENT, is_vacant
+from cofima.store.model_folder import CURRENT, is_empty
 
 
 class MergeMethod(StrEnum):
@@ -150,7 +150,7 @@ def output_problems(out: Path, inputs: Iterable[Path], folder: bool, force: bool
         return [f"out = {out}: {there} is not a folder that may be written to"]
     if not folder and out.suffix != ".safetensors":
         return [f"out = {out}: files are merged into a file; its name must end in .safetensors"]
-    if not out.exists() or (folder and out.is_dir() and is_vacant(out)):
+    if not out.exists() or (folder and out.is_dir() and is_empty(out)):
         return []
     if folder != out.is_dir() or (folder and not (out / CURRENT).is_file()):
         return [

@@ -13,7 +13,7 @@ from cofima.data import datasets, sources
 from cofima.data.stream import increments
 from cofima.experiment.grid.cells import name
 from cofima.experiment.grid.speed import Speed, measure
-from cofima.methods.cost import Plan
+from cofima.methods.components.cost import Plan
 from cofima.models import backbone, registry
 from cofima.store import model_folder
 from cofima.store.config import Config

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.components.alignment import RAW_HEAD, AlignOptions, align, task_of_class
+from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.gaussians import GAUSSIANS, ClassGaussians, Sampler
-from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.training.context import Batch
@@ -36,8 +36,8 @@ class Aligned(Method):
     align: AlignOptions = field(default_factory=AlignOptions)
     alignment: Literal["each_task", "end"] = "each_task"
 
-    refines: ClassVar[bool] = True
-    refines_one_class: ClassVar[bool] = True  # its Gaussian is pooled with the new images
+    can_refine: ClassVar[bool] = True
+    can_refine_one_class: ClassVar[bool] = True  # its Gaussian is pooled with the new images
     aligns_head: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = (RAW_HEAD, GAUSSIANS)
     averages_with: ClassVar[str] = ""

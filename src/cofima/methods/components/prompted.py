@@ -13,8 +13,8 @@ from cofima.core import distributed
 from cofima.data.image_set import ImageSet
 from cofima.data.stream import Task
 from cofima.methods.base import Method
+from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.prompts import PROMPTS, Pool, adam
-from cofima.methods.cost import Cost, Plan
 from cofima.methods.state import Entry
 from cofima.training.context import Batch
 from cofima.training.evaluate import Score, evaluate
@@ -75,7 +75,7 @@ class Prompted(Method):
     def with_queries(self, images: ImageSet, label: str) -> Iterator[tuple[Tensor, ...]]:
         """Yield this process's images as they are seen at test time, their queries, and their labels."""
         part = distributed.current_shard(len(images))
-        queries, start = self.fixed(images, label), part.start
+        queries, start = self.cached_features(images, label), part.start
         for some, labels in plain_batches(images, self.context, label, part):
             yield some, queries[start : start + len(some)].to(some.device), labels
             start += len(some)
