@@ -133,6 +133,6 @@ _WHAT = ("dataset", "split", "val_fraction and data.max_train_per_class", "numbe
 
 def _protocol(run: Run) -> tuple[object, ...]:
     config = run.config
-    limit = (config.get("data") or {}).get("max_train_per_class")
-    held = (config.get("val_fraction", 0.0), limit)
+    most = (config.get("data") or {}).get("max_train_per_class")
+    held = (config.get("val_fraction", 0.0), most)
     return run.dataset, run.record.data.get("split_hash"), held, run.planned

@@ -172,11 +172,9 @@ def posthoc(
     marks = [] if own is None else [Mark(own, "λ of the run")]
     title = f"{run.label}, task {learned.task.index + 1}: λ after the training"
     figure = curves(drawn, "λ, share of the trained weights", "Accuracy (%)", title, marks)
-    images = "held-out training" if run.config.val_fraction else "test"
     said = [f"λ of the run: {own:g}"] if own is not None else []
-    said.append(
-        f"measured on {images} images" + ("" if run.config.val_fraction else ": do not choose λ by them")
-    )
+    images = "held-out training images" if run.config.val_fraction else "test images: do not choose λ by them"
+    said.append(f"measured on {images}")
     return Result("lambda_posthoc", _posthoc_rows(learned, every, found), {"lambda_posthoc": figure}, said)
 
 

@@ -54,7 +54,7 @@ def grid(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE[,VALUE]", help="Leave other cells out; may be given again."),
     ] = None,
-    limit: Annotated[
+    max_per_class: Annotated[
         int | None, typer.Option(min=1, help="A trial: at most so many images per class, and one epoch.")
     ] = None,
     engine: Annotated[
@@ -85,8 +85,8 @@ def grid(
     from cofima.experiment.grid.estimate import forecast
     from cofima.experiment.grid.scheduler import run_grid
 
-    planned = plan(config, reduced(limit, overrides or []), only or [])
-    suffix = "" if limit is None else f"-limit{limit}"
+    planned = plan(config, reduced(max_per_class, overrides or []), only or [])
+    suffix = "" if max_per_class is None else f"-max{max_per_class}"
     where = folder or Path("runs") / f"{Path(config).stem}{suffix}"
     cells, needs = [cell for cell, _ in planned], {name(cell): needed for cell, needed in planned}
     if dry_run:

@@ -106,10 +106,10 @@ def fisher(
         Literal["seen", "local"],
         typer.Option(help="Softmax over all classes of the model, or over the folder's."),
     ] = "seen",
-    limit: Annotated[int | None, typer.Option(help="Maximum number of images per class.")] = None,
+    max_per_class: Annotated[int | None, typer.Option(help="Maximum number of images per class.")] = None,
     skip_unreadable: SkipUnreadable = False,
     seed: Annotated[
-        int, typer.Option(help="Seed of sampled labels, and of the images that a limit takes.")
+        int, typer.Option(help="Seed of sampled labels, and of the images that --max-per-class takes.")
     ] = 0,
     device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda.")] = "auto",
     force: Force = False,
@@ -123,7 +123,7 @@ def fisher(
         output,
         labels=labels,
         logits=logits,
-        limit=limit,
+        max_per_class=max_per_class,
         skip_unreadable=skip_unreadable,
         seed=seed,
         device=device,

@@ -212,9 +212,8 @@ def _apart(first: list[Run], other: list[Run]) -> list[str]:
 
 def _tested(run: Run) -> str:
     # accuracies that settings were chosen by must never be read as test results
-    return (
-        "training images held out, not the test images" if run.config.get("val_fraction") else "test images"
-    )
+    held_out = run.config.get("val_fraction")
+    return "training images held out, not the test images" if held_out else "test images"
 
 
 def _split(run: Run) -> str:

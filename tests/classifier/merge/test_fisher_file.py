@@ -91,7 +91,7 @@ def test_local_logits_cover_the_folder_s_classes(known, tmp_path: Path) -> None:
 
 def test_the_file_says_how_it_was_made(known, tmp_path: Path) -> None:
     path, model, images = known
-    cofima.fisher(path, images, tmp_path / "f.safetensors", limit=2)
+    cofima.fisher(path, images, tmp_path / "f.safetensors", max_per_class=2)
     with safe_open(tmp_path / "f.safetensors", "pt") as file:
         said = file.metadata()
     assert said["images"] == "6"
@@ -136,11 +136,11 @@ def test_unknown_classes_and_bad_images_are_listed(known, tmp_path: Path) -> Non
 def test_mistakes_are_told_at_once(known, tmp_path: Path) -> None:
     path, _, images = known
     with pytest.raises(CofimaError) as said:
-        cofima.fisher(tmp_path / "no", tmp_path / "none", tmp_path / "f.txt", limit=0)
+        cofima.fisher(tmp_path / "no", tmp_path / "none", tmp_path / "f.txt", max_per_class=0)
     for part in (
         "no: no such folder",
         "none: no such folder or file",
-        "limit = 0",
+        "max_per_class = 0",
         "must end in .safetensors",
     ):
         assert part in str(said.value)

@@ -56,7 +56,7 @@ def fisher(
     *,
     labels: LabelMode = "data",
     logits: Literal["seen", "local"] = "seen",
-    limit: int | None = None,
+    max_per_class: int | None = None,
     skip_unreadable: bool = False,
     seed: int = 0,
     device: str = "auto",
@@ -73,9 +73,9 @@ def fisher(
         labels: ``data`` takes the folder's classes, ``sampled`` draws one from the model for each image,
             ``exact`` takes the expectation over all classes.
         logits: Softmax over all classes of the model (seen), or over those in the folder (local).
-        limit: At most so many images of each class.
+        max_per_class: At most so many images of each class.
         skip_unreadable: Leave out unreadable images instead of refusing the folder.
-        seed: Decides sampled labels, and which images ``limit`` takes.
+        seed: Decides sampled labels, and which images ``max_per_class`` takes.
         device: Where to compute.
         force: Replace ``out`` if it is there.
         progress: Who hears how far the work is.
@@ -84,13 +84,13 @@ def fisher(
         CofimaError: Everything that is wrong with the request, the model or the images.
     """
     model, images, out = Path(model), Path(images), Path(out)
-    _refuse(model, images, out, logits, limit, force)
+    _refuse(model, images, out, logits, max_per_class, force)
     loaded = load(model, device=device, progress=progress).model
     kind = type(loaded.method)
     require_linear(model, kind, declared(kind, loaded.method.state()))
     size = sum(value.nbytes for value in loaded.weights().values())
     require_space(out, size)
-    known = _known(loaded, images, limit, seed, skip_unreadable, progress)
+    known = _known(loaded, images, max_per_class, seed, skip_unreadable, progress)
     columns = _columns(known, loaded.classes) if logits == "local" else None
     progress.say(f"measuring {size / 1e6:,.1f} MB of weights on {len(known)} images")
     measured = _measure(loaded, known, labels, columns, seed)
@@ -109,7 +109,12 @@ def fisher(
 
 
 def _known(
-    model: Model, images: Path, limit: int | None, seed: int, skip_unreadable: bool, progress: Progress
+    model: Model,
+    images: Path,
+    max_per_class: int | None,
+    seed: int,
+    skip_unreadable: bool,
+    progress: Progress,
 ) -> ImageSet:
     """Read images of classes that the model knows; the labels are its class ids."""
     found, classes = find_images(images).only("train"), model.classes
@@ -125,7 +130,9 @@ def _known(
     known = found.read(model.view.pixel_format, skip_unreadable=skip_unreadable, progress=progress).images(
         classes
     )
-    return known if limit is None else known.select(choose_images(known, lambda _: limit, seed))
+    if max_per_class is None:
+        return known
+    return known.select(choose_images(known, lambda _: max_per_class, seed))
 
 
 def _hint(name: str, classes: list[str]) -> str:
@@ -170,13 +177,15 @@ def _columns(known: ImageSet, classes: list[str]) -> slice:
     return slice(there[0], there[-1] + 1)
 
 
-def _refuse(model: Path, images: Path, out: Path, logits: str, limit: int | None, force: bool) -> None:
+def _refuse(
+    model: Path, images: Path, out: Path, logits: str, max_per_class: int | None, force: bool
+) -> None:
     found = [] if model.is_dir() else [f"{model}: no such folder"]
     found += [] if images.exists() else [f"{images}: no such folder or file"]
     if logits not in ("seen", "local"):
         found.append(f"logits = {logits}: must be seen or local")
-    if limit is not None and limit < 1:
-        found.append(f"limit = {limit}: must be at least 1")
+    if max_per_class is not None and max_per_class < 1:
+        found.append(f"max_per_class = {max_per_class}: must be at least 1")
     found += output_problems(out, [model, images], folder=False, force=force)
     if found:
         raise problems("the measurement", found)

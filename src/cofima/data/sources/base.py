@@ -54,9 +54,7 @@ class Source:
         pairs = zip([*self.train, *self.test], [fault for block in faults for fault in block], strict=True)
         bad = [(picture.name, fault) for picture, fault in pairs if fault]
         if bad and not skip_unreadable:
-            advice = (
-                "mend or remove them, or leave them out with data.skip_unreadable=true (--skip-unreadable)"
-            )
+            advice = "mend or remove them, or leave them out: data.skip_unreadable=true (--skip-unreadable)"
             found = first_problems(f"dataset {self.name}", [f"{name}: {fault}" for name, fault in bad])
             raise CofimaError(f"{found}\n  {advice}")
         train, test = (

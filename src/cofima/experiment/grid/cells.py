@@ -21,14 +21,14 @@ from cofima.store.config import Config
 _UNNAMED = uncounted(Config, "named")
 
 
-def reduced(limit: int | None, overrides: Sequence[str]) -> list[str]:
+def reduced(max_per_class: int | None, overrides: Sequence[str]) -> list[str]:
     """Return overrides that make a trial of every cell: few images of each class, and one epoch.
 
     What the user overrides has the last word.
     """
-    if limit is None:
+    if max_per_class is None:
         return list(overrides)
-    few = [f"data.max_train_per_class={limit}", f"data.max_test_per_class={limit}"]
+    few = [f"data.max_train_per_class={max_per_class}", f"data.max_test_per_class={max_per_class}"]
     return [*few, "train.epochs=1", "train.milestones=null", *overrides]
 
 
