@@ -11,7 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+import cofima
 from cofima import methods
 from cofima.cli.main import load_plugin, split_plugins
 from cofima.core import plugins
@@ -19,6 +21,8 @@ from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.data import datasets
 from cofima.data.options import DataOptions
 from cofima.experiment.config import check
+from cofima.experiment.grid import shared_first_task
+from cofima.experiment.launch import launch
 from cofima.store.model import load_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -68,7 +72,7 @@ def test_the_example_works_from_outside_in_processes_of_its_own(tmp_path: Path) 
         [sys.executable, "-m", "cofima", *words], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "Shrunk" in done.stdout
+    assert "Mean replay" in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
     kept = json.loads((folder / "0002" / "config.json").read_text())
     (said,) = kept["plugins"]
@@ -78,18 +82,43 @@ def test_the_example_works_from_outside_in_processes_of_its_own(tmp_path: Path) 
         load_model(folder)
     plugin = plugins.load(tmp_path / "stripes.py")
     assert plugin.sha256 == said["sha256"]
-    assert load_model(folder).method.label == "Shrunk"
+    assert load_model(folder).method.label == "Mean replay"
     plugin.file.write_text(plugin.file.read_text() + "\n# later\n")
     plugins.load(plugin.file)
     with pytest.warns(CofimaWarning, match="has changed since"):
         load_model(folder)
 
 
+def test_the_example_takes_part_in_what_it_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_plugin(str(example(tmp_path)))
+    said = {"stream": {"first": 2, "increment": 2}, "train": {"epochs": 1, "batch": 8}}
+    one, two = (
+        check({"method": "stripes", "dataset": "stripes", **said, "options": {"strength": s}}) for s in (0, 1)
+    )
+    assert shared_first_task.key(one) == shared_first_task.key(two) is not None
+    launch(two, tmp_path / "run")
+    classifier = cofima.load(tmp_path / "run")
+    before, gone = classifier.model.method.state()["means"], classifier.classes[2]
+    classifier.remove_class(gone)
+    after = classifier.model.method.state()["means"]
+    assert torch.equal(after, torch.cat([before[:2], before[3:]]))
+    classifier.save(tmp_path / "less")
+    merged = cofima.merge([tmp_path / "run", tmp_path / "less"], tmp_path / "both", lam=0.5)
+    assert (merged.label, gone in merged.classes) == ("Mean replay", True)
+    kept = load_model(tmp_path / "both").method.state()["means"]
+    torch.testing.assert_close(kept, before)
+    kind = methods.find("stripes")
+    monkeypatch.setattr(kind, "state_schema", ())
+    with pytest.raises(CofimaError) as refused:
+        classifier.remove_class(classifier.classes[0])
+    assert f"cofima: {refused.value}\n" in PAGE.read_text("utf-8")
+
+
 def test_a_dataset_of_a_plugin_is_one_like_any_other(tmp_path: Path) -> None:
     load_plugin(str(example(tmp_path)))
     assert "stripes" in datasets.names()
     assert datasets.describe("stripes") == "4 classes of drawn stripes"
-    assert check({"method": "stripes", "dataset": "stripes"}).options == {"strength": 0.01}
+    assert check({"method": "stripes", "dataset": "stripes"}).options == {"strength": 0.1}
     loaded = datasets.load("stripes", 16, options=DataOptions())
     assert (len(loaded.train), len(loaded.test)) == (48, 24)
     assert {"split_hash", "fingerprint"} <= loaded.facts.keys()
