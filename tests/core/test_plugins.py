@@ -91,7 +91,7 @@ def test_the_example_works_from_outside_in_processes_of_its_own(tmp_path: Path) 
 
 def test_the_example_takes_part_in_what_it_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_plugin(str(example(tmp_path)))
-    said = {"stream": {"first": 2, "increment": 2}, "train": {"epochs": 1, "batch": 8}}
+    said = {"stream": {"base_classes": 2, "increment": 2}, "train": {"epochs": 1, "batch_size": 8}}
     one, two = (
         check({"method": "stripes", "dataset": "stripes", **said, "options": {"strength": s}}) for s in (0, 1)
     )
