@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import cofima
-from cofima.classifier import extend as extending
+from cofima.classifier import learn as learning
 from cofima.cli.main import main
 from cofima.store import model_folder
 
@@ -99,14 +99,14 @@ def test_a_broken_budget_exits_with_3_and_a_table(
     photos: Photos,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    learn = extending.learn_held_out
+    learn = learning.learn_held_out
 
     def careless(learned, *rest):  # type: ignore[no-untyped-def]
         row = learn(learned, *rest)
         learned.method.head().blocks[0].bias.data.fill_(-100)  # old classes are never named again
         return row
 
-    monkeypatch.setattr(extending, "learn_held_out", careless)
+    monkeypatch.setattr(learning, "learn_held_out", careless)
     check, new = photos(tmp_path / "check", (0, 1, 2), first=20), photos(tmp_path / "new", (3, 4))
     code, out, err = run("extend", model, new, "--check", check, "--max-drop", "1", "--epochs", "1")
     assert code == 3

@@ -10,7 +10,7 @@ import torch
 
 import cofima
 from cofima import methods
-from cofima.classifier import extend as extending
+from cofima.classifier import learn as learning
 from cofima.core.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.methods.base import Method
@@ -83,7 +83,7 @@ def test_a_broken_budget_keeps_the_old_model(
     model: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clf = cofima.load(model)
-    learn = extending.learn_held_out
+    learn = learning.learn_held_out
 
     def careless(learned, *rest):  # type: ignore[no-untyped-def]
         row = learn(learned, *rest)
@@ -91,7 +91,7 @@ def test_a_broken_budget_keeps_the_old_model(
         learned.method.head().blocks[0].bias.data.fill_(-100)
         return row
 
-    monkeypatch.setattr(extending, "learn_held_out", careless)
+    monkeypatch.setattr(learning, "learn_held_out", careless)
     check = photos(tmp_path / "check", (0, 1, 2), first=20)
     new = photos(tmp_path / "new", (3, 4))
     with pytest.raises(

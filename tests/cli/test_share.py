@@ -29,7 +29,7 @@ def test_export_says_what_it_compared(folder: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr("cofima.cli.share.say", said.append)
     cofima("export", folder, "--torchscript", tmp_path / "a.pt")
     assert said[0].startswith(f"Wrote {tmp_path / 'a.pt'}")
-    assert "on 8 images drawn by chance: logits differ by at most" in said[1]
+    assert "on 8 images drawn at random: logits differ by at most" in said[1]
 
 
 def test_export_refuses_before_any_file_is_written(folder: Path, tmp_path: Path) -> None:

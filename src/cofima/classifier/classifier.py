@@ -11,8 +11,7 @@ from torch import Tensor
 
 from cofima.classifier import edit
 from cofima.classifier.evaluate import Evaluation, evaluate
-from cofima.classifier.extend import ExtendRequest, Extension, extend, train_options
-from cofima.classifier.learn import learn_model, resolve
+from cofima.classifier.learn import ExtendRequest, Extension, extend, learn_model, resolve, train_options
 from cofima.classifier.predict import BATCH, Prediction, predictions, probabilities, several
 from cofima.classifier.scoring import Accuracy
 from cofima.core.errors import CofimaError

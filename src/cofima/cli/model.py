@@ -35,8 +35,8 @@ from cofima.store import model_folder
 if TYPE_CHECKING:
     from cofima.classifier.classifier import Classifier
     from cofima.classifier.evaluate import Evaluation
-    from cofima.classifier.extend import Extension
     from cofima.classifier.forgetting_check import Comparison
+    from cofima.classifier.learn import Extension
     from cofima.classifier.predict import Prediction
     from cofima.store.history import HistoryRow
 

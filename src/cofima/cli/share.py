@@ -48,22 +48,21 @@ def export(
 
     Each file is compared with the model on images before it gets its name.
     """
-    from cofima.classifier.export import export as exports
-    from cofima.classifier.export import timm as timm_export
+    from cofima.classifier.export import formats, plain_timm
     from cofima.store.model import load_model
 
     wanted = [
-        (onnx, exports.to_onnx),
-        (torchscript, exports.to_torchscript),
-        (timm, timm_export.to_timm),
+        (onnx, formats.to_onnx),
+        (torchscript, formats.to_torchscript),
+        (timm, plain_timm.to_timm),
     ]
     if not any(path for path, _ in wanted):
         raise CofimaError("give a file to write: --onnx FILE, --torchscript FILE or --timm FILE")
-    loaded = exports.on_squares(load_model(model, where="cpu", progress=progress()))
+    loaded = formats.on_squares(load_model(model, where="cpu", progress=progress()))
     if timm is not None:
-        timm_export.refuse_not_plain(loaded, timm)  # before a slower export has been done for nothing
+        plain_timm.refuse_not_plain(loaded, timm)  # before a slower export has been done for nothing
     pixels, source = (
-        _read_images(images, loaded.view.pixel_format) if images else exports.sample_images(loaded)
+        _read_images(images, loaded.view.pixel_format) if images else formats.sample_images(loaded)
     )
     with interruptible("files that were not finished are not there"):
         for path, write in wanted:
@@ -77,7 +76,7 @@ def export(
                 f"{done.difference:.1e} (the largest is {done.largest:.1f})"
             )
     if timm is not None:
-        settings = timm_export.timm_settings(loaded)
+        settings = plain_timm.timm_settings(loaded)
         arguments = "".join(f", {key}={value}" for key, value in settings["arguments"].items())
         say(f"  timm.create_model('{settings['architecture']}'{arguments}, checkpoint_path='{timm}')")
 
@@ -134,7 +133,7 @@ def push(
     from cofima.classifier.export import hub
 
     with interruptible("the hub has all of it or nothing"), progress().stage(f"uploading to {repo}"):
-        where = hub.push(model, repo, private=private, licence=license, with_images=with_images)
+        where = hub.push(model, repo, private=private, license=license, with_images=with_images)
     say(f"Model: {where}")
 
 
@@ -157,18 +156,18 @@ def serve(
     Needs cofima[app]. Everybody who can open the page can change the model.
     """
     from cofima.classifier.web import app
-    from cofima.classifier.web.session import Studio
+    from cofima.classifier.web.session import Session
     from cofima.core.extras import import_extra
 
     import_extra("gradio", "app")
-    studio = Studio(model, Limits(max_files, max_megabytes, max_megapixels))
+    session = Session(model, Limits(max_files, max_megabytes, max_megapixels))
     if host not in LOOPBACK:
         warn(
             f"on {host} everybody who can reach this machine can use and change the model; the page asks for "
             "no password, and nothing is encrypted"
         )
     with TemporaryDirectory(prefix="cofima-app-") as uploads:
-        page, where = app.serve(studio, Path(uploads), host, port, wait=False)
+        page, where = app.serve(session, Path(uploads), host, port, wait=False)
         say(f"Open {where} in a browser; Ctrl-C ends it")
         try:
             page.block_thread()

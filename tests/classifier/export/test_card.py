@@ -38,7 +38,7 @@ def test_the_card_has_all_that_others_must_know(folder: Path) -> None:
         model.method.paper,
         "cofima run config.yaml",
         "Intended use and limits",
-        "licence of these weights: unknown",
+        "license of these weights: unknown",
     ):
         assert said in text
     assert text.count("cofima run") == 1  # one command for all tasks

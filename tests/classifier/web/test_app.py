@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import cofima
-from cofima.classifier.web.session import Limits, Studio
+from cofima.classifier.web.session import Limits, Session
 from cofima.core.errors import CofimaError
 from cofima.core.progress import Progress
 from cofima.store import model_folder
@@ -64,31 +64,31 @@ def model(learned: Path, tmp_path: Path) -> Path:
 
 
 def test_many_ask_and_a_new_class_is_learned_and_undone(model: Path, tmp_path: Path) -> None:
-    studio = Studio(model)
+    session = Session(model)
     yellow = paint(tmp_path / "y", "yellow", 8)
     others = [paint(tmp_path / "o", name, 1, first=90)[0] for name in ("red", "green", "blue")]
-    assert [one.label for one in studio.ask(others)] == ["red", "green", "blue"]
-    assert len(studio.ask(others)[0].best) == 3
-    done = studio.add(" yellow ", yellow[:7])
+    assert [one.label for one in session.ask(others)] == ["red", "green", "blue"]
+    assert len(session.ask(others)[0].best) == 3
+    done = session.add(" yellow ", yellow[:7])
     assert done.new == ["yellow"]
     assert done.old is not None
-    assert studio.classifier.classes == ["blue", "green", "red", "yellow"]
-    assert studio.ask(yellow[7:])[0].best[0][0] == "yellow"
-    assert [row.kind for row in studio.history()] == ["learn", "extend"]
-    studio.undo()
-    assert studio.classifier.classes == ["blue", "green", "red"]
+    assert session.classifier.classes == ["blue", "green", "red", "yellow"]
+    assert session.ask(yellow[7:])[0].best[0][0] == "yellow"
+    assert [row.kind for row in session.history()] == ["learn", "extend"]
+    session.undo()
+    assert session.classifier.classes == ["blue", "green", "red"]
     with pytest.raises(CofimaError, match="nothing to undo"):
-        studio.undo()
+        session.undo()
 
 
 def test_what_is_no_image_too_large_or_too_many_is_said(model: Path, tmp_path: Path) -> None:
-    studio = Studio(model, Limits(files=3, megabytes=1, megapixels=1))
+    session = Session(model, Limits(files=3, megabytes=1, megapixels=1))
     good = paint(tmp_path / "g", "red", 1)[0]
     fake, heavy, wide = (tmp_path / name for name in ("fake.jpg", "heavy.png", "wide.png"))
     fake.write_text("no image")
     heavy.write_bytes(good.read_bytes() + b"0" * 1_000_001)
     Image.new("1", (2000, 1000)).save(wide)
-    answers = studio.ask([good, fake, wide])
+    answers = session.ask([good, fake, wide])
     assert answers[0].label == "red"
     assert [one.error for one in answers[1:]] == [
         "not an image, or damaged",
@@ -97,16 +97,16 @@ def test_what_is_no_image_too_large_or_too_many_is_said(model: Path, tmp_path: P
     with pytest.raises(
         CofimaError, match=r"3 problems:\n.*fake.jpg: not an image(.|\n)*larger than 1 MB(.|\n)*wide"
     ):
-        studio.add("new", [fake, heavy, wide])
-    for call in (lambda: studio.ask([good] * 4), lambda: studio.add("new", [good] * 4)):
+        session.add("new", [fake, heavy, wide])
+    for call in (lambda: session.ask([good] * 4), lambda: session.add("new", [good] * 4)):
         with pytest.raises(CofimaError, match="4 files at once: at most 3"):
             call()
     with pytest.raises(CofimaError, match="no images were given"):
-        studio.ask([])
+        session.ask([])
     with pytest.raises(CofimaError, match="give the new class a name"):
-        studio.add(" ", [good])
-    assert model_folder.current(model) == Studio(model).classifier.generation
-    assert len(studio.history()) == 1
+        session.add(" ", [good])
+    assert model_folder.current(model) == Session(model).classifier.generation
+    assert len(session.history()) == 1
 
 
 class Halted(Progress):
@@ -122,29 +122,29 @@ class Halted(Progress):
 
 
 def test_while_one_learns_others_ask_and_a_second_learner_is_told(model: Path, tmp_path: Path) -> None:
-    studio, halted = Studio(model), Halted()
+    session, halted = Session(model), Halted()
     yellow, red = paint(tmp_path / "y", "yellow", 6), paint(tmp_path / "r", "red", 1, first=90)
-    thread = threading.Thread(target=lambda: studio.add("yellow", yellow, halted))
+    thread = threading.Thread(target=lambda: session.add("yellow", yellow, halted))
     thread.start()
     try:
         assert halted.begun.wait(30)
-        for change in (lambda: studio.add("other", yellow), studio.undo):
+        for change in (lambda: session.add("other", yellow), session.undo):
             with pytest.raises(CofimaError, match="somebody else is changing the model"):
                 change()
-        assert studio.ask(red)[0].label == "red"
-        assert len(studio.classifier.classes) == 3
+        assert session.ask(red)[0].label == "red"
+        assert len(session.classifier.classes) == 3
     finally:
         halted.go.set()
         thread.join(60)
-    assert studio.classifier.classes[-1] == "yellow"
+    assert session.classifier.classes[-1] == "yellow"
 
 
 def test_a_change_from_outside_is_seen(model: Path) -> None:
-    studio = Studio(model)
+    session = Session(model)
     other = cofima.load(model)
     other.rename("red", "crimson")
     other.save()
-    assert "crimson" in studio.classifier.classes
+    assert "crimson" in session.classifier.classes
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def served(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
     (tmp_path / "uploads").mkdir()
-    page, where = app.serve(Studio(model), tmp_path / "uploads", "127.0.0.1", None, wait=False)
+    page, where = app.serve(Session(model), tmp_path / "uploads", "127.0.0.1", None, wait=False)
     yield where
     page.close(verbose=False)
 

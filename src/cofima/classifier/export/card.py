@@ -1,14 +1,15 @@
-"""The model card: what a model is, what it learned from, how good it is, and what it is not for."""
+"""The model card: classes, accuracy, history, data, backbone, intended use and limits."""
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+import timm
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
-from cofima.classifier.export.origin import Origin, data_name, measured, origin_of
 from cofima.store.config import Config
 from cofima.store.history import HistoryRow
 from cofima.store.model import Model
@@ -27,18 +28,26 @@ about people, nor where a wrong answer is dangerous and nobody looks.
 - It inherits what its pre-trained backbone learned, with the bias of the images that one was trained on."""
 
 
-def model_card(model: Model, name: str, licence: str | None = None) -> str:
+@dataclass(frozen=True)
+class Origin:
+    """Origin of a backbone's weights: its name on the hub and its license, None where unknown."""
+
+    hub: str | None
+    license: str | None
+
+
+def model_card(model: Model, name: str, license: str | None = None) -> str:
     """Return a card in Markdown, with the front matter that the Hugging Face hub reads.
 
     Args:
-        model: What the card is of.
-        name: How it is called.
-        licence: The hub's name of a licence; that of the backbone's weights, if not given.
+        model: The model.
+        name: Its name.
+        license: License identifier of the hub; by default that of the backbone's weights.
     """
     origin = origin_of(model)
     front = ModelCardData(
-        license=licence or origin.licence or "other",
-        license_name=None if licence or origin.licence else "unknown",
+        license=license or origin.license or "other",
+        license_name=None if license or origin.license else "unknown",
         library_name="cofima",
         pipeline_tag="image-classification",
         base_model=origin.hub,
@@ -89,7 +98,7 @@ def _lines(model: Model, name: str, origin: Origin) -> Iterator[str]:
     yield from ("", "## Backbone", "")
     yield f"- `{known.name}`, {known.features} features, images of {known.size} px"
     yield f"- sha256 of the weights it started from: `{known.sha256}`"
-    yield f"- licence of these weights: {origin.licence or 'unknown; find out before you pass it on'}"
+    yield f"- license of these weights: {origin.license or 'unknown; find out before you pass it on'}"
     if origin.hub:
         yield f"- from <https://huggingface.co/{origin.hub}>"
     yield from ("", "## Intended use and limits", "", LIMITS, "", "## To repeat it", "")
@@ -171,11 +180,11 @@ def _command(model: Model, row: HistoryRow) -> str:
         case "extend" | "more images":
             return f"cofima extend MODEL PHOTOS  # {', '.join(row.classes[:8])}"
         case _:
-            return f"cofima {row.kind} MODEL {shlex.join(row.classes)}"
+            return f"cofima {row.kind.replace(' ', '-')} MODEL {shlex.join(row.classes)}"
 
 
 def _plain(config: Config) -> dict[str, Any]:
-    """Return the configuration without places on a disk."""
+    """Return the configuration without paths, which are private."""
     values: dict[str, Any] = config.model_dump(mode="json")
     folder = str(values["dataset"])
     if folder.startswith("folder:"):
@@ -193,5 +202,38 @@ def _cell(text: str) -> str:
 
 
 def name_of(folder: Path) -> str:
-    """Return what a model is called: its folder's name."""
+    """Return the name of a model: that of its folder."""
     return folder.resolve().name
+
+
+def origin_of(model: Model) -> Origin:
+    """Look the backbone up in timm; weights from a file or from scratch have no known origin."""
+    options = model.config.model
+    if not options.pretrained or options.checkpoint is not None:
+        return Origin(None, None)
+    if model.config.backbone.startswith("vit_micro"):
+        return Origin(None, "apache-2.0")
+    known = timm.get_pretrained_cfg(model.backbone.name, allow_unregistered=True)
+    hub = getattr(known, "hf_hub_id", None)
+    return Origin(hub if hub and not hub.endswith("/") else None, getattr(known, "license", None))
+
+
+def measured(model: Model) -> tuple[float, int, str] | None:
+    """Return the last accuracy in percent, the number of images, and their description; or None."""
+    kept = model.serving.get("accuracy")
+    if kept is not None and kept["images"]:
+        images = sum(kept["images"].values())
+        what = "held out when it last learned; they also decided when to stop"
+        if len(kept["images"]) < len(model.classes):
+            what += f", of {len(kept['images'])} of the {len(model.classes)} classes"
+        return 100 * sum(kept["right"].values()) / images, images, what
+    last = model.history[-1] if model.history else None
+    if last is not None and last.kind == "task" and last.overall is not None:
+        return last.overall, sum(last.sizes), "test images of all classes"
+    return None
+
+
+def data_name(model: Model) -> str:
+    """Return the name of the images' folder, without its path, which is private."""
+    said = str(model.data.get("name") or model.config.dataset)
+    return PurePath(said.removeprefix("folder:")).name or said

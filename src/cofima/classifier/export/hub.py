@@ -1,4 +1,4 @@
-"""A model goes to the Hugging Face hub: the generation in force, and its card."""
+"""Upload the current generation of a model, and its card, to the Hugging Face hub."""
 
 import hashlib
 import os
@@ -27,17 +27,17 @@ def push(
     repo: str,
     *,
     private: bool = False,
-    licence: str | None = None,
+    license: str | None = None,
     with_images: bool = False,
 ) -> str:
-    """Upload the state in force with its card in one commit; return where it is.
+    """Upload the current generation with its card in one commit; return the address.
 
     Args:
-        folder: The model folder; states before the one in force stay at home.
-        repo: ``NAME`` or ``OWNER/NAME``; made if it is not there.
-        private: Only the owner may see it, if it is made now.
-        licence: The hub's name of a licence, for the card.
-        with_images: Upload images that the model holds, too.
+        folder: The model folder; earlier generations are not uploaded.
+        repo: ``NAME`` or ``OWNER/NAME``; created if it does not exist.
+        private: Create the repository as private.
+        license: License identifier of the hub, for the card.
+        with_images: Also upload the images inside the model.
     """
     _refuse_offline()
     _refuse_name(repo)
@@ -46,12 +46,12 @@ def push(
     if (held or model.method.keeps_images) and not with_images:
         which = held or f"those that {model.method.label} keeps"
         raise CofimaError(
-            f"{folder} holds images ({which}), and others would see them: --with-images if that is right"
+            f"{folder} holds images ({which}), which others would see; give --with-images to upload them"
         )
     if get_token() is None:
         raise CofimaError("no token for the Hugging Face hub: run 'hf auth login', or set HF_TOKEN")
     generation = model_folder.read(folder)
-    card = model_card(model, repo.rpartition("/")[2], licence)
+    card = model_card(model, repo.rpartition("/")[2], license)
     told = without_places(generation)
     additions = [
         CommitOperationAdd(f"{generation.name}/{file.name}", told.get(file.name, file))
@@ -65,7 +65,7 @@ def push(
 
 
 def without_places(generation: Generation) -> dict[str, bytes]:
-    """Return config.json and history.jsonl with names instead of paths: where folders lie is private."""
+    """Return config.json and history.jsonl with names instead of paths, which are private."""
     rows = [HistoryRow.model_validate(_named(row.model_dump())) for row in generation.history()]
     history = dump_rows(rows).encode()
     record = Record.model_validate(_named(generation.record.model_dump()))
@@ -126,7 +126,7 @@ def _refuse_name(repo: str) -> None:
 
 
 def _is_network(error: Exception) -> bool:
-    """Tell whether a connection failed, whichever HTTP library the hub's own library uses."""
+    """Return True if a connection failed, whichever HTTP library huggingface_hub uses."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"TransportError", "ConnectionError", "ConnectError", "TimeoutException", "OSError"})
 

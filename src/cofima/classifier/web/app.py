@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cofima.classifier.extend import Extension
+from cofima.classifier.learn import Extension
 from cofima.classifier.predict import Prediction
-from cofima.classifier.web.session import Studio
+from cofima.classifier.web.session import Session
 from cofima.core.errors import CofimaError
 from cofima.core.extras import import_extra
 from cofima.core.progress import Progress
@@ -32,14 +32,14 @@ class BrowserProgress(Progress):
             self.bar((done, total), desc=label)
 
 
-def build(studio: Studio) -> Any:
+def build(session: Session) -> Any:
     """Return the page of a model, not served yet."""
     gradio = import_extra("gradio", "app")
     page = gradio.Blocks(
-        title=f"cofima: {studio.folder.name}", analytics_enabled=False, delete_cache=(600, 3600)
+        title=f"cofima: {session.folder.name}", analytics_enabled=False, delete_cache=(600, 3600)
     )
     with page:
-        head = gradio.Markdown(_head(studio), elem_id="head")
+        head = gradio.Markdown(_head(session), elem_id="head")
         with gradio.Tab("Ask"):
             asked = gradio.File(
                 label="Drop images here",
@@ -67,22 +67,22 @@ def build(studio: Studio) -> Any:
             changes = gradio.Dataframe(headers=CHANGES, interactive=False, elem_id="changes")
         with gradio.Tab("History"):
             history = gradio.Dataframe(
-                _history(studio), headers=HISTORY, interactive=False, elem_id="history"
+                _history(session), headers=HISTORY, interactive=False, elem_id="history"
             )
 
         def answer(files: list[str] | None) -> tuple[Any, Any]:
-            found = _shown(gradio, lambda: studio.ask([Path(file) for file in files or []]))
+            found = _shown(gradio, lambda: session.ask([Path(file) for file in files or []]))
             good = [(one.image, _caption(one)) for one in found if not one.error]
             return good, [_row(one) for one in found]
 
         def learn(title: str, files: list[str] | None, bar: Any = gradio.Progress()) -> tuple[Any, ...]:  # noqa: B008
             paths = [Path(file) for file in files or []]
-            done = _shown(gradio, lambda: studio.add(title, paths, BrowserProgress(bar)))
-            return _head(studio), _said(done, title.strip()), _changes(done), _history(studio)
+            done = _shown(gradio, lambda: session.add(title, paths, BrowserProgress(bar)))
+            return _head(session), _said(done, title.strip()), _changes(done), _history(session)
 
         def go_back() -> tuple[Any, ...]:
-            now = _shown(gradio, studio.undo)
-            return _head(studio), f"Undone: the model is as it was in state {now}.", [], _history(studio)
+            now = _shown(gradio, session.undo)
+            return _head(session), f"Undone: the model is as it was in state {now}.", [], _history(session)
 
         ask.click(answer, asked, [gallery, answers], api_visibility="private")
         add.click(
@@ -94,17 +94,19 @@ def build(studio: Studio) -> Any:
             show_progress_on=[said],
         )
         undo.click(go_back, None, [head, said, changes, history], api_visibility="private")
-        page.load(lambda: (_head(studio), _history(studio)), None, [head, history], api_visibility="private")
+        page.load(
+            lambda: (_head(session), _history(session)), None, [head, history], api_visibility="private"
+        )
     return page
 
 
 def serve(
-    studio: Studio, uploads: Path, host: str, port: int | None, *, wait: bool = True
+    session: Session, uploads: Path, host: str, port: int | None, *, wait: bool = True
 ) -> tuple[Any, str]:
     """Serve the page until it is stopped; return it, and where it is.
 
     Args:
-        studio: The model.
+        session: The model.
         uploads: An empty folder, where the browser's files are kept and from where alone files are read.
         host: Who may come: 127.0.0.1 is this machine only.
         port: Where; the first free one from 7860, if not given.
@@ -112,7 +114,7 @@ def serve(
     """
     os.environ["GRADIO_TEMP_DIR"] = str(uploads)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    page = build(studio)
+    page = build(session)
     try:
         _, where, _ = page.launch(
             server_name=host,
@@ -124,8 +126,8 @@ def serve(
             show_error=False,
             footer_links=[],
             allowed_paths=[],
-            blocked_paths=[str(studio.folder.resolve())],
-            max_file_size=studio.limits.megabytes * 1_000_000,
+            blocked_paths=[str(session.folder.resolve())],
+            max_file_size=session.limits.megabytes * 1_000_000,
             ssr_mode=False,
             enable_monitoring=False,
         )
@@ -146,11 +148,11 @@ def _shown(gradio: Any, work: Callable[[], T]) -> T:
         raise gradio.Error(_html(str(error)), duration=20, print_exception=False) from error
 
 
-def _head(studio: Studio) -> str:
-    classifier = studio.classifier
+def _head(session: Session) -> str:
+    classifier = session.classifier
     known = classifier.classes
     names = ", ".join(_html(name) for name in known[:40]) + (", ..." if len(known) > 40 else "")
-    return f"# {_html(studio.folder.resolve().name)}\n\nIt knows {len(known)} classes: {names}"
+    return f"# {_html(session.folder.resolve().name)}\n\nIt knows {len(known)} classes: {names}"
 
 
 def _caption(one: Prediction) -> str:
@@ -190,7 +192,7 @@ def _changes(done: Extension) -> list[list[str]]:
     return rows
 
 
-def _history(studio: Studio) -> list[list[str]]:
+def _history(session: Session) -> list[list[str]]:
     return [
         [
             str(number),
@@ -200,7 +202,7 @@ def _history(studio: Studio) -> list[list[str]]:
             "" if row.overall is None else f"{row.overall:.1f}",
             row.date[:16].replace("T", " "),
         ]
-        for number, row in enumerate(studio.history(), start=1)
+        for number, row in enumerate(session.history(), start=1)
     ]
 
 

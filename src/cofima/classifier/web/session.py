@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cofima.classifier.classifier import Classifier, load
-from cofima.classifier.extend import Extension
+from cofima.classifier.learn import Extension
 from cofima.classifier.predict import Prediction
 from cofima.classifier.web.limits import Limits
 from cofima.core.errors import CofimaError
@@ -21,7 +21,7 @@ NEAREST = 5
 UNKNOWN_SHARE = 0.05
 
 
-class Studio:
+class Session:
     """A model folder in use: asked by many at once, changed by one at a time.
 
     What others do to the folder meanwhile (``cofima extend``, ``cofima undo``) is seen at the next call.

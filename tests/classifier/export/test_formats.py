@@ -14,9 +14,8 @@ from safetensors import safe_open
 
 from cofima import methods
 from cofima.classifier.classifier import Classifier
-from cofima.classifier.export import export
-from cofima.classifier.export import timm as timm_export
-from cofima.classifier.export.torch import Portable
+from cofima.classifier.export import formats, plain_timm
+from cofima.classifier.export.formats import Portable
 from cofima.core.errors import CofimaError
 from cofima.store.model import Model, load_model
 
@@ -62,7 +61,7 @@ def test_one_network_holds_crop_normalisation_head_and_temperature(learned: Any)
 @pytest.mark.parametrize("method", some("cofima", *NOT_PLAIN))
 def test_torchscript_says_what_the_model_says(method: str, learned: Any, tmp_path: Path) -> None:
     model = learned(method)
-    done = export.to_torchscript(model, tmp_path / "a.pt", images(3))
+    done = formats.to_torchscript(model, tmp_path / "a.pt", images(3))
     told = {"cofima.json": ""}
     loaded = torch.jit.load(str(tmp_path / "a.pt"), _extra_files=told)
     for count in (1, 7):
@@ -84,10 +83,10 @@ def test_plain_timm_loads_the_weights_or_the_reason_is_said(
     model, path = learned(method), tmp_path / "a.safetensors"
     if method in NOT_PLAIN:
         with pytest.raises(CofimaError, match=NOT_PLAIN[method]):
-            timm_export.to_timm(model, path, images(2))
+            plain_timm.to_timm(model, path, images(2))
         assert not list(tmp_path.iterdir())
         return
-    timm_export.to_timm(model, path, images(2))
+    plain_timm.to_timm(model, path, images(2))
     net = timm.create_model("vit_test", num_classes=3, checkpoint_path=str(path)).eval()
     with torch.inference_mode():
         logits = net(model.view.test(images(4)))
@@ -101,7 +100,7 @@ def test_plain_timm_loads_the_weights_or_the_reason_is_said(
 def test_adapters_in_the_backbone_are_not_plain_either(learned: Any) -> None:
     model = learned("ranpac", petl="adapter")
     model.method.net.head = model.method.net.head.__class__.__mro__[1](16, [2, 1])  # a plain head
-    assert "blocks.0.adapter" in str(timm_export.not_plain(model))
+    assert "blocks.0.adapter" in str(plain_timm.not_plain(model))
 
 
 @pytest.mark.parametrize("method", some("cofima"))
@@ -117,7 +116,7 @@ def test_onnxruntime_says_what_the_model_says(
     runtime = pytest.importorskip("onnxruntime", reason="needs cofima[onnx]")
     model, path = learned(method), tmp_path / "a.onnx"
     model.serving["temperature"] = 2.0
-    export.to_onnx(model, path, images(3))
+    formats.to_onnx(model, path, images(3))
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (taken,) = session.get_inputs()
     assert (taken.name, taken.type, taken.shape[1:]) == ("pixels", "tensor(uint8)", [3, 16, 16])
@@ -155,8 +154,8 @@ def test_a_file_that_answers_otherwise_is_not_kept(
     path.write_text("the file before")
     plain = Portable.forward
     monkeypatch.setattr(Portable, "forward", lambda self, x: tuple(y + 1 for y in plain(self, x)))
-    with pytest.raises(CofimaError, match="answers otherwise"):
-        export.to_torchscript(model, path, images(2))
+    with pytest.raises(CofimaError, match="differ from the model's by"):
+        formats.to_torchscript(model, path, images(2))
     assert path.read_text() == "the file before"
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -164,7 +163,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(
 def test_switches_of_adapters_are_as_before_after_an_export(learned: Any, tmp_path: Path) -> None:
     model = learned("ranpac", petl="adapter")
     before = set(model.method.net.state_dict())
-    export.to_torchscript(model, tmp_path / "a.pt", images(2))
+    formats.to_torchscript(model, tmp_path / "a.pt", images(2))
     assert set(model.method.net.state_dict()) == before
     assert torch.is_tensor(model.method.inserted[0].on)
 
@@ -174,16 +173,16 @@ def test_a_missing_package_names_the_extra(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     with pytest.raises(CofimaError, match=r"pip install 'cofima\[onnx\]'"):
-        export.to_onnx(learned("seq_ft"), tmp_path / "a.onnx", images(2))
+        formats.to_onnx(learned("seq_ft"), tmp_path / "a.onnx", images(2))
 
 
 def test_kept_images_are_compared_on_before_drawn_ones(learned: Any) -> None:
     model = learned("seq_ft")
-    drawn, source = export.sample_images(model)
-    assert (tuple(drawn.shape), source) == ((8, 3, 16, 16), "drawn by chance")
+    drawn, source = formats.sample_images(model)
+    assert (tuple(drawn.shape), source) == ((8, 3, 16, 16), "drawn at random")
     from cofima.data.image_set import image_set
 
     model.images = image_set(images(3), torch.tensor([0, 1, 2]))
-    kept, source = export.sample_images(model)
+    kept, source = formats.sample_images(model)
     assert torch.equal(kept, images(3))
     assert source == "kept in the model"

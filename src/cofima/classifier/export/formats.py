@@ -1,6 +1,7 @@
-"""A model as a file for other programs: ONNX and TorchScript.
+"""Export to ONNX and TorchScript.
 
-Each file is written aside, compared with the model on images, and only then given its name.
+The exported network takes stored pixels and returns logits and probabilities, so a user only has to resize
+images. Each file is written aside, compared with the model on images, and only then given its name.
 """
 
 import json
@@ -9,26 +10,99 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from cofima.classifier.export.torch import INPUT, OUTPUTS, Portable, as_text, facts, settled
 from cofima.core.atomic import write_aside
 from cofima.core.errors import CofimaError
 from cofima.core.extras import import_extra
+from cofima.methods.components.adapters import Inserted
 from cofima.store.model import Model
 
+INPUT, OUTPUTS = "pixels", ("logits", "probabilities")
 TOLERANCE = 1e-3  # of the largest logit, or of 1 where that is smaller
 ONNX_LIMIT = 2**31 - 2**20  # bytes that one ONNX file can hold
 LAST = 2**31
 Answer = Callable[[Tensor], Tensor]
 
 
+class Portable(nn.Module):
+    """A model as one network: uint8 pixels [B, 3, stored, stored] in, logits and probabilities out."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.net, self.head = model.method.net, model.method.head()
+        self.predict = model.method.predict
+        self.temperature = float(model.serving.get("temperature", 1.0))
+        view = model.view
+        self.start, self.size = round((view.stored - view.size) / 2), view.size
+        self.mean: Tensor
+        self.std: Tensor
+        for name, color in (("mean", view.mean), ("std", view.std)):
+            self.register_buffer(name, 255 * torch.tensor(color).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Crop the center, normalize, classify."""
+        end = self.start + self.size
+        images = (pixels[:, :, self.start : end, self.start : end].float() - self.mean) / self.std
+        logits = self.predict(images)
+        return logits, torch.softmax(logits / self.temperature, dim=1)
+
+
+@contextmanager
+def plain_switches(net: nn.Module) -> Iterator[None]:
+    """Make the switches of adapters Python values: a graph cannot branch on the value of a tensor."""
+    inserted = [module for module in net.modules() if isinstance(module, Inserted)]
+    switches = [module.on for module in inserted]
+    for module, switch in zip(inserted, switches, strict=True):
+        del module.on
+        module.__dict__["on"] = bool(switch)
+    try:
+        yield
+    finally:
+        for module, switch in zip(inserted, switches, strict=True):
+            del module.__dict__["on"]
+            module.register_buffer("on", switch)
+
+
+def metadata(model: Model) -> dict[str, Any]:
+    """Return the metadata of an exported file: classes, preprocessing, origin."""
+    view = model.view
+    return {
+        "classes": model.classes,
+        "preprocess": {
+            "resize_shorter_side": view.stored,
+            "interpolation": "bicubic",
+            "antialias": True,
+            "center_crop": view.stored,
+            "colour": "RGB",
+            "inside": {
+                "center_crop": view.size,
+                "scale": 1 / 255,
+                "mean": list(view.mean),
+                "std": list(view.std),
+            },
+        },
+        "temperature": float(model.serving.get("temperature", 1.0)),
+        "calibrated": "temperature" in model.serving,
+        "method": model.method.label,
+        "backbone": {"name": model.backbone.name, "sha256": model.backbone.sha256},
+        "cofima": version("cofima"),
+    }
+
+
+def as_text(values: dict[str, Any]) -> dict[str, str]:
+    """Return metadata as strings, which is all that files hold: JSON, each under ``cofima.``."""
+    return {f"cofima.{key}": json.dumps(value, ensure_ascii=False) for key, value in values.items()}
+
+
 @dataclass(frozen=True)
 class Exported:
-    """A file, and how far its logits are from the model's on the images that were compared."""
+    """An exported file, and the largest difference between its logits and the model's."""
 
     path: Path
     images: int
@@ -44,7 +118,7 @@ def to_onnx(model: Model, path: Path, images: Tensor) -> Exported:
         raise CofimaError(f"{path}: the model is larger than the 2 GB that one ONNX file can hold")
 
     def write(aside: Path) -> None:
-        with _still(model), _traceable(model, "ONNX"):
+        with _tracing(model), _traceable(model, "ONNX"):
             program = torch.onnx.export(
                 Portable(model).eval(),
                 (images[:2],),
@@ -56,7 +130,7 @@ def to_onnx(model: Model, path: Path, images: Tensor) -> Exported:
             )
         assert program is not None
         proto = program.model_proto
-        onnx.helper.set_model_props(proto, as_text(facts(model)))
+        onnx.helper.set_model_props(proto, as_text(metadata(model)))
         onnx.checker.check_model(proto)
         onnx.save(proto, aside)
 
@@ -68,15 +142,15 @@ def to_onnx(model: Model, path: Path, images: Tensor) -> Exported:
 
 
 def to_torchscript(model: Model, path: Path, images: Tensor) -> Exported:
-    """Write a TorchScript archive that needs torch alone; what is told with it is its file cofima.json."""
-    told = json.dumps(facts(model), ensure_ascii=False)
+    """Write a TorchScript archive that needs torch alone; its metadata is in its file cofima.json."""
+    text = json.dumps(metadata(model), ensure_ascii=False)
 
     def write(aside: Path) -> None:
-        with _still(model), _traceable(model, "TorchScript"):
+        with _tracing(model), _traceable(model, "TorchScript"):
             traced = torch.jit.trace(  # type: ignore[no-untyped-call]
                 Portable(model).eval(), (images[:2],), check_trace=False
             )
-            torch.jit.save(torch.jit.freeze(traced), aside, _extra_files={"cofima.json": told})
+            torch.jit.save(torch.jit.freeze(traced), aside, _extra_files={"cofima.json": text})
 
     def answer(aside: Path) -> Answer:
         with warnings.catch_warnings():
@@ -88,13 +162,13 @@ def to_torchscript(model: Model, path: Path, images: Tensor) -> Exported:
 
 
 def on_squares(model: Model) -> Model:
-    """Let a model see square centres of images, whatever form its own training images were kept in."""
+    """Set a model to square center crops, whatever its training images were."""
     model.view = replace(model.view, whole=0, window=False, shape=None)
     return model
 
 
 def sample_images(model: Model, count: int = 8) -> tuple[Tensor, str]:
-    """Return images to compare on, and what they are: those kept in the model, or drawn ones."""
+    """Return images to compare on, and their description: images kept in the model, or random ones."""
     kept = model.images
     if kept is not None and len(kept) >= 2 and kept.pixels.ndim == 4:
         return kept.pixels[kept.rows[:count]], "kept in the model"
@@ -102,13 +176,13 @@ def sample_images(model: Model, count: int = 8) -> tuple[Tensor, str]:
     coarse = torch.rand(count, 3, 4, 4, generator=chance)
     smooth = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear")
     noise = 0.1 * torch.randn(count, 3, side, side, generator=chance)
-    return ((smooth + noise).clamp(0, 1) * 255).to(torch.uint8), "drawn by chance"
+    return ((smooth + noise).clamp(0, 1) * 255).to(torch.uint8), "drawn at random"
 
 
 def write_compared(
     model: Model, path: Path, images: Tensor, write: Callable[[Path], None], answer: Callable[[Path], Answer]
 ) -> Exported:
-    """Write aside, compare with the model image by image and as a batch, then rename."""
+    """Write to a temporary file, compare its logits with the model's, then rename."""
     with write_aside(path) as aside:
         write(aside)
         return _compare(model, path, images, answer(aside))
@@ -116,27 +190,27 @@ def write_compared(
 
 @torch.inference_mode()
 def _compare(model: Model, path: Path, images: Tensor, answer: Answer) -> Exported:
-    """Compare logits for one image and for all at once, so that the number of images is seen to be free."""
+    """Compare logits for one image and for a batch: the batch size must be free."""
     wanted = model.logits(images)
     with _traceable(model, f"{path.suffix} for any number of images"):
         found = torch.cat([answer(images[:1]), answer(images[1:])])
     difference, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
     if not difference <= TOLERANCE * max(1.0, largest):
         raise CofimaError(
-            f"{path}: the exported network answers otherwise than the model (logits differ by "
-            f"{difference:.2g}, the largest is {largest:.2g}); nothing was written"
+            f"{path}: the logits of the exported network differ from the model's by "
+            f"{difference:.2g} (the largest is {largest:.2g}); nothing was written"
         )
     return Exported(path, len(images), difference, largest)
 
 
 @contextmanager
-def _still(model: Model) -> Iterator[None]:
-    """Trace in evaluation mode, with no gradient, and without the tracers' remarks to developers."""
+def _tracing(model: Model) -> Iterator[None]:
+    """Trace in evaluation mode, without gradients and without the warnings of the tracers."""
     model.method.net.eval()
     level = logging.getLogger("torch.onnx").level
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
-        with torch.no_grad(), settled(model.method.net), warnings.catch_warnings():
+        with torch.no_grad(), plain_switches(model.method.net), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -1,4 +1,4 @@
-"""Weights that plain timm loads, where a model is no more than a backbone and a linear head."""
+"""Export to weights that plain timm loads, if a model is just a backbone and a linear head."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cofima.classifier.export.export import Answer, Exported, write_compared
-from cofima.classifier.export.torch import as_text, facts
+from cofima.classifier.export.formats import Answer, Exported, as_text, metadata, write_compared
 from cofima.core.errors import CofimaError
 from cofima.methods import Method
 from cofima.models.backbone import build_empty
@@ -21,11 +20,11 @@ from cofima.store.model import Model
 def to_timm(model: Model, path: Path, images: Tensor) -> Exported:
     """Write weights that plain timm loads, as ``timm.create_model(..., checkpoint_path=path)``."""
     refuse_not_plain(model, path)
-    told = as_text(facts(model)) | {"format": "pt", "cofima.timm": json.dumps(timm_settings(model))}
+    meta = as_text(metadata(model)) | {"format": "pt", "cofima.timm": json.dumps(timm_settings(model))}
 
     def write(aside: Path) -> None:
         weights = {key: value.detach().cpu().contiguous() for key, value in model.weights().items()}
-        save_file(weights, aside, told)
+        save_file(weights, aside, meta)
 
     def answer(aside: Path) -> Answer:
         settings = timm_settings(model)
@@ -39,11 +38,11 @@ def to_timm(model: Model, path: Path, images: Tensor) -> Exported:
 
 
 def timm_settings(model: Model) -> dict[str, Any]:
-    """Return what timm must be asked for to take the weights, and how it prepares images."""
+    """Return the arguments of ``timm.create_model`` for the weights, and the preprocessing."""
     known = model.backbone
     arguments: dict[str, Any] = {"num_classes": len(model.classes)}
     if hasattr(build_empty(model.config.backbone, known.size), "patch_embed"):
-        arguments["img_size"] = known.size  # only a transformer settles it when it is built
+        arguments["img_size"] = known.size  # which only a transformer needs to be built
     data = {
         "input_size": [3, known.size, known.size],
         "crop_pct": known.crop_pct,
@@ -55,7 +54,7 @@ def timm_settings(model: Model) -> dict[str, Any]:
 
 
 def refuse_not_plain(model: Model, path: Path) -> None:
-    """Refuse to write weights with which timm alone would predict something else."""
+    """Raise if timm alone would predict something else with the weights."""
     if reason := not_plain(model):
         raise CofimaError(
             f"{path}: plain timm cannot hold this model, as {reason}; export it with --onnx or --torchscript"
@@ -63,7 +62,7 @@ def refuse_not_plain(model: Model, path: Path) -> None:
 
 
 def not_plain(model: Model) -> str | None:
-    """Return why a model is more than a backbone and a linear head, or None."""
+    """Return the part of a model that is neither backbone nor linear head, in words, or None."""
     method = model.method
     if type(method).predict is not Method.predict:
         return f"{method.label} predicts with parts of its own beside backbone and head (prompts)"
