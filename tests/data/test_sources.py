@@ -38,13 +38,13 @@ def contents(source: Source) -> dict[str, Any]:
 
 
 def test_every_layout_is_tried(tried: set[tuple[str, str]]) -> None:
-    assert tried == {(name, layout) for name in sources.names() for layout in sources.about(name).layouts}
+    assert tried == {(name, layout) for name in sources.names() for layout in sources.info(name).layouts}
 
 
 def test_a_dataset_is_what_its_files_say(dataset: str, layout: str, make, tmp_path: Path) -> None:
     make(dataset, layout, tmp_path)
     source = find(dataset, tmp_path)
-    about = sources.about(dataset)
+    about = sources.info(dataset)
     assert (source.name, source.facts["layout"]) == (dataset, layout)
     assert (source.flip, source.crop) == (about.flip, about.crop)
     assert len(set(source.class_names)) == len(source.class_names) >= 3
@@ -95,7 +95,7 @@ def test_the_split_has_a_hash_that_depends_on_names_labels_and_parts(
 
 @pytest.mark.parametrize("name", sources.names())
 def test_what_is_missing_is_said_once_with_all_that_helps(name: str, tmp_path: Path) -> None:
-    about = sources.about(name)
+    about = sources.info(name)
     with pytest.raises(CofimaError) as caught:
         sources.find(name, options(tmp_path / "nowhere"))
     message = str(caught.value)
@@ -112,12 +112,12 @@ def test_what_is_missing_is_said_once_with_all_that_helps(name: str, tmp_path: P
 
 @pytest.mark.parametrize("name", sources.names())
 def test_known_counts_name_the_variant(name: str) -> None:
-    about = sources.about(name)
+    about = sources.info(name)
     assert about.classes in (10, 50, 100, 196, 200)
     names = [str(n) for n in range(about.classes)]
     for variant, (train, test) in about.variants.items():
         assert about.variant(train, test) == variant
-        source = replace(about.make(name, ([], []), names), train=range(train), test=range(test))  # type: ignore[arg-type]
+        source = replace(about.source(([], []), names), train=range(train), test=range(test))  # type: ignore[arg-type]
         assert count_problem(source, about) is None
         other = replace(source, train=range(train - 1))  # type: ignore[arg-type]
         assert about.variant(train - 1, test) == "other"
@@ -128,7 +128,7 @@ def test_known_counts_name_the_variant(name: str) -> None:
 
 
 def test_the_published_counts() -> None:
-    counts = {name: dict(sources.about(name).variants) for name in sources.names()}
+    counts = {name: dict(sources.info(name).variants) for name in sources.names()}
     assert counts == {
         "cars196": {"official": (8_144, 8_041)},
         "cifar100": {"official": (50_000, 10_000)},
@@ -146,8 +146,8 @@ def test_other_counts_are_told_with_all_known_variants(make, tmp_path: Path) -> 
 
 
 def test_a_dealt_split_is_checked_by_its_sum() -> None:
-    about = sources.about("imagenet_r")
-    source = about.make("imagenet_r", ([], []), [str(n) for n in range(200)], "seed0")
+    about = sources.info("imagenet_r")
+    source = about.source(([], []), [str(n) for n in range(200)], "seed0")
     source = replace(source, train=range(24_007), test=range(5_993), facts={"split": "per class, 0.2 tested"})  # type: ignore[arg-type]
     assert count_problem(source, about) is None
     assert count_problem(replace(source, facts={"split": "given"}), about)
@@ -155,9 +155,9 @@ def test_a_dealt_split_is_checked_by_its_sum() -> None:
 
 
 def test_swapped_cars_are_recognised() -> None:
-    about = sources.about("cars196")
+    about = sources.info("cars196")
     assert about.variant(8_041, 8_144) == "swapped"
-    source = about.make("cars196", ([], []), [str(n) for n in range(196)])
+    source = about.source(([], []), [str(n) for n in range(196)])
     swapped = replace(source, train=range(8_041), test=range(8_144))  # type: ignore[arg-type]
     assert "swapped" in str(count_problem(swapped, about))
 
@@ -249,11 +249,11 @@ def test_files_other_than_the_published_ones_are_no_official_cifar(make, tmp_pat
 def test_the_md5_sums_are_torchvision_s() -> None:
     from torchvision.datasets import CIFAR100
 
-    from cofima.data.sources.cifar100 import ABOUT, MD5
+    from cofima.data.sources.cifar100 import INFO, MD5
 
     theirs = dict([*CIFAR100.train_list, *CIFAR100.test_list, ["meta", CIFAR100.meta["md5"]]])
     assert theirs == MD5
-    assert ABOUT.url == CIFAR100.url
+    assert INFO.url == CIFAR100.url
 
 
 @pytest.mark.parametrize("compressed", [False, True])

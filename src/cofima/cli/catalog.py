@@ -257,7 +257,7 @@ def _print_expected(name: str) -> None:
 
     _print("dataset", f"{name}: {datasets.describe(name)}")
     if name in sources.names():
-        about = sources.about(name)
+        about = sources.info(name)
         for variant, (train, test) in about.variants.items():
             counts = f"{train:,} training + {test:,} test images, {about.classes} classes"
             _print("expected", f"{variant}: {counts}")

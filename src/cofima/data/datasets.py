@@ -13,58 +13,46 @@ from cofima.core.progress import SILENT, Progress
 from cofima.data import sources
 from cofima.data.image_set import ImageSet, join
 from cofima.data.loading.loader import Loaded, Sample, load_small
-from cofima.data.loading.loader import load as load_pictures
+from cofima.data.loading.loader import load as load_samples
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.options import DataOptions
 from cofima.data.sources import folder, huggingface, in_memory, plugin, torchvision
-from cofima.data.sources.base import Place, Source, counted
+from cofima.data.sources.base import LabeledRow, Source, counted
 from cofima.data.stream import Dataset
 
 __all__ = ["DataOptions", "check", "describe", "find", "load", "missing", "names", "read"]
 
-_KNOWN = {
-    **in_memory.NAMES,
-    "folder:PATH": "your own images: PATH/train and PATH/test (or val), or one folder per class",
-    "hf:NAME": "a dataset of the Hugging Face hub (NAME or NAME@CONFIGURATION), or a folder in its formats",
-    "torchvision:CLASS": "a dataset of torchvision that has been downloaded, such as torchvision:Flowers102",
-}
-_PREFIXES = {
-    folder.PREFIX: "folder:PATH",
-    huggingface.PREFIX: "hf:NAME",
-    torchvision.PREFIX: "torchvision:CLASS",
-}
+# sources of many datasets each, by the prefix of their names
+_PREFIXED = {module.PREFIX: module for module in (folder, huggingface, torchvision)}
+_DESCRIPTIONS = in_memory.NAMES | {module.USAGE: module.DESCRIPTION for module in _PREFIXED.values()}
 
 
 def names() -> list[str]:
     """Return the names that ``load`` knows; capitals in a name stand for a path or another name."""
-    return sorted([*_KNOWN, *sources.names(), *plugin.plugin_datasets()])
+    return sorted([*_DESCRIPTIONS, *sources.names(), *plugin.plugin_datasets()])
 
 
 def describe(name: str) -> str:
     """Return one line about the dataset."""
-    prefix = _prefix(name)
-    problem = None if prefix else check(name)
-    if problem:
+    if prefixed := _PREFIXED.get(_prefix(name)):
+        return str(prefixed.DESCRIPTION)
+    if problem := check(name):
         raise CofimaError(problem)
     if name in sources.names():
-        about = sources.about(name)
-        counts = " or ".join(f"{train:,} + {test:,}" for train, test in about.variants.values())
-        return f"{about.title}: {about.classes} classes, {counts} images"
-    if name in plugin.plugin_datasets():
-        return plugin.plugin_datasets()[name].about
-    return _KNOWN[_PREFIXES[prefix] if prefix else name]
+        info = sources.info(name)
+        counts = " or ".join(f"{train:,} + {test:,}" for train, test in info.variants.values())
+        return f"{info.title}: {info.classes} classes, {counts} images"
+    own = plugin.plugin_datasets()
+    return own[name].about if name in own else _DESCRIPTIONS[name]
 
 
 def check(name: str, root: Path | None = None) -> str | None:
-    """Return what is wrong with the name of a dataset, or None; nothing is loaded."""
-    if name.startswith(folder.PREFIX):
-        return folder.check(name, root)
-    if name.startswith(torchvision.PREFIX):
-        return torchvision.check(name)
-    if name.startswith(huggingface.PREFIX):
-        return huggingface.check(name)
-    if f"{name}:" in _PREFIXES:
-        return f"dataset '{name}' needs a path or a name: '{_PREFIXES[f'{name}:']}'"
+    """Return the problem with the name of a dataset, or None; nothing is loaded."""
+    if prefixed := _PREFIXED.get(_prefix(name)):
+        problem: str | None = prefixed.check(name, root)
+        return problem
+    if f"{name}:" in _PREFIXED:
+        return f"dataset '{name}' needs a path or a name: '{_PREFIXED[f'{name}:'].USAGE}'"
     if name not in names():
         path = Path(name).expanduser()
         hint = f"; did you mean 'folder:{name}'?" if path.is_dir() else did_you_mean(name, names())
@@ -73,9 +61,9 @@ def check(name: str, root: Path | None = None) -> str | None:
 
 
 def missing(name: str, options: DataOptions) -> str | None:
-    """Return what is expected where, if a dataset of a right name is not on this machine."""
+    """Return a message on how to get a dataset of a valid name that is not on this machine, or None."""
     if name.startswith(huggingface.PREFIX):
-        return huggingface.installed()
+        return huggingface.missing_library()
     return sources.missing(name, options) if name in sources.names() else None
 
 
@@ -114,48 +102,41 @@ def read(
     skip_unreadable: bool = False,
     progress: Progress = SILENT,
 ) -> Dataset:
-    """Read the images of a source, or say what is wrong with all that cannot be read.
+    """Read the images of a source; one error names all that cannot be read.
 
     ``skip_unreadable`` leaves unreadable images out, and counts them.
     """
     blocks = listed.blocks()
     loaded = load_small(blocks) or [
-        load_pictures(block, one, despite_faults=skip_unreadable, progress=progress)
+        load_samples(block, one, despite_faults=skip_unreadable, progress=progress)
         for block, one in zip(blocks, _formats(blocks, pixel_format), strict=True)
     ]
     usable = listed.usable([one.faults for one in loaded], skip_unreadable)
     train, test = _images(loaded[0], usable.train), _images(loaded[-1], usable.test)
     copies = _copies(loaded, train, test)
-    said = usable.warnings + (
-        [f"{counted(copies, 'test image')} also in the training part: accuracy will look too high"]
-        if copies
-        else []
-    )
-    for text in said:
+    messages = list(usable.warnings)
+    if copies:
+        text = f"{counted(copies, 'test image')} also in the training part: accuracy will look too high"
+        messages.append(text)
+    for text in messages:
         warnings.warn(f"{listed.name}: {text}", CofimaWarning, stacklevel=3)
     facts = usable.facts | {"train_test_overlap": copies, "fingerprint": _fingerprint(loaded, train, test)}
     return Dataset(listed.name, usable.class_names, train, test, listed.flip, listed.crop, facts)
 
 
 def _listed(name: str, options: DataOptions, progress: Progress) -> Source | folder.Folder:
-    problem = check(name, options.root)
-    if problem:
+    if problem := check(name, options.root):
         raise CofimaError(problem)
-    if name.startswith(folder.PREFIX):
-        return folder.find(name, options)
-    if name.startswith(huggingface.PREFIX):
-        return huggingface.find(name, options)
-    if name.startswith(torchvision.PREFIX):
-        return torchvision.find(name, options, progress)
-    return (
-        plugin.find(name, options)
-        if name in plugin.plugin_datasets()
-        else sources.find(name, options, progress)
-    )
+    if prefixed := _PREFIXED.get(_prefix(name)):
+        found: Source | folder.Folder = prefixed.find(name, options, progress)
+        return found
+    if name in plugin.plugin_datasets():
+        return plugin.find(name, options)
+    return sources.find(name, options, progress)
 
 
-def _prefix(name: str) -> str | None:
-    return next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
+def _prefix(name: str) -> str:
+    return name[: name.find(":") + 1]
 
 
 def _formats(blocks: Sequence[Sequence[Sample]], pixel_format: PixelFormat) -> list[PixelFormat]:
@@ -164,7 +145,7 @@ def _formats(blocks: Sequence[Sequence[Sample]], pixel_format: PixelFormat) -> l
     return [pixel_format] if len(blocks) == 1 else [pixel_format, tested]
 
 
-def _images(loaded: Loaded, places: list[Place]) -> ImageSet:
+def _images(loaded: Loaded, places: list[LabeledRow]) -> ImageSet:
     rows, labels = torch.tensor(places, dtype=torch.int64).reshape(-1, 2).unbind(1)
     return ImageSet(loaded.pixels, rows.contiguous(), labels.contiguous())
 

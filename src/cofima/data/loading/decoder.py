@@ -12,7 +12,7 @@ from torch import Tensor
 from cofima.core.errors import CofimaError
 
 MOST_PIXELS = 100_000_000
-Content = bytes | NDArray[Any] | Tensor | Image.Image  # bytes are those of an encoded file
+Decodable = bytes | NDArray[Any] | Tensor | Image.Image  # bytes are those of an encoded file
 
 
 class BadImageError(CofimaError):
@@ -23,7 +23,7 @@ class BadImageError(CofimaError):
         self.reason = reason
 
 
-def decode(content: Content) -> Image.Image:
+def decode(content: Decodable) -> Image.Image:
     """Return an image (the first frame of several) as 8-bit RGB, upright, on white where transparent.
 
     Arrays are [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], tensors [3, H, W] or [1, H, W]; whole numbers

@@ -27,6 +27,7 @@ SMALL = 64  # pixels a side; arrays of one shape up to this are stored as they a
 IN_MEMORY = 256_000_000  # bytes; more than this goes to disk
 _AHEAD = 64  # images decoded before they are asked for
 
+Content = bytes | NDArray[Any]  # an encoded file, or pixels
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -43,7 +44,7 @@ class Sample:
 
     name: str
     label: int
-    read: Callable[[], bytes | NDArray[Any]]
+    read: Callable[[], Content]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +154,7 @@ def decode_all(images: Iterable[ImageLike], pixel_format: PixelFormat) -> Iterat
     return _threaded(work, enumerate(images))
 
 
-def hash_of(content: bytes | NDArray[Any]) -> str:
+def hash_of(content: Content) -> str:
     """Return the sha256 of a file, or of pixels and their shape."""
     if isinstance(content, bytes):
         return sha256(content).hexdigest()

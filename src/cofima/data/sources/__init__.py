@@ -1,6 +1,6 @@
-"""Sources of images. The folder is the registry: ``sources/cub200.py`` is the dataset ``cub200``.
+"""Datasets on disk. The folder is the registry: ``sources/cub200.py`` is the dataset ``cub200``.
 
-Each such file has ``ABOUT``, its published facts, and ``look``, which yields the copies below a folder.
+Such a file defines ``INFO``, the published facts, and ``find_copies(root)``, the copies below a folder.
 """
 
 import pkgutil
@@ -12,15 +12,15 @@ from types import ModuleType
 from cofima.core.errors import CofimaError, CofimaWarning, did_you_mean
 from cofima.core.progress import SILENT, Progress
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import About, Copy, Source, roots
-from cofima.data.sources.checks import count_problem, refuse
+from cofima.data.sources.base import Copy, DatasetInfo, Source, search_roots
+from cofima.data.sources.checks import checked, count_problem
 from cofima.data.sources.split_file import split_by_file
 
-__all__ = ["About", "about", "copies", "find", "missing", "names"]
+__all__ = ["About", "copies", "find", "info", "missing", "names"]
 
 _HELPERS = {
-    *("base", "checks", "listing", "split_file", "unpickle"),  # shared
-    *("folder", "huggingface", "in_memory", "plugin", "torchvision"),  # of many datasets each
+    *("base", "checks", "listing", "split_file", "unpickle"),  # shared code
+    *("folder", "huggingface", "in_memory", "plugin", "torchvision"),  # sources of many datasets
 }
 
 
@@ -29,17 +29,17 @@ def names() -> list[str]:
     return sorted({module.name for module in pkgutil.iter_modules(__path__)} - _HELPERS)
 
 
-def about(name: str) -> About:
-    """Return what is expected of a dataset."""
-    known: About = _module(name).ABOUT
+def info(name: str) -> DatasetInfo:
+    """Return the published facts of a dataset."""
+    known: DatasetInfo = _module(name).INFO
     return known
 
 
 def copies(name: str, root: Path | None) -> list[Copy]:
     """Return every copy of a dataset that is found, the preferred one first; nothing is opened."""
     module, seen, found = _module(name), set(), []
-    for place in roots(root):
-        for copy in module.look(place):
+    for place in search_roots(root):
+        for copy in module.find_copies(place):
             key = (copy.layout, copy.path.resolve())
             if key not in seen:
                 seen.add(key)
@@ -48,11 +48,11 @@ def copies(name: str, root: Path | None) -> list[Copy]:
 
 
 def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source:
-    """List the images of a dataset, split as the options say, and check what can be checked unread.
+    """List the images of a dataset, split as the options say, and check the list.
 
-    Of several copies the first is taken, which is said; ``data.layout`` and ``data.root`` choose.
+    Of several copies the first is taken, with a message; ``data.layout`` and ``data.root`` choose.
     """
-    known, there = about(name), copies(name, options.root)
+    known, there = info(name), copies(name, options.root)
     copy = _chosen(name, there, options)
     if len(there) > 1 and options.layout is None:
         others = "; ".join(f"{other.layout} in {other.path}" for other in there if other is not copy)
@@ -61,17 +61,16 @@ def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source
     source = copy.open(options)
     if options.split_file is not None:
         source = split_by_file(source, options.split_file)
-    refuse(source, copy.path)
-    problem = count_problem(source, known)
-    if problem:
-        warnings.warn(f"{copy.path}: {problem}", CofimaWarning, stacklevel=2)
     source.facts.update(layout=copy.layout, folder=str(copy.path.resolve()))
-    return source.identified()
+    source = checked(source, copy.path)
+    if problem := count_problem(source, known):
+        warnings.warn(f"{copy.path}: {problem}", CofimaWarning, stacklevel=2)
+    return source
 
 
 def missing(name: str, options: DataOptions) -> str | None:
-    """Return what is expected, where it was looked for and where to get it, if nothing was found."""
-    known, there = about(name), copies(name, options.root)
+    """Return a message on what is expected where, and how to get it, if no copy was found."""
+    known, there = info(name), copies(name, options.root)
     if options.layout is not None and options.layout not in known.layouts:
         hint = did_you_mean(options.layout, known.layouts)
         return f"data.layout = {options.layout}: {name} has no such layout{hint}"
@@ -84,7 +83,10 @@ def missing(name: str, options: DataOptions) -> str | None:
         f"dataset {name} ({known.title}) was not found; one of these is expected",
         *(f"    {line}" for line in wanted),
         "  in one of",
-        *(f"    {place}{'' if place.is_dir() else ' (no such folder)'}" for place in roots(options.root)),
+        *(
+            f"    {place}{'' if place.is_dir() else ' (no such folder)'}"
+            for place in search_roots(options.root)
+        ),
         *([f"  There is only {'; '.join(also)}."] if also else []),
         f"  Get it from {known.url}, and give its place with --data-root or COFIMA_DATA.",
     ]

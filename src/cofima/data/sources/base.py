@@ -3,26 +3,28 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cofima.core.errors import CofimaError, file_error, first_problems, problems
-from cofima.data.loading.loader import Sample
+from cofima.data.loading.loader import Content, Sample
 from cofima.data.options import DataOptions
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
 
 SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of datasets put them
-_SHOWN = 20  # left-out images that are named
+_SHOWN = 20  # left-out images that are folders_named
 
-Place = tuple[int, int]  # the row of an image in its block of pixels, and its label
+LabeledRow = tuple[int, int]  # the row of an image in its block of pixels, and its label
+TrainAndTest = tuple[Iterable[Sample], Iterable[Sample]]
 
 
 class Usable(NamedTuple):
     """The images of a dataset that can be used, once all of them have been read."""
 
     class_names: tuple[str, ...]
-    train: list[Place]
-    test: list[Place]
+    train: list[LabeledRow]
+    test: list[LabeledRow]
     facts: dict[str, Any]
     warnings: list[str]
 
@@ -68,7 +70,7 @@ class Source:
         warnings = [f"left out {counted(len(bad), 'unreadable image')}"] if bad else []
         return Usable(self.class_names, train, test, facts, warnings)
 
-    def _refuse_empty(self, train: list[Place], test: list[Place]) -> None:
+    def _refuse_empty(self, train: list[LabeledRow], test: list[LabeledRow]) -> None:
         found = [
             f"class '{name}': no readable image to {what}"
             for what, places in (("learn", train), ("test", test))
@@ -103,16 +105,27 @@ class Source:
         return replace(self, facts=facts | split_facts(f"{self.name}:{self.variant}", train, test))
 
 
+def numbered_samples(
+    part: str, labels: Iterable[int], read: Callable[[int], Content], digits: int = 5
+) -> list[Sample]:
+    """Return samples that have no names of their own, named by their number within a part."""
+    return [Sample(f"{part}/{n:0{digits}}", label, partial(read, n)) for n, label in enumerate(labels)]
+
+
 @dataclass(frozen=True)
-class About:
-    """The published facts of a dataset, whether or not it is on this machine.
+class DatasetInfo:
+    """Published facts of a dataset, whether or not it is on this machine.
 
     Attributes:
+        name: The name that the command line and ``dataset`` of a configuration take.
         variants: Training and test images of each split that is known, by its name.
-        layouts: What a copy looks like, by the name that ``data.layout`` takes.
-        faults: What is wrong with copies of these counts, which are known to occur: variant, and why.
+        layouts: Description of each layout on disk, by the name that ``data.layout`` takes.
+        faults: Counts of copies that are known to be wrong, with a variant and an explanation.
+        class_key: Sort key of class folders, where it is not their names.
+        fixed_order: Classes arrive in the order of their numbers; no seed shuffles them.
     """
 
+    name: str
     title: str
     classes: int
     variants: Mapping[str, tuple[int, int]]
@@ -121,6 +134,8 @@ class About:
     flip: bool
     crop: float
     faults: Mapping[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
+    class_key: Callable[[str], tuple[int, str]] | None = None
+    fixed_order: bool = False
 
     def variant(self, train: int, test: int) -> str:
         """Name the split that has these counts; ``other`` where none is known."""
@@ -128,15 +143,14 @@ class About:
             return self.faults[train, test][0]
         return next((name for name, counts in self.variants.items() if counts == (train, test)), "other")
 
-    def make(self, name: str, samples: "Parts", class_names: Sequence[str], variant: str = "") -> Source:
+    def source(self, samples: TrainAndTest, class_names: Sequence[str], variant: str = "") -> Source:
         """Return a source with its images in order of class and name, however they were found."""
         train, test = (sorted(part, key=lambda p: (p.label, p.name)) for part in samples)
         variant = variant or self.variant(len(train), len(test))
-        facts = {"split": "given", "split_seed": None}
-        return Source(name, variant, tuple(class_names), train, test, self.flip, self.crop, facts)
-
-
-Parts = tuple[Iterable[Sample], Iterable[Sample]]  # training and test
+        facts: dict[str, Any] = {"split": "given", "split_seed": None}
+        if self.fixed_order:
+            facts["class_order"] = "given"
+        return Source(self.name, variant, tuple(class_names), train, test, self.flip, self.crop, facts)
 
 
 @dataclass(frozen=True)
@@ -148,7 +162,7 @@ class Copy:
     open: Callable[[DataOptions], Source]
 
 
-def roots(root: Path | None) -> list[Path]:
+def search_roots(root: Path | None) -> list[Path]:
     """Return the folders in which datasets are looked for, in order; each may have a folder ``data``."""
     shared = os.environ.get("COFIMA_DATA")
     given = [root] if root is not None else [*([Path(shared)] if shared else []), Path()]
@@ -156,7 +170,7 @@ def roots(root: Path | None) -> list[Path]:
     return found if root is not None else [*found, SYSTEM]
 
 
-def named(root: Path, names: Iterable[str]) -> Iterator[Path]:
+def folders_named(root: Path, names: Iterable[str]) -> Iterator[Path]:
     """Yield the folder ``root`` itself, the folders in it, and those in these, that have one of the names.
 
     Case, hyphens and underscores do not matter: ``CUB_200_2011`` is ``cub-200-2011``.
@@ -168,10 +182,10 @@ def named(root: Path, names: Iterable[str]) -> Iterator[Path]:
         yield from [folder, *_below(folder, wanted)]
 
 
-def files(root: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[Path]:
+def files_named(root: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[Path]:
     """Yield the files of these names in ``root`` and in its folders of the given names."""
     wanted = set(names)
-    for place in [root, *(folder for folder in named(root, folders) if folder != root)]:
+    for place in [root, *(folder for folder in folders_named(root, folders) if folder != root)]:
         yield from (path for path in _entries(place) if path.name.casefold() in wanted and path.is_file())
 
 

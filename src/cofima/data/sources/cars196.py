@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from cofima.core.errors import CofimaError, first_problems, problems
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import About, Copy, Source, named
-from cofima.data.sources.folder import TRAIN_AND_TEST, has_train_and_test, split_folders
+from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named
+from cofima.data.sources.folder import TRAIN_AND_TEST, train_test_copies
 
-ABOUT = About(
+INFO = DatasetInfo(
+    name="cars196",
     title="Stanford Cars",
     classes=196,
     variants={"official": (8_144, 8_041)},
@@ -39,22 +40,16 @@ FOLDERS = ("cars196", "cars_196", "cars", "stanford_cars", "car196")
 TRAIN, TEST, WHOLE = "cars_train_annos.mat", "cars_test_annos_withlabels.mat", "cars_annos.mat"
 
 
-def look(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder."""
-    folders = list(named(root, FOLDERS))
+def find_copies(root: Path) -> Iterator[Copy]:
+    """Yield the copies below a folder; open none."""
+    folders = list(folders_named(root, FOLDERS))
     for folder in folders:
         if _either(folder, TRAIN) and _either(folder, TEST):
             yield Copy("devkit", folder, partial(_open_devkit, folder))
     for folder in folders:
         if _either(folder, WHOLE):
             yield Copy("annos", folder, partial(_open_annos, folder))
-    for folder in folders:
-        if has_train_and_test(folder):
-            yield Copy("folders", folder, partial(_open_folders, folder))
-
-
-def _open_folders(folder: Path, options: DataOptions) -> Source:
-    return split_folders("cars196", ABOUT, folder)
+    yield from train_test_copies(INFO, folders)
 
 
 def _open_devkit(folder: Path, options: DataOptions) -> Source:
@@ -87,7 +82,7 @@ def _source(folder: Path, rows: list[tuple[str, int, bool]], titles: list[str]) 
     parts: tuple[list[Sample], list[Sample]] = [], []
     for path, car, tested in rows:
         parts[tested].append(Sample(path, car - 1, (folder / path).read_bytes))
-    return ABOUT.make("cars196", parts, titles)
+    return INFO.source(parts, titles)
 
 
 def _either(folder: Path, name: str) -> Path | None:

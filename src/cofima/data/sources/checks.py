@@ -7,12 +7,12 @@ from pathlib import Path
 from cofima.core.errors import first_problems
 from cofima.core.progress import SILENT, Progress
 from cofima.data.loading import loader
-from cofima.data.sources.base import About, Source
+from cofima.data.sources.base import DatasetInfo, Source
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What the images of a source hold.
+    """Hashes and faults of the images of a source.
 
     Attributes:
         train, test: The hash of each image's content, in order.
@@ -38,30 +38,31 @@ def verify(source: Source, progress: Progress = SILENT) -> Contents:
     return Contents(train, test, faults, shared)
 
 
-def refuse(source: Source, path: Path) -> None:
-    """Raise one error with everything that makes a source unusable."""
+def checked(source: Source, path: Path) -> Source:
+    """Return the source with the identity of its split; raise one error with all that makes it unusable."""
     found = [f"no {part} images" for part in ("train", "test") if not getattr(source, part)]
     if not found:
-        found = [*_one_sided(source), *_twice(source)]
+        found = [*_one_sided(source), *_duplicates(source)]
     if found:
         raise first_problems(f"{source.name} in {path}", found)
+    return source.identified()
 
 
-def count_problem(source: Source, about: About) -> str | None:
-    """Say how a source differs from every split that is known, and what is known."""
+def count_problem(source: Source, info: DatasetInfo) -> str | None:
+    """Return the difference between a source and every published split, or None."""
     counts = len(source.train), len(source.test)
-    if counts in about.faults:
-        return about.faults[counts][1]
-    expected = list(about.variants.values())
-    dealt = source.facts["split"] != "given"  # here, or by a file: then only the sum is known
-    if (sum(counts) in map(sum, expected) if dealt else counts in expected) and len(
-        source.class_names
-    ) == about.classes:
+    if counts in info.faults:
+        return info.faults[counts][1]
+    expected = list(info.variants.values())
+    # of a split by seed or by a file only the sum is known
+    given = source.facts["split"] == "given"
+    fits = counts in expected if given else sum(counts) in map(sum, expected)
+    if fits and len(source.class_names) == info.classes:
         return None
-    known = ", ".join(f"{name} {train:,} + {test:,}" for name, (train, test) in about.variants.items())
+    known = ", ".join(f"{name} {train:,} + {test:,}" for name, (train, test) in info.variants.items())
     return (
         f"{len(source.class_names):,} classes and {counts[0]:,} training + {counts[1]:,} test images; "
-        f"known for {about.title}: {about.classes} classes, {known}"
+        f"known for {info.title}: {info.classes} classes, {known}"
     )
 
 
@@ -69,15 +70,12 @@ def _one_sided(source: Source) -> list[str]:
     train, test = (Counter(p.label for p in part) for part in (source.train, source.test))
     found = []
     for label, name in enumerate(source.class_names):
-        if train[label] and test[label]:
-            continue
-        lacking = (
-            "training or test" if train[label] == test[label] else "test" if train[label] else "training"
-        )
-        found.append(f"class '{name}': no {lacking} images")
+        parts = [part for part, counts in (("training", train), ("test", test)) if not counts[label]]
+        if parts:
+            found.append(f"class '{name}': no {' or '.join(parts)} images")
     return found
 
 
-def _twice(source: Source) -> list[str]:
+def _duplicates(source: Source) -> list[str]:
     counts = Counter(picture.name for part in (source.train, source.test) for picture in part)
     return [f"{name}: listed {count} times" for name, count in counts.items() if count > 1]

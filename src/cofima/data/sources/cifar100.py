@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cofima.core.errors import CofimaError, file_error, problems
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import About, Copy, Source, files, named
+from cofima.data.sources.base import Copy, DatasetInfo, Source, files_named, folders_named, numbered_samples
 from cofima.data.sources.unpickle import plain_dict
 
-ABOUT = About(
+INFO = DatasetInfo(
+    name="cifar100",
     title="CIFAR-100",
     classes=100,
     variants={"official": (50_000, 10_000)},
@@ -37,12 +37,12 @@ MD5 = {
 }
 
 
-def look(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder."""
-    for folder in named(root, FOLDERS):
+def find_copies(root: Path) -> Iterator[Copy]:
+    """Yield the copies below a folder; open none."""
+    for folder in folders_named(root, FOLDERS):
         if all((folder / name).is_file() for name in MD5):
             yield Copy("python", folder, partial(_open, folder))
-    for archive in files(root, FOLDERS, ("cifar-100-python.tar.gz",)):
+    for archive in files_named(root, FOLDERS, ("cifar-100-python.tar.gz",)):
         yield Copy("archive", archive, partial(_open, archive))
 
 
@@ -54,20 +54,13 @@ def _open(path: Path, options: DataOptions) -> Source:
         raise problems(f"cifar100 in {path}", found)
     intact = all(md5(contents[name], usedforsecurity=False).hexdigest() == MD5[name] for name in MD5)
     names = values["meta"]["fine_label_names"]
-    parts = _pictures("train", values["train"]), _pictures("test", values["test"])
-    return ABOUT.make("cifar100", parts, names, "official" if intact else "other")
+    parts = _samples("train", values["train"]), _samples("test", values["test"])
+    return INFO.source(parts, names, "official" if intact else "other")
 
 
-def _pictures(part: str, values: dict[str, Any]) -> list[Sample]:
+def _samples(part: str, values: dict[str, Any]) -> list[Sample]:
     images = values["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return [
-        Sample(f"{part}/{place:05}", label, partial(_pixels, images, place))
-        for place, label in enumerate(values["fine_labels"])
-    ]
-
-
-def _pixels(images: NDArray[np.uint8], place: int) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(images[place])
+    return numbered_samples(part, values["fine_labels"], lambda n: np.ascontiguousarray(images[n]))
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

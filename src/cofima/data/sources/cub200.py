@@ -7,10 +7,11 @@ from pathlib import Path
 from cofima.core.errors import file_error, first_problems
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import About, Copy, Source, named
-from cofima.data.sources.folder import TRAIN_AND_TEST, has_train_and_test, split_folders
+from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named
+from cofima.data.sources.folder import TRAIN_AND_TEST, train_test_copies
 
-ABOUT = About(
+INFO = DatasetInfo(
+    name="cub200",
     title="CUB-200-2011",
     classes=200,
     variants={"official": (5_994, 5_794), "pilot": (9_430, 2_358)},
@@ -26,19 +27,13 @@ FOLDERS = ("cub", "cub200", "cub_200", "CUB_200_2011")
 LISTS = ("images.txt", "train_test_split.txt", "image_class_labels.txt")
 
 
-def look(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder."""
-    folders = list(named(root, FOLDERS))
+def find_copies(root: Path) -> Iterator[Copy]:
+    """Yield the copies below a folder; open none."""
+    folders = list(folders_named(root, FOLDERS))
     for folder in folders:
         if all((folder / name).is_file() for name in LISTS):
             yield Copy("raw", folder, partial(_open_raw, folder))
-    for folder in folders:
-        if has_train_and_test(folder):
-            yield Copy("folders", folder, partial(_open_folders, folder))
-
-
-def _open_folders(folder: Path, options: DataOptions) -> Source:
-    return split_folders("cub200", ABOUT, folder)
+    yield from train_test_copies(INFO, folders)
 
 
 def _open_raw(folder: Path, options: DataOptions) -> Source:
@@ -63,7 +58,7 @@ def _open_raw(folder: Path, options: DataOptions) -> Source:
     for key, path in paths.items():
         picture = Sample(path, number[classes[key]], (folder / "images" / path).read_bytes)
         parts[0 if training[key] == "1" else 1].append(picture)
-    return ABOUT.make("cub200", parts, [titles[one] for one in ids])
+    return INFO.source(parts, [titles[one] for one in ids])
 
 
 def _table(file: Path, found: list[str]) -> dict[str, str]:

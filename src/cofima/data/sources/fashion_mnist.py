@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from cofima.core.errors import problems
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import About, Copy, Source, named
+from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named, numbered_samples
 
-ABOUT = About(
+INFO = DatasetInfo(
+    name="fashion_mnist",
     title="Fashion-MNIST",
     classes=10,
     variants={"official": (60_000, 10_000)},
@@ -43,9 +44,9 @@ NAMES = (
 STEMS = {"train": "train", "test": "t10k"}
 
 
-def look(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder."""
-    for folder in named(root, FOLDERS):
+def find_copies(root: Path) -> Iterator[Copy]:
+    """Yield the copies below a folder; open none."""
+    for folder in folders_named(root, FOLDERS):
         for place in (folder, folder / "raw"):
             if all(_file(place, stem, kind) for stem in STEMS.values() for kind in ("images", "labels")):
                 yield Copy("idx", place, partial(_open, place))
@@ -56,7 +57,7 @@ def _open(folder: Path, options: DataOptions) -> Source:
     parts = tuple(_part(folder, part, stem, found) for part, stem in STEMS.items())
     if found:
         raise problems(f"fashion_mnist in {folder}", found)
-    return ABOUT.make("fashion_mnist", (parts[0], parts[1]), NAMES)
+    return INFO.source((parts[0], parts[1]), NAMES)
 
 
 def _part(folder: Path, part: str, stem: str, found: list[str]) -> list[Sample]:
@@ -67,14 +68,7 @@ def _part(folder: Path, part: str, stem: str, found: list[str]) -> list[Sample]:
         found.append(f"{stem}: {len(images)} images, but {len(labels)} labels")
     if len(labels) and labels.max() >= len(NAMES):
         found.append(f"{stem}: label {labels.max()}; they run from 0 to {len(NAMES) - 1}")
-    return [
-        Sample(f"{part}/{place:05}", label, partial(_pixels, images, place))
-        for place, label in enumerate(labels.tolist())
-    ]
-
-
-def _pixels(images: NDArray[np.uint8], place: int) -> NDArray[np.uint8]:
-    return np.repeat(images[place, :, :, None], 3, axis=2)
+    return numbered_samples(part, labels.tolist(), lambda n: np.repeat(images[n, :, :, None], 3, axis=2))
 
 
 def _file(folder: Path, stem: str, kind: str) -> Path | None:

@@ -2,16 +2,18 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cofima.core.errors import did_you_mean, first_problems
+from cofima.core.progress import SILENT, Progress
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import About, Source, Usable, counted
-from cofima.data.sources.checks import refuse
+from cofima.data.sources.base import Copy, DatasetInfo, Source, Usable, counted
+from cofima.data.sources.checks import checked
 from cofima.data.sources.listing import (
     TESTS,
     TRAIN,
@@ -23,9 +25,10 @@ from cofima.data.sources.listing import (
 )
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
 
-PREFIX = "folder:"
+PREFIX, USAGE = "folder:", "folder:PATH"
+DESCRIPTION = "your own images: PATH/train and PATH/test (or val), or one folder per class"
 TRAIN_AND_TEST = "train/CLASS/*.jpg and test/CLASS/*.jpg (or val)"
-_SHOWN = 20  # left-out images and classes that are named
+_SHOWN = 20  # left-out images and classes that are folders_named
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +85,7 @@ class Folder:
         )
         name, _, variant = self._split_id().rpartition(":")
         source = Source(name, variant, usable.class_names, train, test, self.flip, self.crop, usable.facts)
-        refuse(source, self.listing.path)
-        return source
+        return checked(source, self.listing.path)
 
     def _split(self, rows: list[int], number: dict[str, int]) -> tuple[list[tuple[int, int]], ...]:
         files = [self.listing.files[row] for row in rows]
@@ -132,7 +134,7 @@ def path_of(name: str, root: Path | None) -> Path:
 
 
 def check(name: str, root: Path | None) -> str | None:
-    """Return what is wrong with the name of a dataset, or None."""
+    """Return the problem with the name, or None."""
     path = path_of(name, root)
     if not name.removeprefix(PREFIX).strip():
         return f"dataset '{name}' needs a path: 'folder:PATH'"
@@ -143,7 +145,7 @@ def check(name: str, root: Path | None) -> str | None:
     return None if path.is_dir() else f"dataset '{name}': {path} is not a folder"
 
 
-def find(name: str, options: DataOptions) -> Folder:
+def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Folder:
     """List the images of a folder by the name of the dataset."""
     return Folder(list_images(path_of(name, options.root)), options)
 
@@ -170,22 +172,27 @@ def has_train_and_test(folder: Path) -> bool:
     return (folder / TRAIN).is_dir() and any((folder / test).is_dir() for test in TESTS)
 
 
-def split_folders(
-    name: str, about: About, folder: Path, key: Callable[[str], tuple[int, str]] | None = None
-) -> Source:
+def train_test_copies(info: DatasetInfo, folders: Iterable[Path]) -> Iterator[Copy]:
+    """Yield the copies of a dataset that are laid out in ``train`` and ``test`` (or ``val``)."""
+    for folder in folders:
+        if has_train_and_test(folder):
+            yield Copy("folders", folder, partial(_open_train_test, info, folder))
+
+
+def _open_train_test(info: DatasetInfo, folder: Path, options: DataOptions) -> Source:
     """List a copy of a dataset with ``train`` and ``test`` (or ``val``).
 
     Classes are numbered in the order of their folders' names, as in torchvision, on which published
-    orders of classes rest; ``key`` orders them in another way.
+    orders of classes rest, or as ``info.class_key`` orders them.
     """
-    listing = list_images(folder, f"{name} in {folder}")
-    names = sorted(listing.folders, key=key)
+    listing = list_images(folder, f"{info.name} in {folder}")
+    names = sorted(listing.folders, key=info.class_key)
     number = {name: label for label, name in enumerate(names)}
     parts = [[file for file in listing.files if file.part == part] for part in ("train", "test")]
-    # the part belongs to the name only where both parts have such a path
+    # the part belongs to a sample's name only where both parts have such a path
     both = {file.key for file in parts[0]} & {file.key for file in parts[1]}
     train, test = (
         [Sample(f.name if both else f.key, number[f.class_name], f.path.read_bytes) for f in part]
         for part in parts
     )
-    return about.make(name, (train, test), names)
+    return info.source((train, test), names)

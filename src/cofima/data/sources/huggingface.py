@@ -5,51 +5,51 @@ from pathlib import Path
 from typing import Any
 
 from cofima.core.errors import CofimaError
+from cofima.core.progress import SILENT, Progress
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import Source, roots
-from cofima.data.sources.checks import refuse
+from cofima.data.sources.base import Source, numbered_samples, search_roots
+from cofima.data.sources.checks import checked
 
-PREFIX = "hf:"
+PREFIX, USAGE = "hf:", "hf:NAME"
+DESCRIPTION = "a dataset of the Hugging Face hub (NAME or NAME@CONFIGURATION), or a folder in its formats"
 _TESTS = ("test", "validation", "valid", "val")
 _LABELS = ("label", "fine_label", "labels")
 
 
-def check(name: str) -> str | None:
-    """Return what is wrong with the name, or None."""
+def check(name: str, root: Path | None = None) -> str | None:
+    """Return the problem with the name, or None."""
     return None if name.removeprefix(PREFIX).strip() else f"dataset '{name}' needs a name: 'hf:NAME'"
 
 
-def installed() -> str | None:
-    """Return what to do where the library is not there."""
+def missing_library() -> str | None:
+    """Return a message if the library is not installed."""
     from importlib.util import find_spec
 
     return None if find_spec("datasets") else "hf:NAME needs the library datasets: pip install 'cofima[hf]'"
 
 
-def find(name: str, options: DataOptions) -> Source:
+def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source:
     """List the images of a dataset by its name on the hub, ``NAME`` or ``NAME@CONFIGURATION``.
 
     A folder of this name below ``data.root``, $COFIMA_DATA or here goes first.
     """
-    problem = installed()
-    if problem:
+    if problem := missing_library():
         raise CofimaError(problem)
     path, _, configuration = name.removeprefix(PREFIX).partition("@")
-    local = next((place / path for place in roots(options.root) if (place / path).is_dir()), None)
+    local = next((place / path for place in search_roots(options.root) if (place / path).is_dir()), None)
     loaded = _load(str(local or path), configuration or None)
     if "train" not in loaded:
         raise CofimaError(f"{name}: there is no split 'train', only {', '.join(map(str, loaded))}")
     image, label = _columns(name, loaded["train"].features)
     test = next((split for split in _TESTS if split in loaded), None)
-    parts = [_pictures(split, loaded[split], image, label) if split else [] for split in ("train", test)]
+    parts = [_samples(split, loaded[split], image, label) if split else [] for split in ("train", test)]
     names = tuple(loaded["train"].features[label].names)
     variant = f"train+{test}" if test else "all"
     facts = {"split": "given", "split_seed": None, "column": label}
     source = Source(name, variant, names, parts[0], parts[1], flip=True, crop=0.5, facts=facts)
     source = source if test else source.split_by_seed(options)
-    refuse(source, Path(path))
-    return source.identified()
+    return checked(source, Path(path))
 
 
 def _load(path: str, configuration: str | None) -> Any:
@@ -77,17 +77,14 @@ def _columns(name: str, features: Any) -> tuple[str, str]:
     return images[0], labels[0]
 
 
-def _pictures(split: str, rows: Any, image: str, label: str) -> list[Sample]:
+def _samples(split: str, rows: Any, image: str, label: str) -> list[Sample]:
     from datasets import Image
 
     encoded = rows.cast_column(image, Image(decode=False))
-    return [
-        Sample(f"{split}/{place:06}", int(value), partial(_read, encoded, place, image))
-        for place, value in enumerate(rows[label])
-    ]
+    return numbered_samples(split, map(int, rows[label]), partial(_read, encoded, image), digits=6)
 
 
-def _read(rows: Any, place: int, image: str) -> bytes:
-    found = rows[place][image]
+def _read(rows: Any, image: str, number: int) -> bytes:
+    found = rows[number][image]
     content = found["bytes"]
     return Path(found["path"]).read_bytes() if content is None else bytes(content)

@@ -8,12 +8,13 @@ from pathlib import Path
 from cofima.core.errors import CofimaError
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import About, Copy, Source, files, named
-from cofima.data.sources.folder import TRAIN_AND_TEST, has_train_and_test, split_folders
+from cofima.data.sources.base import Copy, DatasetInfo, Source, files_named, folders_named
+from cofima.data.sources.folder import TRAIN_AND_TEST, train_test_copies
 from cofima.data.sources.listing import SUFFIXES, list_images
 from cofima.data.sources.split_file import split_by_names, two_lists
 
-ABOUT = About(
+INFO = DatasetInfo(
+    name="imagenet_r",
     title="ImageNet-R",
     classes=200,
     variants={"folders": (24_000, 6_000)},
@@ -30,24 +31,18 @@ ABOUT = About(
 FOLDERS = ("imagenet-r", "imagenetr")
 
 
-def look(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder."""
-    folders = list(named(root, FOLDERS))
-    for folder in folders:
-        if has_train_and_test(folder):
-            yield Copy("folders", folder, partial(_open_folders, folder))
+def find_copies(root: Path) -> Iterator[Copy]:
+    """Yield the copies below a folder; open none."""
+    folders = list(folders_named(root, FOLDERS))
+    yield from train_test_copies(INFO, folders)
     unsplit = [folder for folder in folders if _has_wnids(folder)]
-    tars = list(files(root, FOLDERS, ("imagenet-r.tar", "imagenet_r.tar")))
+    tars = list(files_named(root, FOLDERS, ("imagenet-r.tar", "imagenet_r.tar")))
     for path in [*unsplit, *tars]:
         for place in (path, path.parent):
             if place.is_dir() and any(place.glob("*_train.yaml")):
                 yield Copy("lists", path, partial(_open_lists, path, place))
     for path in [*unsplit, *tars]:
         yield Copy("tar" if path.is_file() else "unsplit", path, partial(_open_unsplit, path))
-
-
-def _open_folders(folder: Path, options: DataOptions) -> Source:
-    return split_folders("imagenet_r", ABOUT, folder)
 
 
 def _open_lists(path: Path, lists: Path, options: DataOptions) -> Source:
@@ -64,7 +59,7 @@ def _everything(path: Path) -> Source:
     names = sorted({name.split("/")[0] for name in paths})
     number = {name: label for label, name in enumerate(names)}
     samples = [Sample(name, number[name.split("/")[0]], read) for name, read in paths.items()]
-    return ABOUT.make("imagenet_r", (samples, []), names, "all")
+    return INFO.source((samples, []), names, "all")
 
 
 def _in_folder(folder: Path) -> dict[str, partial[bytes]]:

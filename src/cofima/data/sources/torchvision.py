@@ -1,7 +1,6 @@
 """Any dataset class of torchvision by its name: ``torchvision:Flowers102``."""
 
 import inspect
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,18 @@ from numpy.typing import NDArray
 
 from cofima.core.errors import CofimaError, did_you_mean
 from cofima.core.progress import SILENT, Progress
-from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import Source, roots
-from cofima.data.sources.checks import refuse
+from cofima.data.sources.base import Source, numbered_samples, search_roots
+from cofima.data.sources.checks import checked
 
-PREFIX = "torchvision:"
+PREFIX, USAGE = "torchvision:", "torchvision:CLASS"
+DESCRIPTION = "a dataset of torchvision that has been downloaded, such as torchvision:Flowers102"
 _LABELS = ("targets", "_labels", "labels", "_targets", "y")
-_NEEDS_NOTHING = ("root", "train", "split", "transform", "target_transform", "download", "self")
+_SUPPLIED = ("root", "train", "split", "transform", "target_transform", "download", "self")
 
 
-def check(name: str) -> str | None:
-    """Return what is wrong with the name, or None."""
+def check(name: str, root: Path | None = None) -> str | None:
+    """Return the problem with the name, or None."""
     known = _classes()
     kind = name.removeprefix(PREFIX)
     return None if kind in known else f"unknown dataset '{name}'{did_you_mean(kind, known)}"
@@ -30,42 +29,37 @@ def check(name: str) -> str | None:
 
 def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source:
     """List the images of a torchvision dataset that has been downloaded."""
-    problem = check(name)
-    if problem:
-        raise CofimaError(problem)
     kind = _classes()[name.removeprefix(PREFIX)]
-    said: list[str] = []
-    for root in roots(options.root):
+    tried: list[str] = []
+    for root in search_roots(options.root):
         try:
             train, test, variant = _make(kind, root)
         except (RuntimeError, OSError, ValueError) as error:
-            said.append(f"    {root}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            tried.append(f"    {root}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             continue
         return _source(name, variant, (train, test), root, options, progress)
     get = f"torchvision.datasets.{kind.__name__}(ROOT, download=True)"
     raise CofimaError(
-        "\n".join([f"dataset {name} was not found in", *said, f"  If it can be had by {get}, do so."])
+        "\n".join([f"dataset {name} was not found in", *tried, f"  If it can be had by {get}, do so."])
     )
 
 
 def _classes() -> dict[str, Any]:
-    """Return the datasets that need no argument but where they are and which part is wanted."""
+    """Return the dataset classes that need no argument but a root and a split, by name."""
     from torchvision import datasets
 
-    found = {
-        name: getattr(datasets, name) for name in datasets.__all__ if inspect.isclass(getattr(datasets, name))
-    }
-    return {name: kind for name, kind in found.items() if _usable(kind)}
+    found = {name: getattr(datasets, name) for name in datasets.__all__}
+    return {name: kind for name, kind in found.items() if inspect.isclass(kind) and _usable(kind)}
 
 
 def _usable(kind: Any) -> bool:
     arguments = inspect.signature(kind.__init__).parameters
     needed = {key for key, one in arguments.items() if one.default is one.empty and one.kind not in (2, 4)}
-    return "root" in arguments and needed <= set(_NEEDS_NOTHING)
+    return "root" in arguments and needed <= set(_SUPPLIED)
 
 
 def _make(kind: Any, root: Path) -> tuple[Any, Any, str]:
-    """Make the training and the test part as the signature says; a dataset with neither is one part."""
+    """Build the training and the test part by the signature; a dataset with neither is one part."""
     arguments = inspect.signature(kind.__init__).parameters
     if "train" in arguments:
         return kind(str(root), train=True), kind(str(root), train=False), "official"
@@ -89,12 +83,14 @@ def _source(
     most = max(map(max, filter(None, labels)), default=-1)
     if len(names) <= most:
         names = tuple(map(str, range(most + 1)))
-    train, test = (list(_pictures(w, p, v)) for w, p, v in zip(("train", "test"), parts, labels, strict=True))
+    train, test = (
+        numbered_samples(name, values, partial(_pixels, part), digits=6)
+        for name, part, values in zip(("train", "test"), parts, labels, strict=True)
+    )
     facts = {"split": "given", "split_seed": None, "folder": str(root.resolve())}
     source = Source(name, variant, names, train, test, flip=True, crop=0.5, facts=facts)
     source = source.split_by_seed(options) if parts[1] is None else source
-    refuse(source, root)
-    return source.identified()
+    return checked(source, root)
 
 
 def _labels(part: Any, progress: Progress) -> list[int]:
@@ -110,10 +106,5 @@ def _labels(part: Any, progress: Progress) -> list[int]:
         ) from error
 
 
-def _pictures(which: str, part: Any, labels: list[int]) -> Iterator[Sample]:
-    for place, label in enumerate(labels):
-        yield Sample(f"{which}/{place:06}", label, partial(_pixels, part, place))
-
-
-def _pixels(part: Any, place: int) -> NDArray[np.uint8]:
-    return np.asarray(part[place][0].convert("RGB"))
+def _pixels(part: Any, number: int) -> NDArray[np.uint8]:
+    return np.asarray(part[number][0].convert("RGB"))

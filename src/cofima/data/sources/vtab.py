@@ -7,11 +7,18 @@ from pathlib import Path
 from cofima.core.errors import problems
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import About, Copy, Source, named
-from cofima.data.sources.folder import TRAIN_AND_TEST, has_train_and_test, split_folders
+from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named
+from cofima.data.sources.folder import TRAIN_AND_TEST, has_train_and_test, train_test_copies
 from cofima.data.sources.listing import duplicate_class_names, list_images
 
-ABOUT = About(
+
+def _numeric(name: str) -> tuple[int, str]:
+    """Sort numbers by their value, so that unpadded ones stay in the order of the datasets."""
+    return (int(name), name) if name.isdecimal() else (-1, name)
+
+
+INFO = DatasetInfo(
+    name="vtab",
     title="VTAB, five datasets of ten classes",
     classes=50,
     variants={"pilot": (1_796, 8_619)},
@@ -22,24 +29,20 @@ ABOUT = About(
     url="https://github.com/LAMDA-CL/RevisitingCIL (the file vtab.zip)",
     flip=True,
     crop=0.5,
+    class_key=_numeric,
+    fixed_order=True,  # the five datasets arrive one after the other
 )
 FOLDERS = ("vtab", "vtab-cil")
 ORDER = ("resisc45", "dtd", "pets", "eurosat", "flowers")  # of the published benchmark
 
 
-def look(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder."""
-    folders = list(named(root, FOLDERS))
-    for folder in folders:
-        if has_train_and_test(folder):
-            yield Copy("folders", folder, partial(_open_folders, folder))
+def find_copies(root: Path) -> Iterator[Copy]:
+    """Yield the copies below a folder; open none."""
+    folders = list(folders_named(root, FOLDERS))
+    yield from train_test_copies(INFO, folders)
     for folder in folders:
         if _parts(folder):
             yield Copy("nested", folder, partial(_open_nested, folder))
-
-
-def _open_folders(folder: Path, options: DataOptions) -> Source:
-    return _in_order(split_folders("vtab", ABOUT, folder, key=_numeric))
 
 
 def _open_nested(folder: Path, options: DataOptions) -> Source:
@@ -52,33 +55,19 @@ def _open_nested(folder: Path, options: DataOptions) -> Source:
         number = {name: len(names) + place for place, name in enumerate(sorted(found.folders, key=_numeric))}
         names += [f"{part.name}/{name}" for name in number]
         for file in found.files:
-            picture = Sample(
-                f"{part.name}/{file.part}/{file.key}", number[file.class_name], file.path.read_bytes
-            )
-            parts[file.part == "test"].append(picture)
+            name = f"{part.name}/{file.part}/{file.key}"
+            sample = Sample(name, number[file.class_name], file.path.read_bytes)
+            parts[file.part == "test"].append(sample)
     if wrong:
         raise problems(f"vtab in {folder}", wrong)
-    return _in_order(ABOUT.make("vtab", parts, names))
-
-
-def _in_order(source: Source) -> Source:
-    source.facts["class_order"] = "given"  # the datasets arrive one after the other: no seed shuffles them
-    return source
+    return INFO.source(parts, names)
 
 
 def _parts(folder: Path) -> list[Path]:
-    found = [
-        entry
-        for entry in folder.iterdir()
-        if entry.is_dir() and has_train_and_test(entry) and entry.name != "vtab"
-    ]
-    return sorted(found, key=lambda path: (_place(path.name), path.name))
+    """Return the folders of the five datasets, in the published order."""
 
+    def place(path: Path) -> tuple[int, str]:
+        known = (n for n, name in enumerate(ORDER) if name in path.name.casefold())
+        return next(known, len(ORDER)), path.name
 
-def _place(name: str) -> int:
-    return next((place for place, known in enumerate(ORDER) if known in name.casefold()), len(ORDER))
-
-
-def _numeric(name: str) -> tuple[int, str]:
-    """Sort numbers by their value, so that unpadded ones stay in the order of the datasets."""
-    return (int(name), name) if name.isdecimal() else (-1, name)
+    return sorted((p for p in folder.iterdir() if has_train_and_test(p) and p.name != "vtab"), key=place)

@@ -82,7 +82,7 @@ def _images(dataset: str, options: str) -> Images | None:
     how = datasets.DataOptions.model_validate_json(options)
     absent = datasets.missing(dataset, how)
     if absent and dataset in sources.names():
-        known = sources.about(dataset)
+        known = sources.info(dataset)
         train, test = next(iter(known.variants.values()))
         return Images(train, test, known.classes, "missing", absent)
     if absent:
