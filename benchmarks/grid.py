@@ -12,7 +12,7 @@ from typing import Any
 from cofima.experiment.config import check
 from cofima.experiment.grid.cells import name
 from cofima.experiment.grid.executors.base import Job
-from cofima.experiment.grid.executors.local import Local
+from cofima.experiment.grid.executors.local import LocalExecutor
 from cofima.experiment.grid.scheduler import run_grid
 from cofima.store.config import Config
 
@@ -36,14 +36,14 @@ def cells() -> list[Config]:
 def main() -> str:
     found = cells()
     with tempfile.TemporaryDirectory() as place:
-        engine = Local(PROCESSES, threads=1)
-        wake(engine, found[:PROCESSES], Path(place) / "first")
-        before = len(engine.seconds)
+        executor = LocalExecutor(PROCESSES, threads=1)
+        wake(executor, found[:PROCESSES], Path(place) / "first")
+        before = len(executor.seconds)
         start = time.perf_counter()
-        outcome = run_grid(found, Path(place) / "grid", engine=engine)
+        outcome = run_grid(found, Path(place) / "grid", executor=executor)
         wall = time.perf_counter() - start
     assert len(outcome.done) == CELLS, outcome.failed
-    own = engine.seconds[before:]
+    own = executor.seconds[before:]
     lost = 1 - sum(own) / (PROCESSES * wall)
     lines = [
         "## A grid of short cells",
@@ -51,8 +51,8 @@ def main() -> str:
         f"{CELLS} cells (`seq_ft` on the digits, two tasks, one epoch) on {PROCESSES} processes of one",
         f"thread each that have started already: the share of {PROCESSES} x wall time in which no cell was",
         f"being learned. A cell took {statistics.median(own):.1f} s (median); starting a process, once for",
-        f"all of its cells, took {max(engine.startups):.1f} s. All of it is wall time: on a busy machine the",
-        "seconds grow, the share hardly changes.",
+        f"all of its cells, took {max(executor.startups):.1f} s. All of it is wall time: on a busy machine",
+        "the seconds grow, the share hardly changes.",
         "",
         "| | share | target |",
         "|---|---|---|",
@@ -62,13 +62,13 @@ def main() -> str:
     return "\n".join(lines)
 
 
-def wake(engine: Local, some: list[Config], out: Path) -> None:
+def wake(executor: LocalExecutor, some: list[Config], out: Path) -> None:
     """Start the processes, and let each learn one cell: imports and caches are paid for once."""
     for config in some:
-        engine.submit(Job(config, out / name(config)))
+        executor.submit(Job(config, out / name(config)))
     over = 0
     while over < len(some):
-        over += len(engine.ended(1.0))
+        over += len(executor.ended(1.0))
 
 
 if __name__ == "__main__":

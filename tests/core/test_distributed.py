@@ -149,7 +149,7 @@ def test_statistics_of_batches_are_refused_unless_they_are_frozen(
     monkeypatch.setattr(distributed, "process_group", lambda _: nullcontext())
     said = refused(tiny.config("slca", "resnet_test"), tmp_path / "run", monkeypatch)
     assert "train.batchnorm=frozen" in said
-    from cofima.experiment.several import refuse_several
+    from cofima.experiment.launch import refuse_several
 
     backbone = tiny.net("resnet_test").backbone
     refuse_several(tiny.config("slca", "resnet_test", train={"batchnorm": "frozen"}), backbone)

@@ -10,7 +10,7 @@ import torch
 from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.experiment import metrics_log
 from cofima.experiment.launch import launch
-from cofima.experiment.metrics_log import METRICS, Journal
+from cofima.experiment.metrics_log import METRICS, MetricsLog
 from cofima.store.history import HistoryRow
 
 ROW = HistoryRow(task=1, classes=["a"], accuracy=[80.0], sizes=[10])
@@ -20,7 +20,7 @@ def keys(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [(line["kind"], line["task"], line.get("epoch")) for line in lines]
 
 
-def epoch(book: Journal, task: int, number: int, *losses: float) -> None:
+def epoch(book: MetricsLog, task: int, number: int, *losses: float) -> None:
     book.epoch(task, number, torch.tensor(losses or (1.0,)), [0.1, 0.2])
 
 
@@ -73,10 +73,10 @@ def test_a_run_that_was_cut_off_has_no_line_twice(tmp_path: Path, tiny: Any, sto
 
 
 def test_epochs_before_the_one_that_goes_on_are_kept(tmp_path: Path) -> None:
-    book = Journal(tmp_path, [])
+    book = MetricsLog(tmp_path, [])
     for number in range(4):
         epoch(book, 0, number, 1.0, 2.0)
-    again = Journal(tmp_path, [])
+    again = MetricsLog(tmp_path, [])
     epoch(again, 0, 2, 3.0, 4.0)
     lines = metrics_log.read(tmp_path)
     assert keys(lines) == [("epoch", 1, 1), ("epoch", 1, 2), ("epoch", 1, 3)]
@@ -85,7 +85,7 @@ def test_epochs_before_the_one_that_goes_on_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_method_that_trains_twice_in_a_task_counts_on(tmp_path: Path) -> None:
-    book = Journal(tmp_path, [])
+    book = MetricsLog(tmp_path, [])
     book.begin()
     for number in (0, 1, 0, 1, 2):
         epoch(book, 0, number)
@@ -96,42 +96,42 @@ def test_a_method_that_trains_twice_in_a_task_counts_on(tmp_path: Path) -> None:
 
 
 def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path: Path) -> None:
-    epoch(Journal(tmp_path, []), 0, 0)
+    epoch(MetricsLog(tmp_path, []), 0, 0)
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"kind": "epoch", "ta')
     assert len(metrics_log.read(tmp_path)) == 1
-    epoch(Journal(tmp_path, []), 0, 1)
+    epoch(MetricsLog(tmp_path, []), 0, 1)
     assert keys(metrics_log.read(tmp_path)) == [("epoch", 1, 1), ("epoch", 1, 2)]
 
 
 def test_tasks_of_before_are_written_from_the_history(tmp_path: Path) -> None:
     second = HistoryRow(task=2, classes=["b"], accuracy=[70.0, 90.0], sizes=[10, 30])
-    Journal(tmp_path, [ROW, second])
+    MetricsLog(tmp_path, [ROW, second])
     lines = metrics_log.read(tmp_path)
     assert [line["seen"] for line in lines] == [80.0, 85.0]
-    Journal(tmp_path, [ROW, second])
+    MetricsLog(tmp_path, [ROW, second])
     assert metrics_log.read(tmp_path) == lines
 
 
 def test_tasks_that_were_undone_are_dropped(tmp_path: Path) -> None:
-    book = Journal(tmp_path, [])
+    book = MetricsLog(tmp_path, [])
     for task in (1, 2):
         epoch(book, task - 1, 0)
         book.task(ROW.model_copy(update={"task": task}))
         book.begin()
-    epoch(Journal(tmp_path, [ROW]), 1, 0)
+    epoch(MetricsLog(tmp_path, [ROW]), 1, 0)
     assert keys(metrics_log.read(tmp_path)) == [("epoch", 1, 1), ("task", 1, None), ("epoch", 2, 1)]
 
 
 def test_listeners_hear_every_line_once(tmp_path: Path) -> None:
-    first = Journal(tmp_path, [])
+    first = MetricsLog(tmp_path, [])
     epoch(first, 0, 0)
     first.task(ROW)
     first.begin()
     epoch(first, 1, 0)
     epoch(first, 1, 1)
     heard: list[dict[str, Any]] = []
-    book = Journal(tmp_path, [ROW], [heard.append])
+    book = MetricsLog(tmp_path, [ROW], [heard.append])
     assert keys(heard) == [("epoch", 1, 1), ("task", 1, None)]
     epoch(book, 1, 1)
     assert heard == metrics_log.read(tmp_path)
@@ -141,7 +141,7 @@ def test_a_listener_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
     def broken(line: dict[str, Any]) -> None:
         raise ConnectionError("no server")
 
-    book = Journal(tmp_path, [], [broken])
+    book = MetricsLog(tmp_path, [], [broken])
     with pytest.warns(CofimaWarning, match=r"left out; .*metrics\.jsonl has all it missed: no server"):
         epoch(book, 0, 0)
     epoch(book, 0, 1)
@@ -150,7 +150,7 @@ def test_a_listener_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
 
 def test_only_one_of_several_processes_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cofima.core.distributed.rank", lambda: 1)
-    epoch(Journal(tmp_path, []), 0, 0)
+    epoch(MetricsLog(tmp_path, []), 0, 0)
     assert not (tmp_path / METRICS).exists()
 
 

@@ -12,7 +12,7 @@ from cofima.core.errors import CofimaError
 from cofima.data.transforms import PAPER_DATASETS
 from cofima.experiment import config
 from cofima.experiment.config import read_values, resolve
-from cofima.experiment.recipes.layers import flattened, merged
+from cofima.experiment.recipes.layers import apply_blocks, deep_merge
 from cofima.store.config import Config
 
 ORDER = ("recipe", "per_dataset", "per_backbone", "per_method", "command line")
@@ -97,7 +97,7 @@ def test_all_wrong_blocks_are_listed_whether_chosen_or_not() -> None:
     assert text.startswith("mine.yaml has 3 problems:")
     assert "per_dataset.digts: unknown dataset; did you mean 'digits'?" in text
     assert "per_dataset.cub200: expected keys and values, found int" in text
-    assert "per_dataset.digits.per_dataset: dataset blocks are laid over dataset blocks" in text
+    assert "per_dataset.digits.per_dataset: dataset blocks override dataset blocks" in text
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_all_wrong_blocks_are_listed_whether_chosen_or_not() -> None:
         ({"per_method": {"comma": {}}}, "unknown method; did you mean 'coma'"),
         ({"per_backbone": {"vit_mirco": {}}}, "did you mean 'vit_micro'"),
         ({"per_method": [1]}, "expected a block for each method, found list"),
-        ({"per_backbone": {"x*": {"per_dataset": {}}}}, "backbone blocks are laid over dataset blocks"),
+        ({"per_backbone": {"x*": {"per_dataset": {}}}}, "backbone blocks override dataset blocks"),
     ],
 )
 def test_wrong_blocks_say_what_to_do(values: dict[str, Any], said: str) -> None:
@@ -129,8 +129,8 @@ def table1(dataset: str, method: str, **chosen: str) -> Config:
     picks = {"dataset": dataset, "method": method, **chosen}
     defaults = {"dataset": "digits", "backbone": "vit_micro", "method": "cofima"}
     overrides = [f"{key}={value}" for key, value in picks.items()]
-    values = flattened(read_values("recipes/table1.yaml"), overrides, defaults, FREE, "table1")
-    checkable = merged(values, {"dataset": "digits", "backbone": "vit_micro", "method": method})
+    values = apply_blocks(read_values("recipes/table1.yaml"), overrides, defaults, FREE, "table1")
+    checkable = deep_merge(values, {"dataset": "digits", "backbone": "vit_micro", "method": method})
     del checkable["grid"]
     return config.check(checkable)
 

@@ -15,7 +15,7 @@ from cofima.core import plugins
 from cofima.core.errors import CofimaError
 from cofima.data.sources.in_memory import blobs
 from cofima.experiment.grid import estimate, shared_first_task
-from cofima.experiment.grid.speed import Speed
+from cofima.experiment.grid.estimate import Speed
 from cofima.experiment.launch import launch
 from cofima.store.config import Config
 

@@ -31,8 +31,7 @@ from cofima.core.progress import SILENT, Progress
 if TYPE_CHECKING:
     from cofima.experiment.grid.estimate import Forecast
     from cofima.experiment.grid.scheduler import Outcome
-    from cofima.experiment.grid.status import Board, Row
-    from cofima.store.config import Config
+    from cofima.experiment.grid.status import CellStatus, GridStatus
 
 ORDER = ("running", "failed", "waiting", "done")
 STYLE = {"running": "", "failed": "red", "waiting": "dim", "done": "green"}
@@ -57,7 +56,7 @@ def grid(
     max_per_class: Annotated[
         int | None, typer.Option(min=1, help="A trial: at most so many images per class, and one epoch.")
     ] = None,
-    engine: Annotated[
+    executor: Annotated[
         Literal["local", "ray", "slurm"],
         typer.Option(help="Executor of the cells: this machine, a Ray cluster, Slurm."),
     ] = "local",
@@ -65,7 +64,7 @@ def grid(
         str | None,
         typer.Option(
             help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT; without it one is started here. "
-            "With --engine slurm: local, to try it without Slurm.",
+            "With --executor slurm: local, to try it without Slurm.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -95,9 +94,9 @@ def grid(
         print_json(found) if as_json else print_plan(found, width, verbose)
         return
     with interruptible():
-        runs = executors.make(engine, where, jobs, address, cells)
+        runs = executors.make(executor, where, jobs, address, cells)
         with watching(out(), progress(), is_quiet()) as watch:
-            outcome = run_grid(cells, where, progress=progress(), engine=runs, watch=watch, needs=needs)
+            outcome = run_grid(cells, where, progress=progress(), executor=runs, watch=watch, needs=needs)
     _finish(outcome)
 
 
@@ -119,7 +118,8 @@ def print_plan(found: Sequence[Forecast], jobs: int, verbose: bool) -> None:
     """Print a block for each cell, each missing dataset once, and the total."""
     import yaml
 
-    from cofima.experiment.grid.scheduler import minutes
+    from cofima.experiment.config import as_overrides
+    from cofima.experiment.grid.status import minutes
 
     for one in found:
         say(str(one.folder))
@@ -127,7 +127,7 @@ def print_plan(found: Sequence[Forecast], jobs: int, verbose: bool) -> None:
             text = yaml.safe_dump(one.config.model_dump(mode="json"), sort_keys=False)
             say("\n".join(f"    {line}" for line in text.splitlines()))
         else:
-            say(f"    {' '.join(overrides_of(one.config))}")
+            say(f"    {' '.join(as_overrides(one.config))}")
         time = "time not known" if one.seconds is None else f"about {minutes(one.seconds)}"
         say(f"    data: {one.data}; weights: {one.weights}; {'done' if one.done else time}")
     for text in dict.fromkeys(one.missing for one in found if one.missing):
@@ -159,49 +159,34 @@ def print_json(found: Sequence[Forecast]) -> None:
     print(json.dumps(rows, indent=2))  # not with rich, which would wrap it
 
 
-def overrides_of(config: Config) -> list[str]:
-    """Return the settings that differ from the defaults, as on a command line."""
-    from cofima import methods
-    from cofima.report.groups import flat
-    from cofima.store.config import Config as Defaults
-
-    usual = Defaults(method=config.method).model_dump(mode="json")
-    usual["options"] = methods.options_of(methods.build(config.method))
-    plain, mine = flat(usual), flat(config.model_dump(mode="json"))
-    named = {key: mine[key] for key in ("dataset", "backbone", "method", "seed")}
-    return [
-        f"{key}={value}" for key, value in (named | mine).items() if key in named or plain.get(key) != value
-    ]
-
-
 @contextmanager
-def watching(console: Console, progress: Progress, quiet: bool) -> Iterator[Callable[[Board], None]]:
+def watching(console: Console, progress: Progress, quiet: bool) -> Iterator[Callable[[GridStatus], None]]:
     """Yield the display of a grid: a table that changes in a terminal, lines elsewhere."""
-    from cofima.experiment.grid.scheduler import Lines
+    from cofima.experiment.grid.status import StatusLines
 
     if quiet or not console.is_terminal:
-        yield Lines(progress)
+        yield StatusLines(progress)
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:
-        yield lambda seen: live.update(board_table(seen, max(5, console.height - 6)))
+        yield lambda status: live.update(status_table(status, max(5, console.height - 6)))
 
 
-def board_table(seen: Board, height: int) -> Group:
+def status_table(status: GridStatus, height: int) -> Group:
     """Draw the most relevant rows that fit, and a line about all."""
-    from cofima.experiment.grid.scheduler import summary
+    from cofima.experiment.grid.status import summary
 
-    rows = sorted(seen.rows.values(), key=lambda row: (ORDER.index(row.state), -(row.ended or 0)))
+    rows = sorted(status.rows.values(), key=lambda row: (ORDER.index(row.state), -(row.ended or 0)))
     rows = [row for row in rows if row.counts or row.state in ("running", "failed")]
     shown = plain_table("cell", "state", "task", "accuracy", "elapsed", "left")
     for row in rows[:height]:
         shown.add_row(*_cells(row))
     more = f"... and {len(rows) - height} more" if len(rows) > height else ""
-    return Group(shown, Text(more, "dim"), Text(summary(seen)))
+    return Group(shown, Text(more, "dim"), Text(summary(status)))
 
 
-def _cells(row: Row) -> list[Text]:
+def _cells(row: CellStatus) -> list[Text]:
     """Return a row's name, state, tasks, accuracy so far, and times."""
-    from cofima.experiment.grid.scheduler import minutes
+    from cofima.experiment.grid.status import minutes
 
     state = f"{row.state}, first task shared" if row.taken and row.state == "running" else row.state
     fault = f": {row.fault.splitlines()[0]}" if row.fault else ""

@@ -2,16 +2,14 @@
 
 import os
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from cofima.cli.console import out_option, print_runs, say
 from cofima.core.atomic import write_texts
 
-RECIPE = "table1.yaml"  # the protocol of the paper
 
 
 class Paper(StrEnum):
@@ -61,6 +59,8 @@ def report(
     printed = bool(tables or formats) and folder is None
     wanted = [each.value for each in formats or []] or (["md"] if printed else [])
     if tables:
+        from cofima.experiment.config import paper_settings  # imports torch, which other reports do without
+
         texts = reports.paper_texts(found, [table.value for table in tables], paper_settings, against, wanted)
     else:
         texts = reports.texts(found, against, wanted)
@@ -77,13 +77,3 @@ def report(
         say(f"Wrote {path}")
 
 
-@cache
-def paper_settings(dataset: str, backbone: str, method: str) -> dict[str, Any]:
-    """Return the settings of the paper's protocol; a method of a plugin has no options in it."""
-    from cofima import methods
-    from cofima.experiment import config
-
-    known = method in methods.names()
-    chosen = [f"dataset={dataset}", f"backbone={backbone}", *([f"method={method}"] if known else [])]
-    settings = config.read(RECIPE, chosen).model_dump(mode="json") | {"method": method}
-    return settings if known else settings | {"options": {}}

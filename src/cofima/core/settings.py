@@ -5,7 +5,10 @@ another cell of a grid, and runs that differ in it do not share a row of a table
 says where a setting does not count; nothing else in the package lists such settings.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -49,3 +52,14 @@ def uncounted(model: type[BaseModel], where: str) -> frozenset[str]:
         elif any(isinstance(role, Role) and not getattr(role, where) for role in field.metadata):
             found.add(name)
     return frozenset(found)
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested settings as dotted names with JSON values: ``{"train.lr": "0.01"}``."""
+    leaves: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+    return leaves

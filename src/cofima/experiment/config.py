@@ -1,6 +1,7 @@
-"""The configuration of a run: read from YAML, overridden from the command line, checked as a whole."""
+"""Reading of configurations: YAML recipes, overrides of the command line, and one check of everything."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -10,25 +11,26 @@ from pydantic import TypeAdapter, ValidationError
 
 from cofima import methods
 from cofima.core.errors import CofimaError, did_you_mean, problems
+from cofima.core.settings import flat
 from cofima.data import datasets
 from cofima.data.datasets import DataOptions
-from cofima.experiment.recipes.layers import PARTS, Check, flattened, merged
-from cofima.experiment.recipes.layers import override as override
+from cofima.experiment.recipes.layers import PARTS, Check, apply_blocks, deep_merge, override
 from cofima.models import backbone
 from cofima.store.config import Config
 
-OF_GRIDS = ("grid", "resources")  # keys of a recipe that are not of one run
+OF_GRIDS = ("grid", "resources")  # keys of a recipe that do not belong to a single run
+PAPER = "table1.yaml"  # the recipe of the paper's protocol
 
 
 def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file (or a packaged recipe by its name), apply ``key=value`` overrides, check all."""
+    """Read a YAML file, or a packaged recipe by name, with ``key=value`` overrides, and check everything."""
     return resolve(read_values(path), overrides, str(path))
 
 
 def read_values(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file, or a packaged recipe by its name, laid over the recipe that it extends, if any.
+    """Read a YAML file, or a packaged recipe by name, over the recipe that it extends, if any.
 
-    ``extends`` names a file beside it, or a packaged recipe. A ``grid`` of its own replaces the other's.
+    ``extends`` names a file beside it, or a packaged recipe. A ``grid`` of its own replaces the base's.
     """
     file = _find(Path(path))
     values = _read_file(file)
@@ -41,7 +43,7 @@ def read_values(path: str | Path) -> dict[str, Any]:
         seen.append(file)
         older = _read_file(file)
         base = older.pop("extends", None)
-        values = merged(older | ({"grid": None} if "grid" in values else {}), values)
+        values = deep_merge(older | ({"grid": None} if "grid" in values else {}), values)
     return values
 
 
@@ -56,29 +58,30 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def resolve(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> Config:
-    """Lay a recipe's blocks for what is chosen over the rest, the overrides over all, and check the result.
+    """Apply the blocks of a recipe and the overrides, and check the result.
 
-    From the weakest to the strongest: the defaults, the recipe, its ``per_dataset``, ``per_backbone`` and
+    In order of increasing precedence: the defaults, the recipe, its ``per_dataset``, ``per_backbone`` and
     ``per_method``, and the overrides.
     """
-    return check({k: v for k, v in laid(values, overrides, where).items() if k not in OF_GRIDS}, where)
+    layered = apply_layers(values, overrides, where)
+    return check({key: value for key, value in layered.items() if key not in OF_GRIDS}, where)
 
 
-def laid(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> dict[str, Any]:
-    """Lay blocks and overrides over a recipe as :func:`resolve` does, and check nothing but the blocks."""
+def apply_layers(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> dict[str, Any]:
+    """Apply blocks and overrides as :func:`resolve` does; only the names of the blocks are checked."""
     defaults = {part: Config.model_fields[part].default for part in PARTS}
-    return override(flattened(values, overrides, defaults, _checks(), where), overrides)
+    return override(apply_blocks(values, overrides, defaults, _checks(), where), overrides)
 
 
 def check(values: Mapping[str, Any], where: str = "the configuration") -> Config:
-    """Validate everything at once; the error lists every problem, each with a hint."""
+    """Validate everything at once; one error lists every problem, each with a hint."""
     found: list[str] = []
     values = dict(values)
     options = values.pop("options", None) or {}
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        found += _lines(error, Config)
+        found += validation_problems(error, Config)
         config = Config.model_construct(**{k: v for k, v in values.items() if k in Config.model_fields})
     found += [line for line in _names(config) if line]
     resolved = _options(config.method, options, found)
@@ -89,13 +92,32 @@ def check(values: Mapping[str, Any], where: str = "the configuration") -> Config
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return a line for each value that differs between two resolved configurations."""
-    a, b = _flat(old), _flat(new)
+    a, b = flat(old), flat(new)
     keys = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
     return [f"{key}: {a.get(key, 'not set')} before, {b.get(key, 'not set')} now" for key in keys]
 
 
+def as_overrides(config: Config) -> list[str]:
+    """Return the command-line overrides that give this configuration: all that is not a default."""
+    defaults = Config(method=config.method).model_dump(mode="json")
+    defaults["options"] = methods.options_of(methods.build(config.method))
+    usual, own = flat(defaults), flat(config.model_dump(mode="json"))
+    shown = {key: own[key] for key in (*PARTS, "seed")}
+    shown |= {key: value for key, value in own.items() if usual.get(key) != value}
+    return [f"{key}={value}" for key, value in shown.items()]
+
+
+@cache
+def paper_settings(dataset: str, backbone: str, method: str) -> dict[str, Any]:
+    """Return the settings of the paper's protocol; a method of the user's own has no options in it."""
+    known = method in methods.names()
+    chosen = [f"dataset={dataset}", f"backbone={backbone}", *([f"method={method}"] if known else [])]
+    settings = read(PAPER, chosen).model_dump(mode="json") | {"method": method}
+    return settings if known else settings | {"options": {}}
+
+
 def recipes() -> list[str]:
-    """Return the names of the recipes that come with the package."""
+    """Return the names of the packaged recipes."""
     return sorted(
         f.name for f in resources.files("cofima.experiment.recipes").iterdir() if f.name.endswith(".yaml")
     )
@@ -111,11 +133,11 @@ def _find(path: Path) -> Path:
 
 
 def _checks() -> dict[str, Check]:
-    """Return what knows whether a block of a recipe has a right name."""
+    """Return the checks of names of blocks."""
     known = set(datasets.names())
 
     def dataset(name: str) -> str | None:
-        if name in known or ":" in name:  # a path need not be there before it is chosen
+        if name in known or ":" in name:  # a path need not exist unless it is chosen
             return None
         return f"unknown dataset{did_you_mean(name, known)}"
 
@@ -126,7 +148,7 @@ def _checks() -> dict[str, Check]:
 
 
 def _names(config: Config) -> list[str | None]:
-    """Check the names that pydantic does not know of."""
+    """Check the names that the schema cannot check."""
     data = config.data if isinstance(config.data, DataOptions) else DataOptions()
     return [
         datasets.check(config.dataset, data.root) if isinstance(config.dataset, str) else None,
@@ -143,12 +165,12 @@ def _options(method: str, options: Any, found: list[str]) -> dict[str, Any]:
     try:
         return methods.options_of(TypeAdapter(kind).validate_python(options))
     except ValidationError as error:
-        found += _lines(error, kind, "options.")
+        found += validation_problems(error, kind, "options.")
         return {}
 
 
-def _lines(error: ValidationError, owner: Any, prefix: str = "") -> list[str]:
-    """Say each problem as ``key = value: what is wrong``."""
+def validation_problems(error: ValidationError, owner: Any, prefix: str = "") -> list[str]:
+    """Return each problem as ``key = value: problem``, with the alternatives of a union in one line."""
     lines: dict[str, str] = {}
     for problem in error.errors():
         place = [str(part) for part in problem["loc"]]
@@ -182,13 +204,3 @@ def _fields(owner: Any, place: list[str]) -> list[list[str]]:
             break
         owner = getattr(field, "annotation", None) or getattr(field, "type", None)
     return levels or [[]]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -7,7 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cofima.core import distributed
+from torch import nn
+
+from cofima import methods
+from cofima.core import distributed, torchrun
 from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
@@ -17,7 +20,6 @@ from cofima.data import datasets
 from cofima.experiment.config import difference
 from cofima.experiment.metrics_log import Listener
 from cofima.experiment.run import run
-from cofima.experiment.several import refuse_several
 from cofima.experiment.stream import load_stream, refuse_other_images, stream_view
 from cofima.methods import build
 from cofima.models import backbone, registry
@@ -27,6 +29,7 @@ from cofima.store.config import Config
 from cofima.store.history import is_run
 from cofima.store.model import Model, attach, load_model
 from cofima.training import checkpoint, device
+from cofima.training.loop import norms
 
 FREE = uncounted(Config, "resumed")  # may differ when a run is continued
 
@@ -140,3 +143,25 @@ def _refuse_change(before: dict[str, Any], now: Config, folder: Path, *advice: s
             f"{folder} holds a run of another configuration, which is kept as it is; it",
             [*changed, "give another folder with --out, or the configuration of before", *advice],
         )
+
+
+def refuse_several(config: Config, module: nn.Module | None) -> None:
+    """Raise if a run would compute in several processes something else than in one."""
+    count = max(torchrun.world_size(), distributed.world_size())
+    if count == 1:
+        return
+    kind, how, wrong = methods.find(config.method), config.train, []
+    if kind.single_process_only:
+        wrong.append(f"method = {config.method}: {kind.single_process_only}")
+    if how.batch_size < count:
+        wrong.append(f"train.batch_size = {how.batch_size}: smaller than the number of processes")
+    if config.device not in ("auto", "cpu", "cuda"):
+        wrong.append(f"device = {config.device}: one for all; give auto or cuda (a GPU each), or cpu")
+    trained = not (kind.frozen_backbone or kind.fixed_features)
+    if module is not None and trained and how.batchnorm == "train" and norms(module):
+        wrong.append(
+            f"train.batchnorm = train: each process would normalize {config.backbone} by the statistics of "
+            "its part of a batch; give train.batchnorm=frozen, or run in one process"
+        )
+    if wrong:
+        raise problems(f"a run in {count} processes", wrong)

@@ -1,8 +1,8 @@
-"""metrics.jsonl: the log of a run, written as it goes; trackers show what is in it.
+"""metrics.jsonl: the log of a run, appended while it learns; trackers show its contents.
 
-One line an epoch (``kind`` epoch: loss, learning rates, seconds) and one a task (its row of the history).
-Lines are appended. A run that was cut off drops the lines of what it repeats before it writes them again,
-so that no epoch of a task is there twice.
+One line per epoch (``kind`` epoch: loss, learning rates, seconds) and one per task (its row of the history).
+An interrupted run drops the lines of the epochs that it repeats before it writes them again, so that no
+epoch of a task appears twice.
 """
 
 import json
@@ -20,12 +20,12 @@ from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.store.history import HistoryRow
 
 METRICS = "metrics.jsonl"
-Line = dict[str, Any]
-Listener = Callable[[Line], None]
+LogLine = dict[str, Any]
+Listener = Callable[[LogLine], None]
 
 
-def read(folder: Path) -> list[Line]:
-    """Return the lines of a run; one that a kill cut short is left out."""
+def read(folder: Path) -> list[LogLine]:
+    """Return the lines of a run, without a last one that a kill truncated."""
     file = folder / METRICS
     if not file.is_file():
         return []
@@ -45,22 +45,27 @@ def read(folder: Path) -> list[Line]:
     return lines
 
 
-def complete(folder: Path, history: Sequence[HistoryRow]) -> list[Line]:
-    """Return the lines of a run, and those of tasks that only its history has; nothing is written."""
+def complete(folder: Path, history: Sequence[HistoryRow]) -> list[LogLine]:
+    """Return the lines of a run, with those of tasks that are only in its history; nothing is written."""
     lines = read(folder)
-    told = {line["task"] for line in lines if line["kind"] == "task"}
-    last: Line = lines[-1] if lines else {"step": 0, "time": 0.0}
-    return lines + [_task_line(row, last["step"], last["time"]) for row in history if row.task not in told]
+    logged = {line["task"] for line in lines if line["kind"] == "task"}
+    last: LogLine = lines[-1] if lines else {"step": 0, "time": 0.0}
+    return lines + [_task_line(row, last["step"], last["time"]) for row in history if row.task not in logged]
 
 
-def _task_line(row: HistoryRow, step: int, when: float) -> Line:
+def _task_line(row: HistoryRow, step: int, when: float) -> LogLine:
     return {**row.model_dump(mode="json"), "step": step, "time": when, "seen": row.overall}
 
 
-class Journal:
-    """The lines of one run, on disk and to those who listen.
+class MetricsLog:
+    """Writer of metrics.jsonl, which also passes each line to listeners.
 
-    A listener is told all lines of tasks that are finished at once, and others as they are written.
+    Listeners get the lines of finished tasks at once, and later ones as they are written.
+
+    Attributes:
+        lines: The lines that are valid so far.
+        pending: Epochs of an interrupted task, valid up to the first epoch that is repeated.
+        rewrite: The file has lines that are no longer valid, so it is replaced instead of appended to.
     """
 
     def __init__(
@@ -69,15 +74,14 @@ class Journal:
         self.file, self.listeners = folder / METRICS, list(listeners)
         before = read(folder)
         self.lines = [line for line in before if line["task"] <= len(history)]
-        # epochs of the task that was cut off: valid as far as it does not repeat them
-        self.open = [e for e in before if e["task"] == len(history) + 1 and e["kind"] == "epoch"]
-        self.changed = not self._as_on_disk()
-        self.since, self.passed = time.perf_counter(), (-1, 0)
-        told = {line["task"] for line in self.lines if line["kind"] == "task"}
+        self.pending = [e for e in before if e["task"] == len(history) + 1 and e["kind"] == "epoch"]
+        self.rewrite = not self._is_on_disk()
+        self.begin()
+        logged = {line["task"] for line in self.lines if line["kind"] == "task"}
         for line in self.lines:
             self._tell(line)
-        for row in history:  # written before there was a journal, or killed before its last line
-            if row.task not in told:
+        for row in history:  # a kill between the model and the log leaves the row in the history only
+            if row.task not in logged:
                 self.task(row)
 
     def begin(self) -> None:
@@ -85,13 +89,13 @@ class Journal:
         self.since, self.passed = time.perf_counter(), (-1, 0)
 
     def epoch(self, task: int, epoch: int, losses: Tensor, rates: Sequence[float]) -> None:
-        """Write down an epoch: its place, counted from 0, the loss of each step, the optimizer's rates."""
+        """Log an epoch: its number from 0, the loss of each step, and the learning rates."""
         last, offset = self.passed
-        offset = offset if epoch > last else offset + last + 1  # a method may train twice in a task
+        offset = offset if epoch > last else offset + last + 1  # a method may train more than once per task
         self.passed = (epoch, offset)
         now = time.perf_counter()
-        self._settle(task + 1, epoch + offset + 1)
-        line: Line = {
+        self._accept_pending(task + 1, epoch + offset + 1)
+        line: LogLine = {
             "kind": "epoch",
             "task": task + 1,
             "epoch": epoch + offset + 1,
@@ -103,43 +107,43 @@ class Journal:
             "time": round(time.time(), 3),
         }
         self._append(line)
-        self.since = time.perf_counter()  # what listeners take is not the next epoch's
+        self.since = time.perf_counter()  # the time of listeners does not count
 
     def task(self, row: HistoryRow) -> None:
-        """Write down a task that is finished and on disk, as the history has it."""
-        self._settle(row.task, None)
+        """Log a finished task, after its model is on disk."""
+        self._accept_pending(row.task, None)
         self._append(_task_line(row, self._step(), round(time.time(), 3)))
 
-    def _settle(self, task: int, epoch: int | None) -> None:
-        """Take over the epochs of a task that was cut off, up to the one that comes now."""
-        for line in self.open:
+    def _accept_pending(self, task: int, epoch: int | None) -> None:
+        """Accept the epochs of an interrupted task before the one that comes now; drop the others."""
+        for line in self.pending:
             if line["task"] == task and (epoch is None or line["epoch"] < epoch):
                 self.lines.append(line)
                 self._tell(line)
             else:
-                self.changed = True
-        self.open = []
+                self.rewrite = True
+        self.pending = []
 
-    def _append(self, line: Line) -> None:
+    def _append(self, line: LogLine) -> None:
         self.lines.append(line)
-        if distributed.rank() == 0:  # of several processes that learn together, one writes
+        if distributed.rank() == 0:  # one of several processes writes
             try:
                 self._write(line)
             except OSError as error:
                 raise CofimaError(f"{self.file} could not be written ({error.strerror})") from error
         self._tell(line)
 
-    def _write(self, line: Line) -> None:
+    def _write(self, line: LogLine) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        if self.changed:
+        if self.rewrite:
             write_text(self.file, "".join(json.dumps(each) + "\n" for each in self.lines))
-            self.changed = False
+            self.rewrite = False
             return
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def _tell(self, line: Line) -> None:
-        """Pass a line on; a listener that fails is left out, since learning must not end with it."""
+    def _tell(self, line: LogLine) -> None:
+        """Pass a line to listeners; one that fails is dropped, since it must not end the training."""
         for listener in list(self.listeners):
             try:
                 listener(line)
@@ -151,6 +155,6 @@ class Journal:
     def _step(self) -> int:
         return int(self.lines[-1]["step"]) if self.lines else 0
 
-    def _as_on_disk(self) -> bool:
+    def _is_on_disk(self) -> bool:
         text = self.file.read_text("utf-8") if self.file.is_file() else ""
-        return text == "".join(json.dumps(line) + "\n" for line in [*self.lines, *self.open])
+        return text == "".join(json.dumps(line) + "\n" for line in [*self.lines, *self.pending])

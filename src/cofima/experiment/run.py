@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from cofima.core import distributed
 from cofima.core.progress import Progress
 from cofima.data.stream import Stream, Task
-from cofima.experiment.metrics_log import Journal, Listener
+from cofima.experiment.metrics_log import Listener, MetricsLog
 from cofima.methods import Method
 from cofima.models import backbone
 from cofima.store import model_folder
@@ -38,19 +38,19 @@ def run(
 ) -> Model:
     """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
     method = model.method
-    journal = Journal(folder, model.history, listeners if distributed.rank() == 0 else ())
+    log = MetricsLog(folder, model.history, listeners if distributed.rank() == 0 else ())
     checkpoint = _checkpoint(model, folder)
     for task in stream[len(model.tasks) :]:
         seen = stream[: task.index + 1]
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
-            journal.begin()
+            log.begin()
             checkpoint.start_task(task.index, model_folder.generation_id(folder))
             row = learn_task(
                 model,
                 task,
                 "task",
                 checkpoint=checkpoint,
-                on_epoch=journal.epoch,
+                on_epoch=log.epoch,
                 evaluate=partial(method.score, seen),
             )
         if distributed.rank() > 0:
@@ -58,7 +58,7 @@ def run(
         row.distance = _distance(model, folder)
         model.history.append(row)
         save_model(model, folder, progress)
-        journal.task(row)
+        log.task(row)
         progress.say(_summary(model, row, len(stream)))
     return model
 

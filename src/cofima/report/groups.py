@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from cofima.core.settings import uncounted
+from cofima.core.settings import flat, uncounted
 from cofima.report.runs import Run
 from cofima.store.config import Config
 
@@ -76,17 +76,6 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         kept = [run for run in group if by_seed[run.seed] is run]
         found.append(Group(group[0].label, kept, len(group) - len(kept)))
     return [Group(_name(group, found), group.runs, group.repeats) for group in found]
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested settings as ``{"train.lr": "0.01"}``."""
-    leaves: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            leaves |= flat(value, f"{prefix}{key}.")
-        else:
-            leaves[prefix + key] = value if isinstance(value, str) else json.dumps(value)
-    return leaves
 
 
 def _order(run: Run) -> tuple[bool, str, str]:

@@ -17,10 +17,10 @@ from cofima.experiment.grid import shared_first_task, worker
 from cofima.experiment.grid.cells import name
 from cofima.experiment.grid.executors import make
 from cofima.experiment.grid.executors.base import Job
-from cofima.experiment.grid.executors.local import Local
+from cofima.experiment.grid.executors.local import LocalExecutor
 from cofima.experiment.grid.scheduler import run_grid
 from cofima.experiment.grid.shared_first_task import FOLDER
-from cofima.experiment.grid.status import Board
+from cofima.experiment.grid.status import GridStatus
 from cofima.experiment.grid.worker import LOG, learn
 from cofima.experiment.launch import pending
 from cofima.methods import Method
@@ -34,17 +34,17 @@ Learn = Callable[[Sequence[Config], Path], None]
 Same = Callable[[Sequence[Path], Path], None]
 
 
-def finish(engine: Local, jobs: list[Job]) -> dict[Path, str | None]:
+def finish(executor: LocalExecutor, jobs: list[Job]) -> dict[Path, str | None]:
     """Run jobs to their ends, one after the other in the order of the list."""
     over: dict[Path, str | None] = {}
     try:
         for job in jobs:
-            engine.submit(job)
+            executor.submit(job)
         until = time.monotonic() + 600
         while len(over) < len(jobs) and time.monotonic() < until:
-            over |= {job.folder: fault for job, fault in engine.ended(1.0)}
+            over |= {job.folder: fault for job, fault in executor.ended(1.0)}
     finally:
-        engine.stop()
+        executor.stop()
     return over
 
 
@@ -53,7 +53,9 @@ def test_a_warm_process_learns_what_another_learns(
 ) -> None:
     """Two processes learn the same cells in opposite orders: what a cell leaves behind would show."""
     found = small({"method": KINDS, "seed": 1})
-    over = finish(Local(1, threads=1), [Job(config, tmp_path / "warm" / name(config)) for config in found])
+    over = finish(
+        LocalExecutor(1, threads=1), [Job(config, tmp_path / "warm" / name(config)) for config in found]
+    )
     assert set(over.values()) == {None}
     learned_here(found, tmp_path / "here")
     same_cells(list(over), tmp_path / "here")
@@ -69,7 +71,7 @@ def test_every_method_is_the_same_in_a_fresh_process(
     before, config = small({"method": "cofima", "seed": 2})[0], small({"method": method, "seed": 1})[0]
     warm = [Job(before, tmp_path / "other" / name(before)), Job(config, tmp_path / "warm" / name(config))]
     fresh = [Job(config, tmp_path / "fresh" / name(config))]
-    assert set((finish(Local(1), warm) | finish(Local(1), fresh)).values()) == {None}
+    assert set((finish(LocalExecutor(1), warm) | finish(LocalExecutor(1), fresh)).values()) == {None}
     same_cells([tmp_path / "warm" / name(config)], tmp_path / "fresh")
 
 
@@ -87,14 +89,14 @@ def test_a_process_that_is_killed_costs_its_own_cell_and_the_same_call_mends_it(
     """The longest cell's process is killed; the other cell, in the process that follows it, is learned."""
     long = small({"method": "seq_ft", "seed": 1}, train={"epochs": 10**6, "batch_size": 16})[0]
     other = small({"method": "prototype", "seed": 1})[0]
-    engine = Local(1, devices=["7"], threads=1)
+    executor = LocalExecutor(1, devices=["7"], threads=1)
 
-    def kill(seen: Board) -> None:
+    def kill(seen: GridStatus) -> None:
         row = seen.rows[tmp_path / name(long)]
         if row.state == "running":
-            os.kill(engine.workers[0].process.pid or 0, signal.SIGKILL)
+            os.kill(executor.workers[0].process.pid or 0, signal.SIGKILL)
 
-    outcome = run_grid([long, other], tmp_path, engine=engine, watch=kill)
+    outcome = run_grid([long, other], tmp_path, executor=executor, watch=kill)
     assert [folder.name for folder in outcome.done] == [name(other)]
     ((folder, fault),) = outcome.failed.items()
     assert folder.name == name(long)
@@ -109,7 +111,9 @@ def test_a_first_task_is_learned_once_and_failures_have_a_log(
     found = small([{"method": "coma", "options.lam": [0.2, 0.8], "seed": 1}, {"method": "slca", "seed": 1}])
     broken = found[0].model_copy(update={"dataset": f"folder:{tmp_path / 'gone'}", "seed": 5})
     ears = Ears()
-    outcome = run_grid([*found, broken], tmp_path / "shared", progress=ears, engine=Local(1, threads=1))
+    outcome = run_grid(
+        [*found, broken], tmp_path / "shared", progress=ears, executor=LocalExecutor(1, threads=1)
+    )
     assert sorted(folder.name for folder in outcome.done) == sorted(map(name, found))
     learned_here(found, tmp_path / "alone")
     same_cells(outcome.done, tmp_path / "alone")
@@ -170,6 +174,6 @@ def test_a_folder_that_another_process_holds_is_left_alone(
     assert learn(Job(config, tmp_path, threads=1)) is None
 
 
-def test_engines_refuse_what_they_cannot_do(tmp_path: Path) -> None:
-    with pytest.raises(CofimaError, match="--address somewhere: is for --engine ray or slurm"):
+def test_executors_refuse_what_they_cannot_do(tmp_path: Path) -> None:
+    with pytest.raises(CofimaError, match="--address somewhere: is for --executor ray or slurm"):
         make("local", tmp_path, 1, "somewhere", [])

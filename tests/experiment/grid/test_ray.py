@@ -8,9 +8,9 @@ import pytest
 
 from cofima.core.errors import CofimaError
 from cofima.experiment.grid.cells import name
-from cofima.experiment.grid.executors.ray import OnRay
+from cofima.experiment.grid.executors.ray import RayExecutor
 from cofima.experiment.grid.scheduler import run_grid
-from cofima.experiment.grid.status import Board
+from cofima.experiment.grid.status import GridStatus
 from cofima.experiment.grid.worker import LOG
 
 ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
@@ -44,14 +44,14 @@ def test_the_cells_of_a_lost_node_go_on_elsewhere(
     found = small({"method": "seq_ft", "seed": [1, 2, 3]}, train={"epochs": 60, "batch_size": 4})
     lost: list[str] = []
 
-    def lose(seen: Board) -> None:
+    def lose(seen: GridStatus) -> None:
         begun = [row for row in seen.rows.values() if row.state == "running" and row.task == 1]
         if begun and not lost:
             lost.append(begun[0].name)
             cluster.remove_node(_node_of(begun[0].folder / LOG, nodes), allow_graceful=False)
 
-    engine = OnRay(cluster.address)
-    outcome = run_grid(found, tmp_path / "ray", engine=engine, watch=lose)
+    executor = RayExecutor(cluster.address)
+    outcome = run_grid(found, tmp_path / "ray", executor=executor, watch=lose)
     assert not outcome.failed
     assert lost
     log = (tmp_path / "ray" / lost[0] / LOG).read_text()
@@ -81,7 +81,7 @@ def test_a_cluster_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ray, "init", nobody)
     with pytest.raises(CofimaError, match=r"--address auto: no Ray cluster answers .could not find"):
-        OnRay("auto")
+        RayExecutor("auto")
 
 
 def test_a_grid_runs_on_ray(
@@ -91,7 +91,7 @@ def test_a_grid_runs_on_ray(
     same_cells: Callable[..., None],
 ) -> None:
     found = small({"method": "coma", "seed": 1})
-    outcome = run_grid(found, tmp_path / "ray", engine=OnRay(jobs=1))
+    outcome = run_grid(found, tmp_path / "ray", executor=RayExecutor(jobs=1))
     assert not outcome.failed
     learned_here(found, tmp_path / "here")
     same_cells(outcome.done, tmp_path / "here")

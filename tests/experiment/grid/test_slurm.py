@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cofima.core.errors import CofimaError
+from cofima.experiment.grid.cells import Resources
 from cofima.experiment.grid.executors.base import Job
-from cofima.experiment.grid.executors.slurm import OnSlurm
-from cofima.experiment.grid.resources import Resources
+from cofima.experiment.grid.executors.slurm import SlurmExecutor
 from cofima.experiment.grid.scheduler import run_grid
 from cofima.experiment.grid.worker import LOG
 
@@ -27,7 +27,9 @@ def test_a_grid_runs_through_submitit(
 ) -> None:
     found = small({"method": "coma", "seed": 1})
     broken = found[0].model_copy(update={"dataset": f"folder:{tmp_path / 'gone'}", "seed": 5})
-    outcome = run_grid([*found, broken], tmp_path / "slurm", engine=OnSlurm(tmp_path / "slurm", "local", 2))
+    outcome = run_grid(
+        [*found, broken], tmp_path / "slurm", executor=SlurmExecutor(tmp_path / "slurm", "local", 2)
+    )
     assert len(outcome.done) == 1
     assert "no folder" in next(iter(outcome.failed.values()))
     learned_here(found, tmp_path / "here")
@@ -39,15 +41,15 @@ def test_a_job_that_its_time_limit_ends_is_queued_again_and_goes_on(
     tmp_path: Path, small: Callable[..., Any]
 ) -> None:
     config = small({"method": "seq_ft", "seed": 1}, train={"epochs": 40, "batch_size": 4})[0]
-    engine = OnSlurm(tmp_path, "local")
-    engine.submit(Job(config, tmp_path / "cell"))
+    executor = SlurmExecutor(tmp_path, "local")
+    executor.submit(Job(config, tmp_path / "cell"))
     while not (tmp_path / "cell" / "CURRENT").exists():
         time.sleep(0.1)
     number = (tmp_path / "cell" / LOG).read_text().partition("process ")[2].partition(",")[0]
     os.kill(int(number), signal.SIGUSR2)  # what Slurm sends some time before the limit
     over: list[Any] = []
     while not over:
-        over = engine.ended(1.0)
+        over = executor.ended(1.0)
     assert over[0].fault is None
     log = (tmp_path / "cell" / LOG).read_text()
     assert log.count(", process ") == 2
@@ -57,9 +59,9 @@ def test_a_job_that_its_time_limit_ends_is_queued_again_and_goes_on(
 def test_what_is_missing_or_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CofimaError, match="there is no sbatch on this machine"):
-        OnSlurm(tmp_path)
+        SlurmExecutor(tmp_path)
     with pytest.raises(CofimaError, match="only 'local' is known"):
-        OnSlurm(tmp_path, "there")
-    engine = OnSlurm(tmp_path, "local")
+        SlurmExecutor(tmp_path, "there")
+    executor = SlurmExecutor(tmp_path, "local")
     with pytest.raises(CofimaError, match=r"resources\.slurm"):
-        engine.submit(Job(tiny.config(), tmp_path / "x", Resources(slurm={"hours": 3})))
+        executor.submit(Job(tiny.config(), tmp_path / "x", Resources(slurm={"hours": 3})))

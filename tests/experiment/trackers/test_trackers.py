@@ -14,7 +14,7 @@ import pytest
 
 from cofima.core.errors import CofimaError
 from cofima.experiment import metrics_log, trackers
-from cofima.experiment.trackers.scalars import scalars
+from cofima.experiment.trackers.base import scalars
 
 CONFIG = {"method": "coma", "options": {"lam": 0.4}, "train": {"epochs": 2}}
 ROW = {
@@ -218,7 +218,7 @@ def test_mlflow_keeps_a_run_that_goes_on(run: Path, calls: list[Any]) -> None:
 
 
 def test_what_is_wrong_is_said_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cofima.experiment.trackers.kinds.find_spec", lambda name: None)
+    monkeypatch.setattr("cofima.experiment.trackers.find_spec", lambda name: None)
     with pytest.raises(CofimaError) as caught:
         trackers.choose(["tensorbord", "wandb:cloud", "mlflow"], tmp_path, {})
     text = str(caught.value)

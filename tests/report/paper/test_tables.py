@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from cofima import report
-from cofima.cli.report import Format, Paper, paper_settings
+from cofima.cli.report import Format, Paper
 from cofima.cli.report import report as report_command
 from cofima.experiment import config
+from cofima.experiment.config import paper_settings
 from cofima.experiment.grid.cells import cells
 from cofima.report import render
 from cofima.report.paper import protocol

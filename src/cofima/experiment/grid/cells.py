@@ -1,31 +1,43 @@
-"""A grid as its cells: every combination that a recipe names, each a whole configuration.
+"""Cells of a grid: every combination of values in a recipe, each a complete configuration.
 
-A recipe's ``grid`` maps keys to the values that they take, ``{method: [coma, cofima], seed: [1, 2]}``;
-a list of such maps is the union of their products.
+A recipe's ``grid`` maps keys to lists of values, ``{method: [coma, cofima], seed: [1, 2]}``; a list of such
+maps is the union of their products.
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cofima.core.atomic import json_digest
 from cofima.core.errors import CofimaError, problems
 from cofima.core.settings import uncounted
-from cofima.experiment.config import check, laid, read_values
-from cofima.experiment.grid.resources import Resources, check_resources
+from cofima.experiment.config import apply_layers, check, read_values, validation_problems
 from cofima.store.config import Config
 
 _UNNAMED = uncounted(Config, "named")
 
 
-def reduced(max_per_class: int | None, overrides: Sequence[str]) -> list[str]:
-    """Return overrides that make a trial of every cell: few images of each class, and one epoch.
+class Resources(BaseModel):
+    """Resources of one cell, a recipe's key ``resources``; they never change what it computes."""
 
-    What the user overrides has the last word.
-    """
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    """Cores and threads; by default 1 on a cluster, and an equal share of the cores on one machine."""
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs; a fraction such as 0.5 lets two cells share one (Ray only)."""
+    memory_gb: Annotated[float, Field(gt=0)] | None = None
+    """Memory to reserve; by default none."""
+    slurm: dict[str, Any] = Field(default_factory=dict)
+    """Further parameters of submitit: ``{timeout_min: 600, slurm_partition: gpu}``."""
+
+
+def reduced(max_per_class: int | None, overrides: Sequence[str]) -> list[str]:
+    """Return overrides for a trial: ``max_per_class`` images per class and one epoch, then the user's own."""
     if max_per_class is None:
         return list(overrides)
     few = [f"data.max_train_per_class={max_per_class}", f"data.max_test_per_class={max_per_class}"]
@@ -33,17 +45,17 @@ def reduced(max_per_class: int | None, overrides: Sequence[str]) -> list[str]:
 
 
 def cells(path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> list[Config]:
-    """Return the configuration of every cell, each once; all that is wrong is one error.
-
-    ``overrides`` hold for every cell; ``only`` keeps the cells where ``key=value[,value]`` is true.
-    """
+    """Return the configuration of every cell, each once; see :func:`plan`."""
     return [config for config, _ in plan(path, overrides, only)]
 
 
 def plan(
     path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
 ) -> list[tuple[Config, Resources]]:
-    """Return every cell as :func:`cells` does, with what it may use of a machine."""
+    """Return the configuration and resources of every cell, each once; one error lists every problem.
+
+    ``overrides`` hold for every cell; ``only`` keeps the cells that match ``key=value[,value]``.
+    """
     values = read_values(path)
     named = values.pop("grid", None) or {}
     blocks = named if isinstance(named, list) else [named]
@@ -55,15 +67,15 @@ def plan(
     for changes in [cell for block in blocks for cell in _product(block)]:
         where = f"cell {' '.join(changes)}".rstrip()
         try:
-            said = laid(values, [*changes, *overrides], where)
-            if any(_chosen(said, item) is False for item in only):
-                continue  # what is wrong with a cell that nobody wants does not matter
-            needs = check_resources(said.pop("resources", {}), where)
-            config = check(said, where)
+            layered = apply_layers(values, [*changes, *overrides], where)
+            if any(_matches(layered, item) is False for item in only):
+                continue  # before the check: problems of a cell that is not wanted do not matter
+            needs = _check_resources(layered.pop("resources", {}), where)
+            config = check(layered, where)
         except CofimaError as error:
             wrong.append(str(error))
             continue
-        if all(_chosen(config.model_dump(mode="json"), item) for item in only):
+        if all(_matches(config.model_dump(mode="json"), item) for item in only):
             found.setdefault(name(config), (config, needs))
     if wrong:
         raise CofimaError("\n".join(dict.fromkeys(wrong)))
@@ -72,25 +84,34 @@ def plan(
     return list(found.values())
 
 
+def _check_resources(values: Any, where: str) -> Resources:
+    if not isinstance(values, Mapping):
+        raise problems(where, [f"resources: expected keys and values, found {values!r}"])
+    try:
+        return Resources.model_validate(values)
+    except ValidationError as error:
+        raise problems(where, validation_problems(error, Resources, "resources.")) from error
+
+
 def name(config: Config) -> str:
-    """Return the folder's name of a cell: what people look for, and a hash of everything it computes."""
+    """Return the name of a cell's folder: the main settings, and a hash of all that decide the result."""
     return f"{plain_name(config)}-{json_digest(identity(config))[:8]}"
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Return everything that decides what a cell computes."""
-    said = config.model_dump(mode="json")
+    """Return the settings that decide the result of a cell."""
+    settings = config.model_dump(mode="json")
     for key in _UNNAMED:
         *parents, last = key.split(".")
-        part = said
+        part = settings
         for parent in parents:
             part = part[parent]
         del part[last]
-    return said
+    return settings
 
 
 def plain_name(config: Config) -> str:
-    """Return a name by what is learned, and how."""
+    """Return a name made of dataset, backbone, method and seed."""
     dataset = Path(config.dataset.partition(":")[2] or config.dataset).name
     backbone = config.backbone.replace("/", "_").replace(":", "_")
     return f"{dataset}-{backbone}-{config.method}-{config.seed}"
@@ -110,15 +131,15 @@ def _product(block: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _flow(value: Any) -> str:
-    """Write a value in one line of YAML."""
+    """Return a value as one line of YAML."""
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10**6)
     return text.removesuffix("\n...\n").strip()
 
 
-def _chosen(said: Mapping[str, Any], item: str) -> bool | None:
-    """Tell whether ``key=value[,value]`` is true of a cell; None if it says nothing of the key."""
+def _matches(settings: Mapping[str, Any], item: str) -> bool | None:
+    """Return the truth of ``key=value[,value]`` for a cell; None if the key is not set."""
     key, _, wanted = item.partition("=")
-    value: Any = said
+    value: Any = settings
     for part in key.strip().split("."):
         if not isinstance(value, Mapping) or part not in value:
             return None

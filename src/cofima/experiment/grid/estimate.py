@@ -1,22 +1,38 @@
-"""What a grid would need: its images, its weights, and its time on this machine."""
+"""Forecast of a grid: images, weights and estimated time of each cell, without learning anything.
 
+The time is the number of passes that a method needs, times the speed of the network on this machine, which
+is measured once and cached.
+"""
+
+import json
+import os
+import platform
+import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+import timm
+import torch
+
 from cofima import methods
+from cofima.core.atomic import cache_folder, write_text
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.data import datasets, sources
 from cofima.data.stream import increments
 from cofima.experiment.grid.cells import name
-from cofima.experiment.grid.speed import Speed, measure
 from cofima.methods.components.cost import Plan
 from cofima.models import backbone, registry
+from cofima.models.registry import ALIASES
 from cofima.store import model_folder
 from cofima.store.config import Config
+from cofima.training import device
+
+SPEEDS = "speed.json"  # in the cache folder
+SMALL = 20_000_000  # parameters; larger networks are measured with fewer images on a CPU
 
 
 @dataclass(frozen=True)
@@ -24,11 +40,11 @@ class Forecast:
     """One cell before it is learned.
 
     Attributes:
-        data: Where its images are, or that they are missing.
-        missing: What is expected where, if the images are not here.
-        images: Training and test images, as far as they are known.
-        weights: Where the backbone's weights are.
-        seconds: What the network may take, if that is known.
+        data: Folder of the images, or a word that they are missing.
+        missing: The files expected, if the images are missing.
+        images: Numbers of training and test images, if known.
+        weights: Source of the backbone's weights.
+        seconds: Estimated time in the network, if known.
     """
 
     config: Config
@@ -43,8 +59,8 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Images:
-    """What is known of a dataset without reading its images."""
+class DatasetSize:
+    """Facts about a dataset that are known without reading its images."""
 
     train: int
     test: int
@@ -53,8 +69,16 @@ class Images:
     missing: str = ""
 
 
+@dataclass(frozen=True)
+class Speed:
+    """Seconds per image: a training step, and a forward pass."""
+
+    step: float
+    forward: float
+
+
 def forecast(cells: Sequence[Config], out: Path, jobs: int, progress: Progress = SILENT) -> list[Forecast]:
-    """Look for what every cell needs, and measure each backbone once; nothing is learned or fetched."""
+    """Look up the data and weights of every cell, and time each backbone once; nothing is downloaded."""
     found, look, weights = [], cache(_images), _weights()
     for config in progress.track(cells, len(cells), "cells"):
         images = look(config.dataset, config.data.model_dump_json())
@@ -78,13 +102,13 @@ def forecast(cells: Sequence[Config], out: Path, jobs: int, progress: Progress =
     return found
 
 
-def _images(dataset: str, options: str) -> Images | None:
+def _images(dataset: str, options: str) -> DatasetSize | None:
     how = datasets.DataOptions.model_validate_json(options)
     absent = datasets.missing(dataset, how)
     if absent and dataset in sources.names():
         known = sources.info(dataset)
         train, test = next(iter(known.variants.values()))
-        return Images(train, test, known.classes, "missing", absent)
+        return DatasetSize(train, test, known.classes, "missing", absent)
     if absent:
         return None
     try:
@@ -92,9 +116,9 @@ def _images(dataset: str, options: str) -> Images | None:
             warnings.simplefilter("ignore")
             source = datasets.find(dataset, how)
     except CofimaError as error:
-        return Images(0, 0, 0, "cannot be read", str(error))
+        return DatasetSize(0, 0, 0, "cannot be read", str(error))
     where = source.facts.get("folder", "in the package")
-    return Images(len(source.train), len(source.test), len(source.class_names), str(where))
+    return DatasetSize(len(source.train), len(source.test), len(source.class_names), str(where))
 
 
 def _tasks(config: Config, classes: int) -> int | None:
@@ -104,8 +128,8 @@ def _tasks(config: Config, classes: int) -> int | None:
     return len(increments(classes, how.base_classes, how.increment)) if how.base_classes <= classes else None
 
 
-def _counts(config: Config, images: Images) -> tuple[int, int]:
-    """Return how many images are trained and tested on."""
+def _counts(config: Config, images: DatasetSize) -> tuple[int, int]:
+    """Return the numbers of training and test images after held-out splits and limits."""
     train, test = images.train, images.test
     if config.val_fraction:
         test = round(config.val_fraction * train)
@@ -128,7 +152,7 @@ def _seconds(
 
 
 def _weights() -> dict[str, str]:
-    """Return where the weights of known backbones are, by all their names."""
+    """Return the sources of the weights of known backbones, by all their names."""
     return {key: entry.where for entry in backbone.available() for key in (entry.name, entry.timm)}
 
 
@@ -139,3 +163,88 @@ def _where(config: Config, known: dict[str, str]) -> str:
     if not config.model.pretrained:
         return "random"
     return known.get(config.backbone) or known.get(registry.resolve(config.backbone), "hub")
+
+
+def measure(config: Config, jobs: int = 1, progress: Progress = SILENT) -> Speed | None:
+    """Return the speed of a backbone with ``jobs`` cells at a time; None if it cannot be built here."""
+    size = _input_size(config)
+    if size is None:
+        return None
+    where = device.choose(config.device)
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    name = f"{registry.resolve(config.backbone).partition('.')[0]}, {size} px, {config.train.precision}"
+    key = f"{name}, {_machine(where)}, torch {torch.__version__}, {threads} thread(s)"
+    known = _read_speeds()
+    if key not in known:
+        progress.say(f"measuring {name}")
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            known = _read_speeds() | {key: asdict(_measure(config, size, where))}
+        finally:
+            torch.set_num_threads(before)
+        write_text(cache_folder() / SPEEDS, json.dumps(known, indent=1) + "\n")
+    return Speed(**known[key])
+
+
+def _measure(config: Config, size: int, where: torch.device) -> Speed:
+    """Time a few passes at random weights, whose values do not change the time."""
+    net = backbone.build_empty(config.backbone, size).to(where)
+    large = sum(weight.numel() for weight in net.parameters()) > SMALL
+    count = min(config.train.batch_size, 128 if where.type == "cuda" else 2 if large else 16)
+    images = torch.randn(count, 3, size, size, device=where)
+    half = torch.autocast(where.type, torch.bfloat16, enabled=config.train.precision == "bf16")
+
+    def step() -> None:
+        with half:
+            value = net(images).float().square().mean()
+        torch.autograd.backward(value)
+
+    def forward() -> None:
+        with torch.inference_mode(), half:
+            net(images)
+
+    net.train()
+    seconds = _time(step, where)
+    net.eval()
+    return Speed(seconds / count, _time(forward, where) / count)
+
+
+def _time(work: Callable[[], None], where: torch.device, rounds: int = 3) -> float:
+    """Return the shortest of some rounds, after a warm-up."""
+    taken = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        work()
+        if where.type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return min(taken[1:])
+
+
+def _input_size(config: Config) -> int | None:
+    """Return the input size in pixels, or None for a backbone that only the hub knows."""
+    alias = ALIASES.get(config.backbone)
+    chosen = config.model.img_size or (alias.size if alias else None)
+    full = registry.resolve(config.backbone)
+    if not timm.is_model(full.partition(".")[0]):
+        return None
+    if chosen is not None:
+        return chosen
+    known = timm.get_pretrained_cfg(full, allow_unregistered=True)
+    return None if known is None else int(known.input_size[-1])
+
+
+def _machine(where: torch.device) -> str:
+    if where.type == "cuda":
+        return torch.cuda.get_device_name(where)
+    return f"{platform.node()} {platform.machine()} {os.cpu_count()} cores"
+
+
+def _read_speeds() -> dict[str, dict[str, float]]:
+    """Return the cached speeds; a file of another format counts as empty."""
+    try:
+        known = json.loads((cache_folder() / SPEEDS).read_text("utf-8"))
+        return {key: {"step": float(v["step"]), "forward": float(v["forward"])} for key, v in known.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, CofimaError):
+        return {}

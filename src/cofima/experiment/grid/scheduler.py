@@ -1,4 +1,4 @@
-"""Many runs, side by side; the same call continues, and does again only what failed."""
+"""Scheduling of grid cells; the same call continues a grid, and repeats what failed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,23 +7,22 @@ from pathlib import Path
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.experiment.grid import shared_first_task
-from cofima.experiment.grid.cells import name
-from cofima.experiment.grid.executors.base import Engine, Job
-from cofima.experiment.grid.executors.local import Local
-from cofima.experiment.grid.resources import Resources
-from cofima.experiment.grid.status import Board, Row, board
+from cofima.experiment.grid.cells import Resources, name
+from cofima.experiment.grid.executors.base import Executor, Job
+from cofima.experiment.grid.executors.local import LocalExecutor
+from cofima.experiment.grid.status import CellStatus, GridStatus, StatusLines
 from cofima.store import model_folder
 from cofima.store.config import Config
 
-PULSE = 0.5  # seconds between two looks
+PULSE = 0.5  # seconds between two updates
 
-Watch = Callable[[Board], None]
-"""What is shown the board again and again."""
+Watch = Callable[[GridStatus], None]
+"""Called with the status again and again."""
 
 
 @dataclass
 class Outcome:
-    """What became of the cells of a grid: their folders, and what went wrong in those that failed."""
+    """Folders of the finished cells, and the error messages of those that failed."""
 
     done: list[Path] = field(default_factory=list)
     failed: dict[Path, str] = field(default_factory=dict)
@@ -35,22 +34,27 @@ def run_grid(
     jobs: int = 1,
     progress: Progress = SILENT,
     *,
-    engine: Engine | None = None,
+    executor: Executor | None = None,
     watch: Watch | None = None,
     needs: Mapping[str, Resources] | None = None,
 ) -> Outcome:
     """Learn every cell into its own folder below ``out``.
 
-    They run ``jobs`` at a time on this machine, or where ``engine`` says. ``watch`` is shown how far
-    everything is, again and again; without it changes are said to ``progress``. ``needs`` says what cells
-    may use of a machine, by their names.
+    Args:
+        cells: One configuration per cell.
+        out: The folder of the grid.
+        jobs: Cells at a time on this machine, if there is no ``executor``.
+        progress: Told what changes, if there is no ``watch``.
+        executor: Runs the cells.
+        watch: Called with the status again and again.
+        needs: Resources of cells, by their names.
     """
     folders = {out / name(config): config for config in cells}
     outcome = Outcome()
     for folder in folders:
         try:
             outcome.done += [folder] if model_folder.finished(folder) else []
-        except CofimaError as error:  # a damaged folder is left alone, and keeps no other cell from its work
+        except CofimaError as error:  # a damaged folder fails alone
             outcome.failed[folder] = str(error)
     over = {*outcome.done, *outcome.failed}
     todo = {folder: config for folder, config in folders.items() if folder not in over}
@@ -58,44 +62,44 @@ def run_grid(
         progress.say(f"{len(outcome.done)} of {len(folders)} cells are done already")
     if not todo:
         return outcome
-    engine = Local(jobs) if engine is None else engine
+    executor = LocalExecutor(jobs) if executor is None else executor
     made = {
         folder: Job(config, folder.absolute(), (needs or {}).get(folder.name, Resources()))
         for folder, config in todo.items()
     }
-    seen = board(todo, engine.slots)
+    status = GridStatus.of(todo, executor.slots)
     try:
-        _run(_Schedule(made, out, engine, seen), outcome, watch or Lines(progress))
+        _run(_Schedule(made, out, executor, status), outcome, watch or StatusLines(progress))
     finally:
-        engine.stop()
+        executor.stop()
     return outcome
 
 
 def _run(schedule: "_Schedule", outcome: Outcome, watch: Watch) -> None:
-    """Wait for jobs, note how they ended, and let those begin that waited for them."""
+    """Wait for jobs, record their ends, and start those that waited for them."""
     schedule.begin()
     while schedule.running:
-        for job, fault in schedule.engine.ended(PULSE):
+        for job, fault in schedule.executor.ended(PULSE):
             folder = schedule.end(job, fault)
             if folder is not None and fault is None:
                 outcome.done.append(folder)
             elif folder is not None:
                 outcome.failed[folder] = fault or ""
-        schedule.board.look()
-        watch(schedule.board)
+        schedule.status.update()
+        watch(schedule.status)
     shared_first_task.clear(schedule.groups)
 
 
 class _Schedule:
-    """Which job waits for which: cells that share a first task wait until that is learned."""
+    """Dependencies of jobs: cells that share a first task wait until it is learned."""
 
-    def __init__(self, jobs: dict[Path, Job], out: Path, engine: Engine, seen: Board) -> None:
-        self.jobs, self.engine, self.board = jobs, engine, seen
+    def __init__(self, jobs: dict[Path, Job], out: Path, executor: Executor, status: GridStatus) -> None:
+        self.jobs, self.executor, self.status = jobs, executor, status
         self.groups = shared_first_task.shared({folder: job.config for folder, job in jobs.items()}, out)
         self.running: dict[Job, Path] = {}
 
     def begin(self) -> None:
-        """Submit first tasks, then the cells that wait for none."""
+        """Submit shared first tasks, then the cells that wait for none."""
         waiting: set[Path] = set()
         for first, group in self.groups.items():
             if shared_first_task.learned(first):
@@ -103,16 +107,16 @@ class _Schedule:
             waiting |= set(group)
             lead = self.jobs[group[0]]
             title = f"first task of {len(group)} cells like {group[0].name}"
-            self.board.rows[first] = Row(title, first, counts=False)
+            self.status.rows[first] = CellStatus(title, first, counts=False)
             self._submit(Job(lead.config, first.absolute(), lead.resources, tasks=1), first)
         for folder in self.jobs:
             if folder not in waiting:
                 self._submit_cell(folder)
 
     def end(self, job: Job, fault: str | None) -> Path | None:
-        """Note the end of a job; return the folder of a cell, or begin the cells that waited."""
+        """Record the end of a job; return the folder of a cell, or start the cells that waited."""
         folder = self.running.pop(job)
-        self.board.end(folder, fault)
+        self.status.end(folder, fault)
         if folder not in self.groups:
             return folder
         for cell in self.groups[folder]:  # if it failed they try for themselves, and say why
@@ -127,49 +131,6 @@ class _Schedule:
         self._submit(job, folder)
 
     def _submit(self, job: Job, folder: Path) -> None:
-        self.board.rows[folder].submitted()
+        self.status.rows[folder].submitted()
         self.running[job] = folder
-        self.engine.submit(job)
-
-
-class Lines:
-    """Say what changes on a board, a line each."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.said: dict[Path, tuple[str, int]] = {}
-
-    def __call__(self, seen: Board) -> None:
-        """Say what is new."""
-        for folder, row in seen.rows.items():
-            before, now = self.said.get(folder, ("waiting", row.task)), (row.state, row.task)
-            if before != now:
-                self.progress.say(line(row))
-            if before[0] != now[0] and row.state in ("done", "failed") and row.counts:
-                self.progress.say(summary(seen))
-            self.said[folder] = now
-
-
-def line(row: Row) -> str:
-    """Say how far a row is."""
-    of = f"task {row.task}/{row.tasks}, {row.accuracy:.1f} %" if row.tasks else ""
-    words = {"failed": f"failed: {row.fault}", "done": f"done, {minutes(row.seconds)}"}
-    said = [row.state if row.state == "running" and not of else "", of, words.get(row.state, "")]
-    shared = "first task shared" if row.taken and row.task == 1 else ""
-    return f"{row.name}: {', '.join(part for part in (*said, shared) if part)}"
-
-
-def summary(seen: Board) -> str:
-    """Say how far the grid is, and how long it may take."""
-    parts = [f"{seen.count(state)} {state}" for state in ("done", "running", "waiting", "failed")]
-    left = "" if seen.left is None else f"; about {minutes(seen.left)} left"
-    return f"cells: {', '.join(parts)}{left}"
-
-
-def minutes(seconds: float) -> str:
-    """Write a time as a person says it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 72 * 3600 else f"{seconds / 86400:,.0f} days"
+        self.executor.submit(job)

@@ -1,4 +1,4 @@
-"""How far every cell of a grid is, as its folder says: whoever runs it, the disk knows."""
+"""Progress of a grid, read from the folders of its cells, whichever executor runs them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Literal
 
 from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
 from cofima.experiment.grid.shared_first_task import NOTE
 from cofima.experiment.grid.worker import LOG
 from cofima.store import model_folder
@@ -16,12 +17,12 @@ State = Literal["waiting", "running", "done", "failed"]
 
 
 @dataclass
-class Row:
-    """One folder that is being learned, as a person looks at it.
+class CellStatus:
+    """Progress of one folder that is being learned.
 
     Attributes:
-        counts: Whether it is a cell of the grid, and not a first task that several cells share.
-        taken: Whether its first task was taken over.
+        counts: It is a cell of the grid, and not a first task that several cells share.
+        taken: Its first task was taken over from a shared one.
     """
 
     name: str
@@ -42,22 +43,22 @@ class Row:
 
     @property
     def elapsed(self) -> float | None:
-        """Return the seconds since it was begun, until now or until it ended."""
+        """Return the seconds since it began, until now or until it ended."""
         return None if self.began is None else (self.ended or monotonic()) - self.began
 
     @property
     def left(self) -> float | None:
-        """Return the seconds that it may still take, by the tasks that it has learned."""
+        """Estimate the seconds left from the tasks learned so far."""
         if self.tasks is None or not self.task:
             return None
         return max(0.0, (self.tasks - self.task) * self.seconds / self.task - (monotonic() - self._since))
 
     def submitted(self) -> None:
-        """Note how long the log is; what is written from now on is written by the job."""
+        """Note the size of the log: the job has begun when it grows."""
         self._log = _size(self.folder / LOG)
 
-    def look(self) -> None:
-        """See whether the job has begun, and what it has learned since the last look."""
+    def update(self) -> None:
+        """Read from the folder whether the job has begun, and the tasks learned since the last update."""
         if self.state == "waiting" and self._log >= 0 and _size(self.folder / LOG) > self._log:
             self.state, self.began = "running", monotonic()
         try:
@@ -66,7 +67,7 @@ class Row:
                 return
             self._read(model_folder.read(self.folder, generation))
             self._seen, self._since = generation.name, monotonic()
-        except (OSError, CofimaError):  # it is being replaced at this moment: the next look will do
+        except (OSError, CofimaError):  # being replaced at this moment: the next update will see it
             return
 
     def _read(self, generation: Generation) -> None:
@@ -78,32 +79,40 @@ class Row:
 
 
 @dataclass
-class Board:
-    """All rows of a grid, and how long it may still take."""
+class GridStatus:
+    """Progress of all cells of a grid."""
 
-    rows: dict[Path, Row] = field(default_factory=dict)
+    rows: dict[Path, CellStatus] = field(default_factory=dict)
     slots: int | None = None
     began: float = field(default_factory=monotonic)
 
-    def look(self) -> None:
-        """Look at every folder that may have changed."""
+    @classmethod
+    def of(cls, folders: Iterable[Path], slots: int | None) -> "GridStatus":
+        """Return the status of cells that are not done."""
+        rows = {folder: CellStatus(folder.name, folder) for folder in folders}
+        for row in rows.values():
+            row.update()
+        return cls(rows, slots)
+
+    def update(self) -> None:
+        """Update every cell that is not over."""
         for row in self.rows.values():
             if row.state in ("waiting", "running"):
-                row.look()
+                row.update()
 
     def end(self, folder: Path, fault: str | None) -> None:
-        """Note that a job is over."""
+        """Record the end of a job."""
         row = self.rows[folder]
-        row.look()
+        row.update()
         row.ended, row.state, row.fault = monotonic(), "failed" if fault else "done", fault or ""
 
     def count(self, state: State) -> int:
-        """Return how many cells are in a state."""
+        """Return the number of cells in a state."""
         return sum(row.state == state for row in self.rows.values() if row.counts)
 
     @property
     def left(self) -> float | None:
-        """Return the seconds that everything may still take; who has not begun takes what others took."""
+        """Estimate the seconds left; a cell that has not begun takes the mean of the others."""
         known = [w for w in map(_whole, self.rows.values()) if w]
         if not known:
             return None
@@ -114,16 +123,8 @@ class Board:
         return max(max(rest, default=0.0), sum(rest) / width) if rest else 0.0
 
 
-def board(folders: Iterable[Path], slots: int | None) -> Board:
-    """Return a board for cells that are not done."""
-    rows = {folder: Row(folder.name, folder) for folder in folders}
-    for row in rows.values():
-        row.look()
-    return Board(rows, slots)
-
-
-def _whole(row: Row) -> float | None:
-    """Return what a row's folder takes, as far as it can be known."""
+def _whole(row: CellStatus) -> float | None:
+    """Estimate the seconds of a whole cell; None if it has learned no task yet."""
     if not row.counts or not row.tasks or not row.task:
         return None
     return row.seconds * row.tasks / row.task
@@ -134,3 +135,46 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+class StatusLines:
+    """Printer of one line per change."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.shown: dict[Path, tuple[str, int]] = {}
+
+    def __call__(self, status: GridStatus) -> None:
+        """Print what has changed since the last call."""
+        for folder, row in status.rows.items():
+            before, now = self.shown.get(folder, ("waiting", row.task)), (row.state, row.task)
+            if before != now:
+                self.progress.say(line(row))
+            if before[0] != now[0] and row.state in ("done", "failed") and row.counts:
+                self.progress.say(summary(status))
+            self.shown[folder] = now
+
+
+def line(row: CellStatus) -> str:
+    """Return the progress of a cell in one line."""
+    of = f"task {row.task}/{row.tasks}, {row.accuracy:.1f} %" if row.tasks else ""
+    words = {"failed": f"failed: {row.fault}", "done": f"done, {minutes(row.seconds)}"}
+    parts = [row.state if row.state == "running" and not of else "", of, words.get(row.state, "")]
+    shared = "first task shared" if row.taken and row.task == 1 else ""
+    return f"{row.name}: {', '.join(part for part in (*parts, shared) if part)}"
+
+
+def summary(status: GridStatus) -> str:
+    """Return the progress of the grid in one line."""
+    parts = [f"{status.count(state)} {state}" for state in ("done", "running", "waiting", "failed")]
+    left = "" if status.left is None else f"; about {minutes(status.left)} left"
+    return f"cells: {', '.join(parts)}{left}"
+
+
+def minutes(seconds: float) -> str:
+    """Return a duration in a readable unit."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 72 * 3600 else f"{seconds / 86400:,.0f} days"

@@ -1,38 +1,35 @@
-"""TensorBoard: event files beside the run, written anew whenever the run starts or goes on."""
+"""TensorBoard: event files beside the run, rewritten whenever the run starts or goes on."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from cofima.experiment.trackers.scalars import Line, scalars
+from cofima.experiment.metrics_log import LogLine
+from cofima.experiment.trackers.base import Tracker
 
 
-class TensorBoard:
-    """Write event files; ``tensorboard --logdir FOLDER`` shows them."""
+class TensorBoard(Tracker):
+    """Writes event files; ``tensorboard --logdir FOLDER`` shows them."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], where: str) -> None:
-        self.folder = Path(where) / folder.name if where else folder / "trackers" / "tensorboard"
-        self.config = config
-        self.writer: Any = None
+    writer: Any
 
-    def __call__(self, line: Line) -> None:
+    def open(self, first: LogLine) -> None:
+        """Start a new event file in place of the old ones."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        own = self.folder / "trackers" / "tensorboard"
+        place = Path(self.where) / self.folder.name if self.where else own
+        for old in place.glob("events.out.tfevents.*"):  # all lines are sent again
+            old.unlink()
+        self.writer = SummaryWriter(str(place))
+        self.writer.add_text("config", f"```json\n{json.dumps(self.config, indent=2)}\n```")
+
+    def log(self, line: LogLine, numbers: dict[str, float]) -> None:
         """Add the numbers of a line."""
-        if self.writer is None:
-            self._open()
-        for name, value in scalars(line).items():
+        for name, value in numbers.items():
             self.writer.add_scalar(name, value, line["step"], walltime=line["time"])
         self.writer.flush()
 
-    def close(self) -> None:
-        """Finish the file."""
-        if self.writer is not None:
-            self.writer.close()
-            self.writer = None
-
-    def _open(self) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        for old in self.folder.glob("events.out.tfevents.*"):  # ours: all lines come again
-            old.unlink()
-        self.writer = SummaryWriter(str(self.folder))
-        self.writer.add_text("config", f"```json\n{json.dumps(self.config, indent=2)}\n```")
+    def finish(self) -> None:
+        """Close the event file."""
+        self.writer.close()

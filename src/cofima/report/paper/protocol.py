@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cofima.core.settings import flat
 from cofima.models.registry import ALIASES
 from cofima.report import metrics
-from cofima.report.groups import comparable, compared, differences, flat
+from cofima.report.groups import comparable, compared, differences
 from cofima.report.metrics import Summary
 from cofima.report.paper.layouts import DATASETS, IN_THE_PAPER, LAYOUTS, Layout, Line
 from cofima.report.paper.published import published

@@ -1,10 +1,13 @@
-"""What runs jobs, whoever it is: take one, say which have ended."""
+"""Interface of executors, and the jobs that they run."""
 
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from cofima.experiment.grid.resources import Resources
+from cofima.experiment.grid.cells import Resources
 from cofima.store.config import Config
 
 
@@ -13,9 +16,9 @@ class Job:
     """One model folder to learn.
 
     Attributes:
-        tasks: How many tasks to learn; None for all of them.
+        tasks: Number of tasks to learn; None for all.
         first: A folder that has learned the same first task, to begin from.
-        threads: How many threads to compute with; None leaves it to the engine.
+        threads: Threads to compute with; None leaves it to the executor.
     """
 
     config: Config
@@ -27,28 +30,52 @@ class Job:
 
 
 class Ended(NamedTuple):
-    """A job that is over, and what went wrong in it."""
+    """A job that has ended, and its error message if it failed."""
 
     job: Job
     fault: str | None
 
 
-class Engine(Protocol):
-    """Something that learns jobs beside this process.
+class Executor(ABC):
+    """Runs jobs outside this process.
 
-    A folder's state is on disk after every task, where everybody can read it: an engine need not say how
-    far a job is, only when it is over.
+    An executor reports only the end of a job: progress is read from the job's folder, which holds the state
+    after every task.
+
+    Attributes:
+        slots: Number of jobs at a time, if it is limited.
+        queue: Jobs that wait for room.
+        running: Jobs that have been started.
     """
 
-    @property
-    def slots(self) -> int | None:
-        """Return how many jobs run at a time, where that is known."""
+    running: Collection[Any]
+
+    def __init__(self, slots: int | None) -> None:
+        self.slots = slots
+        self.queue: deque[Job] = deque()
 
     def submit(self, job: Job) -> None:
-        """Take a job, to be begun as soon as there is room."""
+        """Accept a job, to be started as soon as there is room."""
+        self.queue.append(job)
+        self.start_queued()
 
+    def start_queued(self) -> None:
+        """Start jobs of the queue while there is room."""
+        while self.queue and self.has_room():
+            self.start(self.queue.popleft())
+
+    def has_room(self) -> bool:
+        """Return True if another job can be started now; without a limit a cluster queues by itself."""
+        return self.slots is None or len(self.running) < self.slots
+
+    @abstractmethod
+    def start(self, job: Job) -> None:
+        """Start a job."""
+
+    @abstractmethod
     def ended(self, seconds: float) -> list[Ended]:
-        """Return the jobs that ended since the last call; wait so long for the first of them."""
+        """Return the jobs that ended since the last call; wait at most so long for the first."""
 
+    @abstractmethod
     def stop(self) -> None:
-        """End everything that still runs."""
+        """End all jobs."""

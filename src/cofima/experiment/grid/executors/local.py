@@ -1,10 +1,9 @@
-"""Cells on this machine: processes that stay warm, one job at a time each, one for each GPU."""
+"""Cells on this machine: worker processes that run one job after another, one for each GPU."""
 
 import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,14 +11,14 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from cofima.experiment.grid.executors.base import Ended, Job
+from cofima.experiment.grid.executors.base import Ended, Executor, Job
 
 READY = "ready"
-GRACE = 30.0  # seconds for the step in progress, and for writing down where it is
+GRACE = 30.0  # seconds to finish the current step and save a checkpoint
 
 
 class Worker:
-    """A process of its own that learns what it is sent."""
+    """A process that learns the jobs it receives over a pipe."""
 
     def __init__(self, device: str | None) -> None:
         self.device = device
@@ -33,25 +32,41 @@ class Worker:
         theirs.close()
 
 
-class Local:
-    """As many processes as are wanted, each for many jobs; one that dies costs only its own job."""
+class LocalExecutor(Executor):
+    """A pool of processes that each learn many jobs; one that dies fails only its own job."""
 
     def __init__(self, workers: int, devices: Sequence[str] = (), threads: int | None = None) -> None:
+        super().__init__(workers)
         self.workers: list[Worker] = []
+        # devices of workers that are not running yet, or not any more
         self.free = [devices[at % len(devices)] if devices else None for at in range(workers)]
         self.threads = threads or max(1, (os.cpu_count() or 1) // workers)
-        self.queue: deque[Job] = deque()
-        self.slots: int = workers
         self.startups: list[float] = []  # seconds from the start of a process until it takes jobs
         self.seconds: list[float] = []  # that jobs took in their processes
 
-    def submit(self, job: Job) -> None:
-        """Give the job to a process that has nothing to do, or keep it until one has."""
-        self.queue.append(job)
-        self._deal()
+    def has_room(self) -> bool:
+        """Return True if a worker is idle, or another may be started."""
+        return self._idle() is not None or bool(self.free)
+
+    def start(self, job: Job) -> None:
+        """Send the job to an idle worker, or to a new one."""
+        worker = self._idle()
+        if worker is None:
+            worker = Worker(self.free.pop(0))
+            self.workers.append(worker)
+        worker.job = job
+        with suppress(OSError):  # it has just died: ended() reports it
+            worker.pipe.send(replace(job, threads=job.resources.cpus or self.threads))
+
+    def _idle(self) -> Worker | None:
+        for worker in [worker for worker in self.workers if worker.job is None]:
+            if worker.process.is_alive():
+                return worker
+            self._remove(worker)  # it died while it was idle
+        return None
 
     def ended(self, seconds: float) -> list[Ended]:
-        """Wait for answers; a process that is gone has failed its job."""
+        """Wait for answers; a process that died has failed its job."""
         found: list[Ended] = []
         by_pipe = {worker.pipe: worker for worker in self.workers if worker.job is not None}
         for pipe in wait(list(by_pipe), timeout=seconds):
@@ -59,7 +74,7 @@ class Local:
             try:
                 answer = worker.pipe.recv()
             except (EOFError, OSError):
-                found.append(self._bury(worker))
+                found.append(self._failed(worker))
                 continue
             if answer == READY:
                 worker.startup = time.monotonic() - worker.began
@@ -70,11 +85,11 @@ class Local:
             found.append(Ended(worker.job, fault))
             self.seconds.append(took)
             worker.job = None
-        self._deal()
+        self.start_queued()
         return found
 
     def stop(self) -> None:
-        """End the processes, once they have written down how far they are; kill those that take long."""
+        """Terminate the processes, which save checkpoints; kill those that take too long."""
         self.queue.clear()
         for worker in self.workers:
             worker.process.terminate()
@@ -86,32 +101,14 @@ class Local:
             worker.pipe.close()
         self.workers.clear()
 
-    def _deal(self) -> None:
-        while self.queue:
-            worker = next((w for w in self.workers if w.job is None), None)
-            if worker is not None and not worker.process.is_alive():
-                self._let_go(worker)  # it died while it had nothing to do
-                continue
-            if worker is None and not self.free:
-                return
-            worker = worker or self._hire()
-            job = self.queue.popleft()
-            worker.job = job
-            with suppress(OSError):  # it dies at this moment: ended() will hear of it
-                worker.pipe.send(replace(job, threads=job.resources.cpus or self.threads))
-
-    def _hire(self) -> Worker:
-        self.workers.append(Worker(self.free.pop(0)))
-        return self.workers[-1]
-
-    def _let_go(self, worker: Worker) -> None:
+    def _remove(self, worker: Worker) -> None:
         worker.process.join()
         worker.pipe.close()
         self.workers.remove(worker)
         self.free.append(worker.device)
 
-    def _bury(self, worker: Worker) -> Ended:
-        self._let_go(worker)
+    def _failed(self, worker: Worker) -> Ended:
+        self._remove(worker)
         code, job = worker.process.exitcode or 0, worker.job
         assert job is not None
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
@@ -120,7 +117,7 @@ class Local:
 
 
 def devices() -> list[str]:
-    """Return the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    """Return the GPUs of this process, by their names in CUDA_VISIBLE_DEVICES."""
     import torch
 
     if not torch.cuda.is_available():
@@ -130,10 +127,10 @@ def devices() -> list[str]:
 
 
 def _serve(pipe: Connection, device: str | None) -> None:
-    """Learn jobs until nobody sends any more; this is all that a process of a grid does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has sent the jobs
+    """Learn jobs from the pipe until it is closed: the main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     if device is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = device  # before CUDA is asked for anything
+        os.environ["CUDA_VISIBLE_DEVICES"] = device  # before CUDA is initialized
     threading.Thread(target=_die_with_parent, daemon=True).start()
     from cofima.experiment.grid.worker import learn
 

@@ -1,7 +1,7 @@
-"""Cells on a Ray cluster; the cell of a lost node goes on elsewhere, from what its folder holds.
+"""Cells on a Ray cluster; a cell of a lost node resumes on another from its folder.
 
-Every node must see the working folder, the run folders and the data under the same paths, and have
-cofima installed.
+Every node must have cofima installed, and see the working folder, the run folders and the data under the
+same paths.
 """
 
 import os
@@ -10,30 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from cofima.core.errors import CofimaError
-from cofima.experiment.grid.executors.base import Ended, Job
+from cofima.core.extras import needed
+from cofima.experiment.grid.executors.base import Ended, Executor, Job
 
-RETRIES = 5  # times that a cell may lose its node or its process
-PASSED_ON = ("COFIMA_", "HF_", "OMP_")  # variables of this process that its cells need too
+RETRIES = 5  # restarts of a cell that lost its node or its process
+PASSED_ON = ("COFIMA_", "HF_", "OMP_")  # prefixes of environment variables that cells need too
 
 
-class OnRay:
-    """Ray tasks, one for each job; with ``jobs``, so many at a time."""
+class RayExecutor(Executor):
+    """One Ray task per job; with ``jobs``, so many at a time."""
 
     def __init__(self, address: str | None = None, jobs: int | None = None) -> None:
-        self.ray = _ray()
-        self.slots: int | None = jobs
-        self.started = not self.ray.is_initialized()
-        if self.started:
+        super().__init__(jobs)
+        self.ray = needed("ray", "ray")
+        self.connected = not self.ray.is_initialized()  # by us, so that we disconnect, too
+        if self.connected:
             self._connect(address)
-        self.queue: list[Job] = []
         self.running: dict[Any, Job] = {}
 
     def _connect(self, address: str | None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a grid tells nobody of itself
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports to its makers
         passed = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
         try:
             self.ray.init(
-                address=address or "local",  # without it Ray would join whatever cluster it finds
+                address=address or "local",  # the default would join any cluster it finds
                 runtime_env={"env_vars": passed},
                 log_to_driver=False,
                 logging_level="error",
@@ -45,47 +45,38 @@ class OnRay:
                 "start one with: ray start --head, or leave --address out"
             ) from error
 
-    def submit(self, job: Job) -> None:
-        """Hand the job to the cluster, or keep it until there is room for it."""
-        self.queue.append(job)
-        self._deal()
+    def start(self, job: Job) -> None:
+        """Hand the job to the cluster with its resources."""
+        needs = job.resources
+        cpus = needs.cpus or 1
+        how: dict[str, Any] = {"num_cpus": cpus, "num_gpus": needs.gpus, "max_retries": RETRIES}
+        if needs.memory_gb is not None:
+            how["memory"] = int(needs.memory_gb * 1e9)
+        task = self.ray.remote(_learn).options(**how)
+        self.running[task.remote(replace(job, threads=cpus), str(Path.cwd()))] = job
 
     def ended(self, seconds: float) -> list[Ended]:
-        """Wait for the first task that is over."""
+        """Wait for the first Ray task that has ended."""
         if not self.running:
             return []
-        found: list[Ended] = []
         over, _ = self.ray.wait(list(self.running), num_returns=1, timeout=seconds)
-        for reference in over:
-            job = self.running.pop(reference)
-            found.append(Ended(job, self._fault(reference)))
-        self._deal()
+        found = [Ended(self.running.pop(reference), self._fault(reference)) for reference in over]
+        self.start_queued()
         return found
 
     def stop(self) -> None:
-        """Cancel what runs, and leave the cluster."""
+        """Cancel all tasks, and disconnect."""
         self.queue.clear()
         for reference in self.running:
             self.ray.cancel(reference, force=True)
         self.running.clear()
-        if self.started:
+        if self.connected:
             self.ray.shutdown()
-
-    def _deal(self) -> None:
-        while self.queue and (self.slots is None or len(self.running) < self.slots):
-            job = self.queue.pop(0)
-            needs = job.resources
-            cpus = needs.cpus or 1
-            how: dict[str, Any] = {"num_cpus": cpus, "num_gpus": needs.gpus, "max_retries": RETRIES}
-            if needs.memory_gb is not None:
-                how["memory"] = int(needs.memory_gb * 1e9)
-            task = self.ray.remote(_learn).options(**how)
-            self.running[task.remote(replace(job, threads=cpus), str(Path.cwd()))] = job
 
     def _fault(self, reference: Any) -> str | None:
         try:
             fault: str | None = self.ray.get(reference)
-        except self.ray.exceptions.RayTaskError as error:  # not the cell, but what should have begun it
+        except self.ray.exceptions.RayTaskError as error:  # before the cell began
             return f"its node could not begin it: {str(error).strip().splitlines()[-1]}"
         except self.ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines()
@@ -94,17 +85,8 @@ class OnRay:
 
 
 def _learn(job: Job, place: str) -> str | None:
-    """Learn a job in a process of the cluster, where relative paths mean the same as here."""
+    """Learn a job in a process of the cluster, in the working folder of this one."""
     os.chdir(place)
     from cofima.experiment.grid.worker import learn
 
     return learn(job)
-
-
-def _ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        raise CofimaError("--engine ray needs Ray: pip install 'cofima[ray]'") from error
-    return ray

@@ -1,0 +1,70 @@
+"""Base class of trackers, and the names under which they show the numbers of a run."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from cofima.experiment.metrics_log import LogLine
+
+
+class Tracker(ABC):
+    """A listener that forwards the lines of metrics.jsonl to a tracking tool.
+
+    It opens with the first line, so that a run that fails before leaves nothing behind. A run that goes on
+    sends all its lines again; a tool that appends skips those that it has.
+
+    Attributes:
+        sent: Lines received so far.
+        known: Lines that the tool has from an earlier process.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], where: str) -> None:
+        self.folder, self.config, self.where = folder, config, where
+        self.sent = self.known = 0
+        self.is_open = False
+
+    def __call__(self, line: LogLine) -> None:
+        """Forward a line, unless the tool has it already."""
+        self.sent += 1  # also if the tool cannot be opened: the line was offered
+        if not self.is_open:
+            self.open(line)
+            self.is_open = True
+        if self.sent > self.known:
+            self.log(line, scalars(line))
+
+    def close(self) -> None:
+        """Finish the run in the tool, if it was begun."""
+        if self.is_open:
+            self.finish()
+            self.is_open = False
+
+    @abstractmethod
+    def open(self, first: LogLine) -> None:
+        """Create or resume the run in the tool."""
+
+    @abstractmethod
+    def log(self, line: LogLine, numbers: dict[str, float]) -> None:
+        """Log the numbers of a line at its step."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Mark the run as ended."""
+
+    def run_id(self, first: LogLine) -> str:
+        """Return an id that a resumed run has again."""
+        return hashlib.sha256(f"{self.folder.name} {first['time']}".encode()).hexdigest()[:16]
+
+
+def scalars(line: LogLine) -> dict[str, float]:
+    """Return every number of a line, by a name with its group before a slash."""
+    if line["kind"] == "epoch":
+        found = {f"train/{key}": line.get(key) for key in ("loss", "lr", "backbone_lr")}
+        found["seconds/epoch"] = line.get("seconds")
+    else:
+        found = {"accuracy/seen": line.get("seen"), "merge/lam": line.get("lam"), "task": line["task"]}
+        found |= {f"accuracy/task_{place}": value for place, value in enumerate(line.get("accuracy", []), 1)}
+        found |= {f"distance/{name}": value for name, value in line.get("distance", {}).items()}
+        found |= {f"seconds/{name}": value for name, value in line.get("seconds", {}).items()}
+        found |= {f"memory/{name}": line.get(name) for name in ("peak_memory_mb", "state_bytes")}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
