@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cofima.core.errors import CofimaError
-from cofima.core.extras import needed
+from cofima.core.extras import import_extra
 from cofima.experiment.grid.executors.base import Ended, Executor, Job
 
 RETRIES = 5  # restarts of a cell that lost its node or its process
@@ -22,7 +22,7 @@ class RayExecutor(Executor):
 
     def __init__(self, address: str | None = None, jobs: int | None = None) -> None:
         super().__init__(jobs)
-        self.ray = needed("ray", "ray")
+        self.ray = import_extra("ray", "ray")
         self.connected = not self.ray.is_initialized()  # by us, so that we disconnect, too
         if self.connected:
             self._connect(address)

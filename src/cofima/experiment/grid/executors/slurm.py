@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cofima.core.errors import CofimaError
-from cofima.core.extras import needed
+from cofima.core.extras import import_extra
 from cofima.experiment.grid.executors.base import Ended, Executor, Job
 
 MINUTES = 24 * 60  # default time limit; that of submitit is 5 minutes
@@ -20,7 +20,7 @@ class SlurmExecutor(Executor):
 
     def __init__(self, out: Path, address: str | None = None, jobs: int | None = None) -> None:
         super().__init__(jobs)
-        self.submitit = needed("submitit", "slurm")
+        self.submitit = import_extra("submitit", "slurm")
         if address not in (None, "local"):
             raise CofimaError(f"--address {address}: with --executor slurm only 'local' is known")
         if address is None and shutil.which("sbatch") is None:
