@@ -11,7 +11,6 @@ from cofima.cli.console import out_option, print_runs, say
 from cofima.core.atomic import write_texts
 
 
-
 class Paper(StrEnum):
     """The tables of the paper."""
 
@@ -75,5 +74,3 @@ def report(
     place = folder or Path(os.path.commonpath([run.resolve() for run in runs]))
     for path in write_texts(texts, place):
         say(f"Wrote {path}")
-
-
