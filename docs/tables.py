@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from cofima import methods
 from cofima.cli.catalog import options
+from cofima.core.settings import uncounted
 from cofima.models.registry import ALIASES
 from cofima.store.config import Config
 
@@ -19,7 +20,7 @@ PLACE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def tables() -> dict[str, str]:
     """Return every table by its name."""
     found = {name: _method(name) for name in methods.names()}
-    found["backbones"] = _backbones()
+    found |= {"backbones": _backbones(), "roles": _roles()}
     return found | {"configuration": _table("key", "values", list(_config(Config)))}
 
 
@@ -45,6 +46,17 @@ def _backbones() -> str:
     for name, alias in ALIASES.items():
         facts = f"{alias.parameters:,} | {alias.pretraining}"
         lines.append(f"| `{name}` | `{alias.timm}` | {facts} | {alias.note} |")
+    return "\n".join(lines) + "\n"
+
+
+def _roles() -> str:
+    """Return which settings may differ where; all others count everywhere."""
+    uses = ("resumed", "named", "compared")
+    free = {use: uncounted(Config, use) for use in uses}
+    lines = ["| key | when a run is continued | for the name of a cell | in a report |", "|---|---|---|---|"]
+    for key, *_ in _config(Config):
+        said = ["free" if key in free[use] else "counts" for use in uses]
+        lines += [f"| `{key}` | {' | '.join(said)} |"] if "free" in said else []
     return "\n".join(lines) + "\n"
 
 
