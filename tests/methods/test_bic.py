@@ -30,7 +30,7 @@ def test_the_loss_weighs_distillation_by_the_share_of_old_classes(tiny) -> None:
     made.begin(stream[1])
     with torch.no_grad():
         made.net.head.blocks[0].weight.mul_(1.5)
-    pairs = plain_batches(made.learnt, made.context, "x")
+    pairs = plain_batches(made.training_images, made.context, "x")
     images, labels = (torch.cat(part) for part in zip(*pairs, strict=True))
     logits = made.net(images)
     expected = 0.75 * distillation(logits[:, :3], teacher(images), 2.0) + 0.25 * cross_entropy(logits, labels)
@@ -49,7 +49,7 @@ def test_what_is_held_out_is_balanced_and_never_trained_on(selection: str, tiny,
 
     def look(net, images, *more):
         held.update(taken(images))
-        assert made.learnt is made.data(made.task)
+        assert made.training_images is made.data(made.task)
         labels = images.batch(torch.arange(len(images)))[1]
         count = round(0.2 * max(made.memory.counts().values()))
         assert torch.bincount(labels).tolist() == [count] * made.task.classes.stop

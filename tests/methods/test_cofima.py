@@ -183,7 +183,7 @@ def test_frozen_old_rows_are_merged_to_themselves(tiny, trained: list) -> None:
 
 @pytest.mark.parametrize("logits", ["seen", "local"])
 def test_a_single_class_has_information(logits: str, tiny, spy: Spy) -> None:
-    """Over its one own logit the Fisher would be 0, and what was learnt would be thrown away."""
+    """Over its one own logit the Fisher would be 0, and what was learned would be thrown away."""
     method, stream = made(tiny, sizes=(2, 1), fisher={"logits": logits})
     for task in stream:
         method.learn(task)

@@ -1,4 +1,4 @@
-"""CoMA: the limits, the average itself, batch normalisation, and lam = auto."""
+"""CoMA: the limits, the average itself, batch normalization, and lam = auto."""
 
 import copy
 from pathlib import Path

@@ -221,20 +221,20 @@ def test_no_image_of_another_task_is_read(name: str, tiny, spied_images) -> None
 def test_images_are_kept_only_by_methods_that_say_so_and_within_their_size(
     name: str, tiny, tmp_path: Path
 ) -> None:
-    """What is kept are copies of training images of tasks learnt, with their labels, counted in bytes."""
+    """A memory holds copies of training images of tasks learned, with their labels, counted in bytes."""
     stream = tiny.stream((2, 1, 2), per_class=10)
     model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
-    learnt: set[tuple[bytes, int]] = set()
+    learned: set[tuple[bytes, int]] = set()
     for task in model.method.stream(stream):
         model.method.learn(task)
         pixels, labels = task.train.batch(torch.arange(len(task.train)))
-        learnt |= {(p.numpy().tobytes(), y) for p, y in zip(pixels, labels.tolist(), strict=True)}
+        learned |= {(p.numpy().tobytes(), y) for p, y in zip(pixels, labels.tolist(), strict=True)}
         images = {key: value for key, value in model.method.state().items() if value.dtype == torch.uint8}
         assert bool(images) == model.method.keeps_images
         for key, value in images.items():
-            assert 0 < len(value) <= model.method.memory_size < len(learnt) or task.index == 0
+            assert 0 < len(value) <= model.method.memory_size < len(learned) or task.index == 0
             labels = model.method.state()[key.replace("pixels", "labels")].tolist()
-            assert {(p.numpy().tobytes(), y) for p, y in zip(value, labels, strict=True)} <= learnt
+            assert {(p.numpy().tobytes(), y) for p, y in zip(value, labels, strict=True)} <= learned
     if model.method.keeps_images:
         history = tiny.run(tmp_path, tiny.config(name, train={"epochs": 1}), stream).history
         assert history[-1].state_bytes >= sum(value.numel() for value in images.values()) > 0
@@ -299,7 +299,7 @@ def test_an_unknown_option_is_refused(name: str) -> None:
 
 @every_method
 def test_a_loaded_model_is_the_model(name: str, tiny, tmp_path: Path, same_bits) -> None:
-    """What was read from disk predicts the same, and learns the next task the same."""
+    """A model read from disk predicts the same, and learns the next task the same."""
     stream = tiny.stream((2, 2, 2), per_class=6)
     config = tiny.config(name, train={"epochs": 1})
     model = tiny.model(config, stream)

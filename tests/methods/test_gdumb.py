@@ -1,4 +1,4 @@
-"""GDumb: a balanced memory, and nothing else, learnt anew from the first weights."""
+"""GDumb: a balanced memory, and nothing else, learned anew from the first weights."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_each_task_is_a_training_on_the_memory_from_the_first_weights(network: s
     made = made_for(tiny, stream, network, memory_size=11)
     for task in stream:
         made.learn(task)
-        net: Net = tiny.net(network, seed=3)  # the weights before anything was learnt
+        net: Net = tiny.net(network, seed=3)  # the weights before anything was learned
         generator = made.context.seeds.generator("head", task.index)
         for size in (2, 1, 2)[: task.index + 1]:
             net.grow(size, generator, freeze=False)

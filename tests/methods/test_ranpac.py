@@ -12,7 +12,7 @@ from cofima.experiment import launch as launching
 from cofima.experiment.launch import launch
 from cofima.methods.components.projection import best_ridge
 from cofima.store.model import load_model
-from cofima.training.features import AT_ONCE
+from cofima.training.features import BATCH_SIZE
 from cofima.weights import snapshot
 
 PETLS = ("adapter", "ssf", "vpt")
@@ -120,7 +120,7 @@ def test_each_image_s_features_are_computed_once(petl: str, tiny) -> None:
         model.method.learn(task)
         model.method.score(stream[: task.index + 1])
     trained, tested = 64, 32 + 32  # two batches, and two of 16 test images that are filled up
-    assert sum(seen) == AT_ONCE + trained + tested  # the one picture first
+    assert sum(seen) == BATCH_SIZE + trained + tested  # the one picture first
 
 
 def test_the_projection_is_drawn_from_the_seed_and_not_kept(tiny, tmp_path: Path) -> None:

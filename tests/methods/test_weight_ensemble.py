@@ -33,7 +33,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list:
 
 
 def without_statistics(weights):
-    """Leave out what batch normalisation estimates anew, and its counters."""
+    """Leave out what batch normalization estimates anew, and its counters."""
     return {k: v for k, v in weights.items() if "running" not in k and "tracked" not in k}
 
 

@@ -38,7 +38,7 @@ every_method = pytest.mark.parametrize("name", methods.names())
 
 
 class Killed(BaseException):
-    """What no method and no run can catch, as kill -9."""
+    """An interruption that no method and no run can catch, as kill -9."""
 
 
 class Ears(Progress):

@@ -21,7 +21,7 @@ from cofima.models.net import Net
 from cofima.store import model_folder
 from cofima.training import features as module
 from cofima.training.evaluate import evaluate
-from cofima.training.features import AT_ONCE, CachedFeatures
+from cofima.training.features import BATCH_SIZE, CachedFeatures
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
 USERS = [
@@ -112,10 +112,10 @@ def test_other_methods_and_seeds_pass_no_image_again(
         return sum(passed)
 
     other = 3 if network == "resnet_test" else 4  # untrained weights are the seed's
-    batches = [AT_ONCE] * (3 + 3)  # three tasks of 24 images, and of 12 that are tested on
-    assert learn("prototype", [[0, 1], [2, 3], [4, 5]], 3) == AT_ONCE + sum(batches)
+    batches = [BATCH_SIZE] * (3 + 3)  # three tasks of 24 images, and of 12 that are tested on
+    assert learn("prototype", [[0, 1], [2, 3], [4, 5]], 3) == BATCH_SIZE + sum(batches)
     for task in (["ranpac", [[0, 1], [2, 3], [4, 5]], 3], ["ranpac", [[5, 0, 2], [3], [1, 4]], other]):
-        assert learn(*task, petl="none") == AT_ONCE  # only the picture that all backbones are shown
+        assert learn(*task, petl="none") == BATCH_SIZE  # only the picture that all backbones are shown
 
 
 @pytest.mark.parametrize("where", ["off", None])
@@ -125,7 +125,7 @@ def test_test_images_pass_once_a_run_not_once_a_task(
     if where:
         monkeypatch.setenv("COFIMA_FEATURES", where)
     tiny.run(tmp_path, tiny.config("prototype"), tiny.stream((2,) * 6))
-    assert passed == [AT_ONCE] * (1 + 6 + 6)
+    assert passed == [BATCH_SIZE] * (1 + 6 + 6)
     assert cache.exists() == (where is None)
 
 
@@ -138,7 +138,7 @@ def test_queries_of_test_images_pass_once_a_run(name: str, tiny, passed: list[in
         model.method.learn(task)
         passed.clear()
         model.method.score(stream[: task.index + 1])
-        counts.append(passed.count(AT_ONCE))
+        counts.append(passed.count(BATCH_SIZE))
     assert counts == [2, 1, 1]  # the picture, and each task's 12 test images, filled up
 
 
@@ -156,7 +156,7 @@ def test_the_same_image_twice_is_computed_once(tiny, passed: list[int]) -> None:
     images = some(20)
     twice = images.select(torch.arange(20).repeat(5))
     features = fixed(tiny)(twice)
-    assert passed == [AT_ONCE, AT_ONCE]
+    assert passed == [BATCH_SIZE, BATCH_SIZE]
     assert torch.equal(features, features[:20].repeat(5, 1))
     assert len(features[:20].unique(dim=0)) == 20
 
@@ -172,7 +172,7 @@ def test_an_image_is_known_by_its_pixels_not_by_its_label_or_place(tiny, passed:
     copy.pixels[4, 1, 7, 7] += 1
     changed = ImageSet(copy.pixels, copy.rows, copy.labels)
     assert [torch.equal(a, b) for a, b in zip(one(changed), features.flip(0), strict=True)].count(False) == 1
-    assert passed == [AT_ONCE]
+    assert passed == [BATCH_SIZE]
 
 
 @pytest.mark.parametrize("kind", ["small", "rows", "rows that are only tested"])
@@ -191,12 +191,12 @@ def test_images_may_be_stored_in_any_form(kind: str, tiny, passed: list[int]) ->
         torch.testing.assert_close(features, one.net.backbone(view.test(images.pixels)))
     passed.clear()
     assert torch.equal(fixed(tiny, view=view)(images.select(torch.arange(39, -1, -1))), features.flip(0))
-    assert passed == [AT_ONCE]
+    assert passed == [BATCH_SIZE]
 
 
 def test_the_same_bytes_in_another_shape_are_another_image() -> None:
     pixels = torch.arange(3 * 4 * 9, dtype=torch.uint8)
-    assert len({module._name(pixels.view(3, *shape)) for shape in ((4, 9), (9, 4), (6, 6))}) == 3
+    assert len({module._key_of(pixels.view(3, *shape)) for shape in ((4, 9), (9, 4), (6, 6))}) == 3
 
 
 def grow_weight(one: CachedFeatures) -> None:
@@ -230,7 +230,7 @@ def test_what_changes_features_finds_none_of_the_old_ones(
         with torch.no_grad():
             seen = one.context.view.test(images.pixels[images.rows])
             torch.testing.assert_close(after, one.net.backbone(seen))
-    assert passed == [AT_ONCE]  # the second time they are known
+    assert passed == [BATCH_SIZE]  # the second time they are known
     assert len(list((cache / "features").iterdir())) == 2
 
 
@@ -240,7 +240,7 @@ def test_crops_and_flips_of_training_do_not_matter(tiny, passed: list[int]) -> N
     varied = replace(one.context.view, flip=True, crop=0.5, interpolation="bilinear")
     passed.clear()
     assert torch.equal(fixed(tiny, view=varied)(images), features)
-    assert passed == [AT_ONCE]
+    assert passed == [BATCH_SIZE]
 
 
 @pytest.mark.parametrize("which", ["torch.__version__", "torch.get_num_threads"])
@@ -251,7 +251,7 @@ def test_features_computed_otherwise_are_not_taken(
     monkeypatch.setattr(which, "0.0" if which.endswith("__") else lambda: 77)
     passed.clear()
     fixed(tiny)(some(20))
-    assert passed == [AT_ONCE, AT_ONCE]
+    assert passed == [BATCH_SIZE, BATCH_SIZE]
 
 
 def test_weights_that_move_between_tasks_are_noticed(tiny) -> None:
@@ -309,7 +309,7 @@ def test_methods_whose_backbone_moves_keep_no_features(name: str, tiny, tmp_path
 
 
 def test_a_crash_costs_little(tiny, monkeypatch: pytest.MonkeyPatch, passed: list[int]) -> None:
-    monkeypatch.setattr(module, "KEEP_EVERY", AT_ONCE)
+    monkeypatch.setattr(module, "WRITE_EVERY", BATCH_SIZE)
     one, images = fixed(tiny), some(80)
     whole, calls = one._compute, []
 
@@ -324,7 +324,7 @@ def test_a_crash_costs_little(tiny, monkeypatch: pytest.MonkeyPatch, passed: lis
         one(images)
     passed.clear()
     fixed(tiny)(images)
-    assert passed == [AT_ONCE, AT_ONCE]  # the picture, and what is left: 16 images
+    assert passed == [BATCH_SIZE, BATCH_SIZE]  # the picture, and what is left: 16 images
 
 
 def test_damage_between_runs_changes_nothing(tiny, cache: Path) -> None:

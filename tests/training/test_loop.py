@@ -26,7 +26,7 @@ def local_loss(net: Net, first: int) -> Callable[[Batch], Tensor]:
     return lambda batch: cross_entropy(net(batch.images)[:, first:], batch.labels - first)
 
 
-def normalised(pixels: Tensor) -> Tensor:
+def normalized(pixels: Tensor) -> Tensor:
     """Return images in the layout of the view: convolutions add up in another order in another one."""
     return pixels.to(torch.float32, memory_format=torch.channels_last).sub(127.5).div(127.5)
 
@@ -56,7 +56,7 @@ def test_the_loop_is_a_bare_pytorch_loop(network: str, tiny, same_bits) -> None:
         order = torch.randperm(21, generator=context.seeds.generator("loader", 1, epoch))
         for at in (order[:8], order[8:16], order[16:]):
             pixels, labels = task.train.batch(at)
-            images = normalised(pixels)
+            images = normalized(pixels)
             loss = cross_entropy(bare(images)[:, 2:], labels - 2)
             optimizer.zero_grad()
             loss.backward()
@@ -80,7 +80,7 @@ def test_another_optimizer_takes_the_steps_and_a_frozen_backbone_computes_as_at_
             torch.randperm(8, generator=context.seeds.generator("loader", 0, epoch))
         )
         optimizer.zero_grad()
-        cross_entropy(bare(normalised(pixels)), labels).backward()
+        cross_entropy(bare(normalized(pixels)), labels).backward()
         optimizer.step()
     same_bits(net.state_dict(), bare.state_dict())
 

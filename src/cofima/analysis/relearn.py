@@ -17,7 +17,7 @@ from cofima.core.progress import Progress
 from cofima.data import datasets
 from cofima.data.stream import Stream, Task
 from cofima.experiment.stream import load_stream, refuse_other_images
-from cofima.methods.base import Method, Step
+from cofima.methods.base import Method, Phase
 from cofima.methods.components.aligned import Aligned
 from cofima.store import model_folder
 from cofima.store.model import Model, copy_model, load_model
@@ -79,7 +79,7 @@ class Relearned:
     def _copy(self) -> Model:
         return copy_model(self.before, self.before.method.context.progress)
 
-    def _put(self, method: Method, weights: Weights) -> Step:
+    def _put(self, method: Method, weights: Weights) -> Phase:
         """Return what stands in for training: its result, and the state of chance after it."""
 
         def train(task: Task) -> None:

@@ -1,4 +1,4 @@
-"""What every method is: options as fields, and a few small hooks around the training of a task."""
+"""Base class of methods: options as fields, and a few small hooks around the training of a task."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,58 +30,76 @@ if TYPE_CHECKING:
     from cofima.methods.components.gaussians import ClassGaussians
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Step = Callable[[Task], None]
+Phase = Callable[[Task], None]
 
 
 @dataclass(eq=False)
 class Method:
-    """Learn tasks one after another; the fields of a subclass are its options.
+    """Base of all methods; the fields of a subclass are its options.
 
-    A task is learnt by :meth:`begin` (the head grows), training on :meth:`loss`, and :meth:`end`
-    (merge, remember, align). What must survive until the next task goes through :meth:`state`.
+    A task is learned by :meth:`begin` (the head grows), :meth:`train` (the batch loop on :meth:`loss`) and
+    :meth:`end` (merge, remember, align). What must survive until the next task goes through
+    :meth:`state` and :meth:`restore`, and is declared in ``state_schema``. Most methods override two or
+    three of these; everything below has a default that fits plain fine-tuning.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
+    # For people: lists, tables and pages.
     label: ClassVar[str] = "?"
     paper: ClassVar[str] = ""
     equation: ClassVar[str] = ""
+
+    # What training changes.
     frozen_old_heads: ClassVar[bool] = True
+    """Rows of old classes are not trained on."""
     frozen_backbone: ClassVar[bool] = False
+    """The backbone is never trained."""
     fixed_features: ClassVar[bool] = False
-    """Whether the backbone never moves again once features were asked for, so that each is computed once."""
-    needs_vit: ClassVar[bool] = False
-    keeps_images: ClassVar[bool] = False
+    """Features are asked for only once the backbone is final, so that each is computed once and cached."""
     all_at_once: ClassVar[bool] = False
-    """All tasks are learned as one, so that there is no accuracy over time."""
+    """All tasks are learned as one: there is no accuracy over time."""
+
+    # What the method needs.
+    needs_vit: ClassVar[bool] = False
+    """Only a vision transformer with a class token will do."""
+    options_for_any_backbone: ClassVar[dict[str, Any]] = {}
+    """Options with which the method works on every backbone, where its defaults need a transformer."""
+    single_process_only: ClassVar[str] = ""
+    """The reason why several processes cannot share the batches; empty if they can.
+
+    They can where :meth:`loss` is a mean over images, plus terms that do not depend on the images.
+    """
+
+    # What a trained model can do next.
     can_extend: ClassVar[bool] = True
-    """Whether what was learnt can go on learning without the old images."""
+    """New classes can be learned later, without the old images."""
     can_refine: ClassVar[bool] = False
-    """Whether more images of known classes can be learnt."""
+    """More images of known classes can be learned."""
     can_refine_one_class: ClassVar[bool] = False
-    """Whether more images of one known class alone teach something."""
+    """More images of a single known class can be learned: something other than the head's rows gains."""
+    aligns_head: ClassVar[bool] = False
+    """:meth:`fit_head` does something."""
+
+    # What is kept between tasks.
     state_schema: ClassVar[tuple[Entry, ...]] = ()
     """What :meth:`state` returns, entry by entry. What is not declared cannot be merged or lose a class."""
     steps_change_state: ClassVar[bool] = False
-    """Whether the steps of a task change :meth:`state` already, and not only its end."""
-    is_fallback: ClassVar[bool] = False
-    """Whether any model that has the entries declared can go on as this method; not inherited."""
-    unmergeable_rows: ClassVar[str] = ""
-    """Why the rows that two models have of one class cannot be averaged, if so."""
-    aligns_head: ClassVar[bool] = False
-    """True if :meth:`fit_head` does anything."""
+    """The steps of a task change :meth:`state` too, not only its end; a checkpoint then includes it."""
+    keeps_images: ClassVar[bool] = False
+    """The state holds images of old classes."""
     grows_with_tasks: ClassVar[bool] = False
-    """Whether the method must keep something small for each task, beside what it keeps for each class."""
-    single_process_only: ClassVar[str] = ""
-    """Why the method cannot be learnt by several processes, each on its part of every batch, if so.
+    """The state holds something for each task, beside what it holds for each class."""
+    is_fallback: ClassVar[bool] = False
+    """A model that lost entries of its state can go on as this method if the declared ones are left.
 
-    It can, where :meth:`loss` is a mean over images, plus terms that are the same whatever the images.
+    Merging models of different methods needs such a method. Not inherited.
     """
-    options_for_any_backbone: ClassVar[dict[str, Any]] = {}
-    """Options with which the method works on every backbone, where its defaults need a transformer."""
+    unmergeable_rows: ClassVar[str] = ""
+    """The reason why two models' head rows of one class cannot be averaged; empty if they can."""
 
     def setup(self, net: Net, context: Context) -> None:
-        """Take over the network and what to learn with; called once, before weights are loaded from disk."""
+        """Attach the network and the training context; called once, before weights are loaded from disk."""
         self.check(net.backbone)
         if self.frozen_backbone:
             net.backbone.requires_grad_(False)
@@ -93,25 +111,25 @@ class Method:
         self.task: Task
 
     def check(self, backbone: nn.Module) -> None:
-        """Refuse a backbone that the method cannot work with, before any work."""
+        """Raise if the method cannot work with a backbone; called before any work."""
         if self.needs_vit and (problem := incompatibility(backbone)):
             raise CofimaError(f"{self.label} needs a vision transformer with a class token; {problem}")
 
     def stream(self, stream: Stream) -> Stream:
-        """Return the tasks as this method takes them."""
+        """Return the stream as this method learns it."""
         return stream
 
     def first_task_key(self) -> tuple[Any, ...] | None:
-        """Return all that the state after the first task depends on, beside what every method shares.
+        """Return everything that the state after the first task depends on, beside the shared settings.
 
-        Methods that return the same end a first task with the same bits, so that a grid learns it once;
-        None shares nothing. Only the class that defines it itself is believed: see
+        Two methods that return the same key end their first task with the same bits, so that a grid
+        learns it once; None shares nothing. A key is not inherited: see
         :func:`cofima.methods.first_task_key`.
         """
         return None
 
     def cost(self, plan: Plan) -> Cost:
-        """Return what a run costs in passes through the network; here that of plain training."""
+        """Return the cost of a run in passes through the network; by default that of plain training."""
         if self.fixed_features:  # each image once, ever
             return Cost(0, plan.train + plan.test)
         return Cost(plan.epochs * plan.train, plan.test * (plan.tasks + 1) / 2)
@@ -122,21 +140,23 @@ class Method:
         *,
         context: Context | None = None,
         hooks: Hooks = NO_HOOKS,
-        train: Step | None = None,
-        end: Step | None = None,
+        train: Phase | None = None,
+        end: Phase | None = None,
     ) -> None:
-        """Learn a task, from the state after the task before.
+        """Learn a task, starting from the state after the previous one.
 
         Args:
             task: The task.
-            context: What to learn with from now on, if not what :meth:`setup` was given.
+            context: The context from now on, if not the one that :meth:`setup` was given.
             hooks: Callbacks of the training.
-            train: Stands in for :meth:`train`: analyses look on, or put in what training led to.
-            end: Stands in for :meth:`end`.
+            train: Replaces :meth:`train`: analyses observe it, or put its stored result in place.
+            end: Replaces :meth:`end`.
         """
         self.context = context or self.context
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
-        gpus = [self.context.device] if self.context.device.type == "cuda" else []  # not those of others
+        # Dropout and the like draw from the global generators. They are seeded for each task, so that a
+        # run that is continued draws the same, and put back afterwards: the caller's chance is its own.
+        gpus = [self.context.device] if self.context.device.type == "cuda" else []
         with torch.random.fork_rng(gpus), self.timed("total"), self.timed("cpu", time.process_time):
             torch.manual_seed(self.context.seeds.number("torch", task.index) + distributed.rank())
             self.begin(task)
@@ -149,7 +169,7 @@ class Method:
             distributed.broadcast_weights(self.net, self.head())
 
     def begin(self, task: Task) -> None:
-        """Prepare for the task: new rows in the head, old ones frozen."""
+        """Prepare for the task: add rows to the head, freeze the old ones."""
         if task.known:
             self.net.head.requires_grad_(False)
             return
@@ -167,8 +187,8 @@ class Method:
             )
             self.net.eval()  # as after training: test images must not move batch statistics
             return
-        still = len(task.classes) == 1 and self.context.train.freeze_backbone_on_single_class
-        with self.timed("train"), frozen(self.net.backbone, still):
+        freeze = len(task.classes) == 1 and self.context.train.freeze_backbone_on_single_class
+        with self.timed("train"), frozen(self.net.backbone, freeze):
             sgd(
                 self.net,
                 self.data(task),
@@ -181,7 +201,7 @@ class Method:
             )
 
     def refine(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
-        """Train the backbone and the rows of known classes on more of their images, against each other."""
+        """Train the backbone and the rows of known classes on more images, the other rows left out."""
         if len(task.known) == 1:
             self.note("more images of one known class: there is nothing to tell apart, so nothing is trained")
             self.net.eval()
@@ -191,7 +211,7 @@ class Method:
         self.net.head.load_flat(**{key: value[rows] for key, value in whole.flat().items()})
         among = replace(task.train, labels=torch.searchsorted(rows, task.train.labels))
         with self.timed("train"):
-            # Nothing can be asked whether to stop: this head has the rows of some classes only.
+            # Early stopping scores all classes, and this head has the rows of some only.
             hooks = replace(hooks, stop=None)
             sgd(self.net, among, self._refine_loss, self.context, task.index, hooks=hooks)
         flat = whole.flat()
@@ -208,11 +228,11 @@ class Method:
         return task.train
 
     def optimizer(self) -> Optimizer | None:
-        """Return what takes the steps of a task, where it is not SGD at the rates of ``train``."""
+        """Return the optimizer of a task, or None for SGD at the rates of ``train``."""
         return None
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return what a step makes smaller: the local cross-entropy, unless a method says otherwise."""
+        """Return the loss of a batch; by default the local cross-entropy."""
         return self.local_loss(self.net(batch.images), batch.labels)
 
     def local_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -224,20 +244,20 @@ class Method:
         return cross_entropy(logits[:, first:], labels - first)
 
     def after_step(self, batch: Batch) -> None:
-        """Look at the weights after each step, and at the batch that it was taken on."""
+        """Act after an optimizer step, given its batch."""
 
     def end(self, task: Task) -> None:
-        """Finish the task: merge weights, remember, align."""
+        """Finish the task: merge weights, remember classes, align the head."""
 
     def fit_head(self, task: Task) -> None:
-        """Fit what is remembered of the task's classes, then the head, to the weights as they are."""
+        """Compute the class statistics of the task with the present weights, then align the head."""
 
     def head(self) -> Head:
         """Return the head that predicts."""
         return self.net.head
 
     def class_statistics(self) -> "ClassGaussians | None":
-        """Return the Gaussians by which every class is remembered, or None."""
+        """Return the Gaussian of every class, or None if the method keeps none."""
         return None
 
     def predict(self, images: Tensor) -> Tensor:
@@ -246,7 +266,7 @@ class Method:
         return logits
 
     def score(self, seen: Sequence[Task]) -> Score:
-        """Score what is predicted for the test images of the tasks seen."""
+        """Score the predictions for the test images of the tasks seen."""
         if self.fixed_features:
             return evaluate(self.head(), seen, self.context, self.cached_features.batches)
         return evaluate(self.predict, seen, self.context)
@@ -262,7 +282,7 @@ class Method:
         return part.gather(torch.cat([self.net.features(x).float().cpu() for x, _ in pairs]))
 
     def note(self, text: str) -> None:
-        """Say something about this task to the user, and keep it in the history."""
+        """Tell the user something about this task, and keep it in the history."""
         self.facts["notes"].append(text)
         self.context.progress.say(text)
 
@@ -271,20 +291,20 @@ class Method:
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take over what :meth:`state` returned, when backbone and predicting head are in place."""
+        """Restore what :meth:`state` returned; backbone and predicting head are already loaded."""
 
     def task_state(self) -> dict[str, Tensor]:
-        """Return what the steps of a task change beside the network, if a run is cut off between two.
+        """Return what the steps of a task change beside the network, for a checkpoint between two steps.
 
-        What :meth:`begin` makes of the state before the task and of the seed is made again; here is only
-        what has changed since. Random streams that the method holds are found without being named.
+        A resumed run calls :meth:`begin` again, which makes the same of the previous state and the seed;
+        here is only what has changed since. Random generators among the attributes are included.
         """
         streams = {name: chance.get_state() for name, chance in self._streams().items()}
         return tagged("stream", streams) | (self.state() if self.steps_change_state else {})
 
     def restore_task_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what :meth:`task_state` returned, after :meth:`begin`."""
-        kept = untagged("stream", state)  # of tasks before, too, which this process has not learned
+        """Restore what :meth:`task_state` returned; called after :meth:`begin`."""
+        kept = untagged("stream", state)  # may include generators of earlier tasks
         for name, chance in self._streams().items():
             if name in kept:
                 chance.set_state(kept[name])
@@ -296,7 +316,7 @@ class Method:
 
     @contextmanager
     def timed(self, phase: str, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
-        """Add the seconds spent within to the task's history."""
+        """Time a phase of the task, for its history."""
         start = clock()
         self.running[phase] = lambda: clock() - start
         try:
@@ -305,11 +325,11 @@ class Method:
             self.add_seconds({phase: self.running.pop(phase)()})
 
     def seconds_so_far(self) -> dict[str, float]:
-        """Return the seconds of each phase so far, also of those that are not over."""
+        """Return the seconds of each phase, including those that are still running."""
         seconds: dict[str, float] = self.facts["seconds"]
         return seconds | {phase: seconds.get(phase, 0.0) + now() for phase, now in self.running.items()}
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
-        """Count seconds of phases, in the task's history."""
+        """Add seconds to phases of the task."""
         mine = self.facts["seconds"]
         mine |= {phase: mine.get(phase, 0.0) + value for phase, value in seconds.items()}

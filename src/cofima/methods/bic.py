@@ -1,7 +1,7 @@
 r"""BiC, Bias Correction.
 
 Wu et al., "Large Scale Incremental Learning", CVPR 2019, https://arxiv.org/abs/1905.13260. Exemplars
-of old classes and the new images are learnt together with distillation,
+of old classes and the new images are learned together with distillation,
 
 .. math:: L = \Lambda\, \mathrm{KD}_T\big(z_{[1:K_{t-1}]}, \hat z\big) + (1 - \Lambda)\, \mathrm{CE}(z, y),
           \qquad \Lambda = K_{t-1} / K_t
@@ -30,7 +30,7 @@ from cofima.training.loop import batches, plain_batches
 
 
 class Correction(BaseModel):
-    """How the correction is fitted, with Adam on cached logits."""
+    """Options of the bias correction, fitted by Adam on cached logits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -83,12 +83,14 @@ class BiC(Method):
         else:
             self.teacher = teacher_of(self.net)
             generator = self.context.seeds.generator("held out", task.index)
-            self.learnt, self.spared = replay.apart(self.memory, task.train, self.validation, generator)
+            self.training_images, self.held_out = replay.apart(
+                self.memory, task.train, self.validation, generator
+            )
         super().begin(task)
 
     def data(self, task: Task) -> Images:
         """Return the exemplars and the new images, but for those held out."""
-        return self.learnt if task.index > 0 else task.train
+        return self.training_images if task.index > 0 else task.train
 
     def loss(self, batch: Batch) -> Tensor:
         """Return distillation of the old classes and cross-entropy over all, by their numbers."""
@@ -104,9 +106,9 @@ class BiC(Method):
         """Correct the new rows; keep the first exemplars of old classes, and choose those of new ones."""
         if task.index > 0:
             with self.timed("correct"):
-                fitted = correct(self.net, self.spared, self.correction, self.context, task.index)
+                fitted = correct(self.net, self.held_out, self.correction, self.context, task.index)
             self.note("correction of the new classes: alpha {:.3f}, beta {:.3f}".format(*fitted))
-            del self.teacher, self.learnt, self.spared
+            del self.teacher, self.training_images, self.held_out
         with self.timed("memory"):
             quota = self.memory_size // task.classes.stop
             features = self.features(task.train) if self.selection == "herding" else None

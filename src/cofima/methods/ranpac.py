@@ -34,7 +34,7 @@ class RanPAC(Method):
         petl: What adapts the backbone in the first task: adapters beside the MLPs, scale and shift of
             every layer (ssf), prompt tokens in every block (vpt), or nothing.
         projection: Number of hidden features.
-        ridge: Strength of the regularisation; ``auto`` takes the power of ten from 1e-8 to 1e8 that is
+        ridge: Strength of the regularization; ``auto`` takes the power of ten from 1e-8 to 1e8 that is
             best on a fifth of each task's training images.
         adapt: How the backbone is adapted.
     """

@@ -13,7 +13,7 @@ DEFAULT_METHOD = "cofima"
 
 
 class StreamOptions(BaseModel):
-    """How classes are dealt into tasks."""
+    """Division of the classes into tasks."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -41,11 +41,11 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     method: str = DEFAULT_METHOD
-    """What learns: see ``cofima list methods``."""
+    """The method: see ``cofima list methods``."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The method's own options: see ``cofima show METHOD``."""
     dataset: Annotated[str, RECORDED] = "digits"
-    """What is learned: see ``cofima list datasets``."""
+    """The dataset: see ``cofima list datasets``."""
     data: DataOptions = Field(default_factory=DataOptions)
     backbone: Annotated[str, RECORDED] = "vit_micro"
     """The pre-trained network: see ``cofima list backbones``."""
@@ -55,7 +55,7 @@ class Config(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**32), REPEAT] = 1993
     """Decides class order, new head rows, batches, augmentation and alignment."""
     device: Annotated[str, MACHINE] = "auto"
-    """Where to compute; ``auto`` takes a GPU where there is one."""
+    """Device; ``auto`` takes a GPU where there is one."""
     keep_checkpoints: Annotated[bool, MACHINE] = False
     """Keep the state after every task, not only after the last two."""
     val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -1,7 +1,7 @@
-"""History of a model: one row for each thing that happened to it, oldest first.
+"""History of a model: one row for each change, oldest first.
 
 Runs, ``learn``, ``extend``, ``rename``, ``remove_class`` and ``merge`` write rows of this one schema into
-``history.jsonl``; reports, trackers and analyses read them. Nothing here needs torch.
+``history.jsonl``; reports, trackers and analyses read them. This module imports no torch.
 """
 
 import datetime
@@ -42,12 +42,12 @@ class OldClasses(BaseModel):
     before: Percent
     after: Percent
     measured: bool
-    """Whether there were images of them; otherwise it is an estimate."""
+    """True if there were images of them; otherwise it is an estimate."""
     rests_on: str
 
 
 class HistoryRow(BaseModel):
-    """One thing that happened to a model.
+    """One change of a model: a task learned, an extension, a rename, a merge.
 
     Accuracies are lists with one entry per task seen, None where a task was not measured; they are empty
     where nothing was. A run measures on the test images of every task, ``learn`` and ``extend`` on images
@@ -99,18 +99,18 @@ class HistoryRow(BaseModel):
 
 
 def is_run(rows: Iterable[HistoryRow]) -> bool:
-    """Tell the history of a run from that of a model that was learned, extended or edited otherwise."""
+    """Return True for the history of a run: other models were learned, extended or edited."""
     return all(row.kind == "task" for row in rows)
 
 
 def dump_rows(rows: Sequence[HistoryRow]) -> str:
     """Return the text of history.jsonl."""
-    # escaped as ASCII: a class may be named with a character that ends lines
+    # Escaped as ASCII: the name of a class may contain a character that ends lines.
     return "".join(json.dumps(row.model_dump(mode="json")) + "\n" for row in rows)
 
 
 def parse_rows(text: str, where: str) -> list[HistoryRow]:
-    """Return the rows of history.jsonl; all that is wrong with them is one error."""
+    """Return the rows of history.jsonl; raise one error that lists all faults."""
     rows, wrong = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         try:

@@ -1,4 +1,4 @@
-"""Context of the training of a task: settings, callbacks, and the batches of the loop."""
+"""Types of the training loop: its context, its callbacks, and its batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Context:
     seeds: Seeds
     device: torch.device
     tasks: int = 1
-    """How many tasks are planned."""
+    """Number of tasks planned."""
     progress: Progress = SILENT
 
 
@@ -35,11 +35,11 @@ class Hooks:
     """Callbacks of the training of one task; by default there are none."""
 
     checkpoint: Checkpoint = NO_CHECKPOINT
-    """Keeps how far the training is."""
+    """Writes and resumes the state in the middle of the task."""
     on_epoch: OnEpoch | None = None
-    """Told after each epoch: the task, the epoch, the loss of every step, and the learning rates."""
+    """Called after each epoch with the task, the epoch, the loss of every step, and the learning rates."""
     stop: Callable[[], bool] | None = None
-    """Asked after each epoch; true ends the training."""
+    """Called after each epoch; true ends the training."""
 
 
 NO_HOOKS = Hooks()
@@ -47,16 +47,16 @@ NO_HOOKS = Hooks()
 
 @dataclass(frozen=True)
 class Batch:
-    """The images of one step, as far as this process trains on them."""
+    """Images of one step: this process's shard of them."""
 
     images: Tensor
-    """As the network sees them: augmented, normalized, on the device [B, 3, size, size]."""
+    """Network input: augmented, normalized, on the device [B, 3, size, size]."""
     labels: Tensor
     """On the device [B]."""
     pixels: Tensor
-    """As they are stored: uint8 on the CPU [B, 3, height, width]."""
+    """Stored pixels: uint8 on the CPU [B, 3, height, width]."""
     shard: distributed.Shard
-    """Which rows of the whole batch these are; all of them in a single process."""
+    """Rows of the whole batch that these are; all of them in a single process."""
 
 
 Loss = Callable[[Batch], Tensor]

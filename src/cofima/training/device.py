@@ -1,4 +1,4 @@
-"""Where the numbers are computed."""
+"""Device selection."""
 
 import torch
 
@@ -9,7 +9,7 @@ from cofima.core.errors import CofimaError
 def choose(name: str = "auto") -> torch.device:
     """Return the device by name; ``auto`` takes a GPU where there is one.
 
-    Of several processes each takes the GPU of its number.
+    Each of several processes takes the GPU of its local rank.
     """
     if torchrun.world_size() > 1 and name in ("auto", "cuda"):
         return _own_gpu(name)

@@ -1,4 +1,4 @@
-"""What a classifier knows: its logits on every test image, computed once."""
+"""Evaluation: accuracies on the test images of every task seen, from logits computed once."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from cofima.training.loop import plain_batches
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracies in percent on each task seen, and how many test images each has."""
+    """Accuracies in percent on each task seen, and the number of its test images."""
 
     accuracy: list[float]
     top5: list[float]
@@ -33,8 +33,11 @@ def evaluate(
 ) -> Score:
     """Score ``predict`` on the test images of the tasks seen, over all their classes.
 
-    It is given images, or what ``batches`` yields before the labels in place of them: for this process's
-    part of each task's images.
+    Args:
+        predict: Returns logits for images, or for what ``batches`` yields in place of them.
+        seen: The tasks.
+        context: Context of the method.
+        batches: Yields inputs of ``predict`` with labels, for this process's part of a task's images.
     """
     score = Score([], [], [], [])
     take = batches or (

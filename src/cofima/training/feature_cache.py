@@ -1,8 +1,8 @@
-"""Rows of numbers found by name, in memory and in a folder that later runs and other processes share.
+"""Cache of feature rows by key, in memory and in a folder that later runs and other processes share.
 
-The folder holds files of some rows each, which are only ever added, and which are called by a hash of
-their content. So nothing is locked or merged: two processes at once add two files, or the same one
-twice, and a file that is damaged or belongs elsewhere is known by its name.
+The folder holds files of some rows each. Files are only ever added, and each is named by a hash of its
+content. So nothing is locked or merged: two processes at once add two files, or the same one twice, and a
+file that is damaged or belongs elsewhere does not match its name.
 """
 
 import os
@@ -22,12 +22,12 @@ from cofima.core.atomic import write_aside
 from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.models.info import fingerprint
 
-LIMIT = 4_000_000_000  # bytes in all keys; above, the keys that were not used for longest are removed
-NAME = 16  # bytes
+LIMIT = 4_000_000_000  # bytes of all caches; above it, the least recently used ones are removed
+KEY_BYTES = 16
 
 
 class FeatureCache:
-    """Rows by name; without a folder they are kept in memory alone."""
+    """Rows by key; without a folder they are kept in memory only."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
@@ -35,55 +35,55 @@ class FeatureCache:
         self.files: dict[bytes, Path] = {}
         if folder is not None and folder.is_dir():
             _touch(folder)
-            # not those aside: other processes write them at this moment, and rename them while they are read
+            # Files with a leading dot are being written by other processes, which rename them when done.
             for file in sorted(folder.glob("[!.]*.safetensors")):
-                self.files |= dict.fromkeys(_names(file), file)
+                self.files |= dict.fromkeys(_keys_of(file), file)
 
-    def __contains__(self, name: bytes) -> bool:
-        """Tell whether a row is there; a file is read when the first of its rows is asked for."""
-        if name not in self.rows and name in self.files:
-            self._read(self.files[name])
-        return name in self.rows
+    def __contains__(self, key: bytes) -> bool:
+        """Return True if there is a row; a file is read when the first of its rows is asked for."""
+        if key not in self.rows and key in self.files:
+            self._read(self.files[key])
+        return key in self.rows
 
-    def take(self, names: Iterable[bytes]) -> Tensor:
+    def take(self, keys: Iterable[bytes]) -> Tensor:
         """Return rows that are there, in order."""
-        return torch.stack([self.rows[name] for name in names])
+        return torch.stack([self.rows[key] for key in keys])
 
     def add(self, rows: dict[bytes, Tensor]) -> None:
-        """Keep rows, also for others. Where they cannot be written the work goes on without."""
+        """Keep rows, and write them for others. If they cannot be written, warn once and go on."""
         self.rows |= rows
         if self.folder is None or not rows:
             return
         try:
             self._write(self.folder, rows)
-            with suppress(FileNotFoundError):  # another process makes room as well
-                _make_room(self.folder)
+            with suppress(FileNotFoundError):  # another process removes old caches as well
+                _remove_old_caches(self.folder)
         except (OSError, CofimaError) as error:
             _warn(f"{self.folder}: features could not be kept for later runs ({error})")
-            self.folder = None  # said once
+            self.folder = None
 
     def _write(self, folder: Path, rows: dict[bytes, Tensor]) -> None:
-        names = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, NAME)
-        content = {"names": names, "rows": torch.stack(list(rows.values()))}
+        keys = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, KEY_BYTES)
+        content = {"names": keys, "rows": torch.stack(list(rows.values()))}
         with write_aside(folder / f"{_hash(folder, content)}.safetensors") as aside:
             save_file(content, aside)
 
     def _read(self, file: Path) -> None:
-        """Take all rows of a file over, or forget the file if it is not what was written."""
+        """Read all rows of a file, or discard it if its content does not match its name."""
         try:
             content = load_file(file)
             if _hash(file.parent, content) != file.stem:
                 raise ValueError("its content is not what was written")
             self.rows |= dict(zip(_bytes(content["names"]), content["rows"], strict=True))
-        except FileNotFoundError:  # another process made room
+        except FileNotFoundError:  # another process removed it
             pass
         except (OSError, SafetensorError, ValueError) as error:
             _discard(file, error)
-        self.files = {name: other for name, other in self.files.items() if other != file}
+        self.files = {key: other for key, other in self.files.items() if other != file}
 
 
-def _names(file: Path) -> list[bytes]:
-    """Return the names of a file's rows; none if it cannot be read."""
+def _keys_of(file: Path) -> list[bytes]:
+    """Return the keys of a file's rows; none if it cannot be read."""
     try:
         with safe_open(file, "pt") as content:
             return _bytes(content.get_tensor("names"))
@@ -94,35 +94,35 @@ def _names(file: Path) -> list[bytes]:
         return []
 
 
-def _bytes(names: Tensor) -> list[bytes]:
-    return [bytes(name) for name in names.numpy()]
+def _bytes(keys: Tensor) -> list[bytes]:
+    return [bytes(key) for key in keys.numpy()]
 
 
 def _hash(folder: Path, content: dict[str, Tensor]) -> str:
-    """Return what a file is called; it counts in which folder it lies."""
+    """Return the name of a file, which depends on its folder too: a file moved elsewhere does not match."""
     return sha256(f"{folder.name} {fingerprint(content)}".encode()).hexdigest()
 
 
 def _discard(file: Path, error: Exception) -> None:
-    """Say that a file is of no use, and remove it if it is called as we call ours."""
+    """Warn of a useless file, and remove it if its name is one of ours."""
     _warn(f"{file}: damaged or foreign ({error}); it is ignored, and its features are computed anew")
     if len(file.stem) == 64:
         file.unlink(missing_ok=True)
 
 
 def _touch(folder: Path) -> None:
-    with suppress(OSError):  # read-only: then nobody makes room there either
+    with suppress(OSError):  # a read-only folder: then nobody removes old caches there either
         os.utime(folder)
 
 
-def _make_room(used: Path) -> None:
-    """Remove the keys that were not used for longest until the others fit, but not the one in use."""
-    keys = [key for key in used.parent.iterdir() if key.is_dir()]
-    sizes = {key: sum(file.stat().st_size for file in key.iterdir()) for key in keys}
-    for key in sorted(keys, key=lambda key: key.stat().st_mtime):
-        if key != used and sum(sizes.values()) > LIMIT:
-            shutil.rmtree(key, ignore_errors=True)
-            del sizes[key]
+def _remove_old_caches(used: Path) -> None:
+    """Remove the least recently used caches until the others fit, but never the one in use."""
+    caches = [folder for folder in used.parent.iterdir() if folder.is_dir()]
+    sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in caches}
+    for folder in sorted(caches, key=lambda folder: folder.stat().st_mtime):
+        if folder != used and sum(sizes.values()) > LIMIT:
+            shutil.rmtree(folder, ignore_errors=True)
+            del sizes[folder]
 
 
 def _warn(text: str) -> None:

@@ -1,9 +1,9 @@
-"""Features of a backbone that stays as it is: an image passes through it once, whoever asks.
+"""Features of a fixed backbone, each image computed once and cached.
 
-The last bits of a feature depend on how many images pass together, though not on which ones they are.
-So here the same number passes always, the last batch filled up: a feature is then a function of its
-image alone, and what is read back is what would be computed. Before a backbone is trusted with that, it
-is shown one picture in every place of a batch.
+The last bits of a feature depend on how many images pass through the network together, though not on
+which ones they are. So the same number passes always, the last batch filled up: a feature is then a
+function of its image alone, and a cached value equals the one that would be computed. Before the cache of
+a backbone is used for that, the assumption is tested with one picture at every place of a batch.
 """
 
 import os
@@ -20,29 +20,29 @@ from cofima.data.image_set import Images, ImageSet
 from cofima.models.info import fingerprint
 from cofima.models.net import Net
 from cofima.training.context import Context
-from cofima.training.feature_cache import NAME, FeatureCache
+from cofima.training.feature_cache import KEY_BYTES, FeatureCache
 
-AT_ONCE = 32
-KEEP_EVERY = 2048  # images: what a crash can cost
+BATCH_SIZE = 32
+WRITE_EVERY = 2048  # images: what a crash can cost
 
 
 class CachedFeatures:
-    """Find the features of images, or compute them and keep them for later tasks, methods and runs.
+    """Return the features of images, computed or from the cache that tasks, methods and runs share.
 
-    They are kept under a key of the backbone's weights, its answer to one picture, and the preparation
-    of images, and there under a hash of each image's pixels.
+    A cache folder belongs to one backbone: its weights, its output for one picture, and the preparation
+    of images. In it, a feature is found by a hash of its image's pixels.
     """
 
     def __init__(self, net: Net, context: Context) -> None:
         self.net, self.context = net, context
         self.weights: str | None = None
         self.checked = False
-        self.steady = False
-        self.shelf = FeatureCache()
-        self.names: WeakKeyDictionary[Images, list[bytes]] = WeakKeyDictionary()
+        self.batch_invariant = False
+        self.cache = FeatureCache()
+        self.keys: WeakKeyDictionary[Images, list[bytes]] = WeakKeyDictionary()
 
     def invalidate(self) -> None:
-        """Look at the weights again before the next feature: they may have moved."""
+        """Check the weights again before the next feature: they may have changed."""
         self.checked = False
 
     @torch.inference_mode()
@@ -50,13 +50,13 @@ class CachedFeatures:
         """Return the features of images, in order, on the CPU."""
         self.net.eval()
         if not self.checked:
-            self._check()
-        if not self.steady:
-            self.shelf = FeatureCache()  # what is computed for one set may then not serve another
-        names = self.names.get(images)
-        if names is None or any(name not in self.shelf for name in names):
-            names = self.names[images] = self._look(images, label)
-        return distributed.current_shard(len(images)).gather(self.shelf.take(names))
+            self._open_cache()
+        if not self.batch_invariant:
+            self.cache = FeatureCache()  # features of one set may then not serve another
+        keys = self.keys.get(images)
+        if keys is None or any(key not in self.cache for key in keys):
+            keys = self.keys[images] = self._fill_cache(images, label)
+        return distributed.current_shard(len(images)).gather(self.cache.take(keys))
 
     def batches(self, images: ImageSet, label: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the features of this process's part of images with their labels, for the head."""
@@ -67,73 +67,73 @@ class CachedFeatures:
         for some, theirs in self.context.progress.track(pairs, len(pairs), label):
             yield some.to(device), theirs.to(device)
 
-    def _look(self, images: Images, label: str) -> list[bytes]:
-        """Return the names of this process's part of images, when the features of these are on the shelf."""
-        names: list[bytes] = []
+    def _fill_cache(self, images: Images, label: str) -> list[bytes]:
+        """Compute what the cache lacks of this process's part of images; return the keys of all of them."""
+        keys: list[bytes] = []
         waiting: dict[bytes, Tensor] = {}
         fresh: dict[bytes, Tensor] = {}
         part = distributed.current_shard(len(images))
-        places = torch.split(torch.arange(part.start, part.stop), AT_ONCE)
+        places = torch.split(torch.arange(part.start, part.stop), BATCH_SIZE)
         for place in self.context.progress.track(places, len(places), label):
             pixels, _ = images.batch(place)
             for image in pixels:
-                names.append(_name(image))
-                if names[-1] not in self.shelf and names[-1] not in fresh:
-                    waiting[names[-1]] = image
-            if len(waiting) >= AT_ONCE:
+                keys.append(_key_of(image))
+                if keys[-1] not in self.cache and keys[-1] not in fresh:
+                    waiting[keys[-1]] = image
+            if len(waiting) >= BATCH_SIZE:
                 some = list(waiting.items())
-                fresh |= self._compute(dict(some[:AT_ONCE]))
-                waiting = dict(some[AT_ONCE:])
-            if len(fresh) >= KEEP_EVERY:
-                self.shelf.add(fresh)
+                fresh |= self._compute(dict(some[:BATCH_SIZE]))
+                waiting = dict(some[BATCH_SIZE:])
+            if len(fresh) >= WRITE_EVERY:
+                self.cache.add(fresh)
                 fresh = {}
-        self.shelf.add(fresh | self._compute(waiting))
-        return names
+        self.cache.add(fresh | self._compute(waiting))
+        return keys
 
     def _compute(self, images: dict[bytes, Tensor]) -> dict[bytes, Tensor]:
-        """Return the features of at most ``AT_ONCE`` images; they pass as so many."""
+        """Return the features of at most ``BATCH_SIZE`` images, filled up to exactly that many."""
         if not images:
             return {}
         pixels = list(images.values())
-        features = self._pass(torch.stack(pixels + pixels[-1:] * (AT_ONCE - len(pixels))))
+        features = self._forward(torch.stack(pixels + pixels[-1:] * (BATCH_SIZE - len(pixels))))
         own = features[: len(pixels)].clone()  # a view would keep all that the backbone returned
         return dict(zip(images, own, strict=True))
 
-    def _pass(self, pixels: Tensor) -> Tensor:
+    def _forward(self, pixels: Tensor) -> Tensor:
         return self.net.features(self.context.view.test(pixels.to(self.context.device))).float().cpu()
 
-    def _check(self) -> None:
-        """Open the shelf of the weights as they are now."""
+    def _open_cache(self) -> None:
+        """Open the cache of the weights as they are now."""
         weights = fingerprint(self.net.backbone.state_dict())
         if weights != self.weights:
             view, chance = self.context.view, torch.Generator().manual_seed(0)
             picture = torch.randint(256, (3, view.stored, view.stored), dtype=torch.uint8, generator=chance)
-            answers = self._pass(picture.expand(AT_ONCE, -1, -1, -1))
-            self.steady = torch.equal(answers, answers[:1].expand_as(answers))
-            kept = self.steady and os.environ.get("COFIMA_FEATURES") != "off"
-            key = self._key(weights, answers[:1])
-            self.shelf = FeatureCache(cache_folder() / "features" / key if kept else None)
+            outputs = self._forward(picture.expand(BATCH_SIZE, -1, -1, -1))
+            self.batch_invariant = torch.equal(outputs, outputs[:1].expand_as(outputs))
+            on_disk = self.batch_invariant and os.environ.get("COFIMA_FEATURES") != "off"
+            name = self._folder_name(weights, outputs[:1])
+            self.cache = FeatureCache(cache_folder() / "features" / name if on_disk else None)
             self.weights = weights
         self.checked = True
 
-    def _key(self, weights: str, answer: Tensor) -> str:
+    def _folder_name(self, weights: str, output: Tensor) -> str:
         """Return a hash of all that a feature depends on beside its image.
 
-        The answer tells apart what weights do not show: how they are put together and computed with.
+        The output tells apart what weights do not show: how they are combined and computed with.
         """
         view, device = self.context.view, self.context.device
-        how = {
+        parts = {
             "weights": weights,
-            "answer": fingerprint({"answer": answer}),
+            "answer": fingerprint({"answer": output}),
             "view": [view.size, view.stored, view.whole, view.mean, view.std],
-            "batch": AT_ONCE,
+            "batch": BATCH_SIZE,
             "torch": [torch.__version__, device.type, torch.get_num_threads()],
         }
-        return json_digest(how)
+        return json_digest(parts)
 
 
-def _name(image: Tensor) -> bytes:
+def _key_of(image: Tensor) -> bytes:
     """Return a hash of an image as it is stored: of its shape and its pixels."""
-    name = blake2b(str(tuple(image.shape)).encode(), digest_size=NAME)
-    name.update(image.contiguous().numpy().data)
-    return name.digest()
+    digest = blake2b(str(tuple(image.shape)).encode(), digest_size=KEY_BYTES)
+    digest.update(image.contiguous().numpy().data)
+    return digest.digest()

@@ -192,7 +192,7 @@ def frozen(module: nn.Module, still: bool) -> Iterator[None]:
 
 
 def norms(module: nn.Module) -> list[_BatchNorm]:
-    """Return the layers of batch normalisation that keep statistics."""
+    """Return the layers of batch normalization that keep statistics."""
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
     return [layer for layer in layers if layer.running_mean is not None]
 

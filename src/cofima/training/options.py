@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class TrainOptions(BaseModel):
-    """How a task is learnt. The defaults are the paper's for CIFAR-100."""
+    """Options of the training of a task. The defaults are the paper's for CIFAR-100."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -23,17 +23,17 @@ class TrainOptions(BaseModel):
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     """Weight decay of everything that is trained."""
     schedule: Literal["steps", "cosine"] = "steps"
-    """How both rates fall: by ``gamma`` at each milestone, or along a cosine to 0, epoch by epoch."""
+    """Decay of both rates: by ``gamma`` at each milestone, or along a cosine to 0, epoch by epoch."""
     milestones: tuple[int, ...] | None = None
     """Epochs after which both rates are multiplied by ``gamma``; by default at nine tenths."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """What the learning rates are multiplied by at each milestone."""
+    """Factor of the learning rates at each milestone."""
     batchnorm: Literal["train", "frozen"] = "train"
-    """frozen keeps the statistics of batch normalisation, which few classes would spoil for all others."""
+    """frozen keeps the statistics of batch normalization, which few classes would spoil for all others."""
     freeze_backbone_on_single_class: bool = False
-    """Leave the backbone as it is where a task adds one class only, and train the head alone."""
+    """Train only the head in a task that adds a single class."""
     balance: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How far rare classes are repeated: an image is seen (largest class / its class) to this power times."""
+    """Repetition of rare classes: an image is seen (largest class / its class) to this power times."""
     patience: Annotated[int, Field(ge=1)] | None = None
     """Stop when held-out images got no better for so many epochs (``cofima learn`` and ``extend`` only)."""
     precision: Literal["fp32", "bf16"] = "fp32"

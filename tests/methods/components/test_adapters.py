@@ -1,4 +1,4 @@
-"""What adapts a frozen transformer: what it computes, what it leaves alone, what it refuses."""
+"""Adapters of a frozen transformer: results, untouched weights, refusals."""
 
 import copy
 

@@ -46,11 +46,11 @@ def test_the_quadratic_and_its_gradient_are_the_analytic_ones() -> None:
     rng = torch.Generator().manual_seed(0)
     shapes = [(3, 4), (5,), ()]
     weights = [torch.randn(s, generator=rng, dtype=torch.float64).requires_grad_() for s in shapes]
-    centre, importance = (
+    center, importance = (
         [torch.rand(s, generator=rng, dtype=torch.float64) for s in shapes] for _ in range(2)
     )
-    value = quadratic(weights, centre, importance)
-    slow = sum((f * (w - c) ** 2).sum() / 2 for w, c, f in zip(weights, centre, importance, strict=True))
+    value = quadratic(weights, center, importance)
+    slow = sum((f * (w - c) ** 2).sum() / 2 for w, c, f in zip(weights, center, importance, strict=True))
     torch.testing.assert_close(value, slow)
     for mine, other in zip(
         torch.autograd.grad(7 * value, weights), torch.autograd.grad(7 * slow, weights), strict=True

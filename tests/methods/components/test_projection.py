@@ -26,8 +26,8 @@ def some(count: int, classes: int, seed: int = 0, features: int = 6, noise: floa
     """Return features of noisy classes, their labels, and a head."""
     chance = drawn(seed)
     labels = torch.randint(classes, (count,), generator=chance)
-    centres = torch.randn(classes, features, generator=chance)
-    values = centres[labels] + noise * torch.randn(count, features, generator=chance)
+    centers = torch.randn(classes, features, generator=chance)
+    values = centers[labels] + noise * torch.randn(count, features, generator=chance)
     return values, labels, ProjectedHead(features, WIDTH, drawn(5))
 
 

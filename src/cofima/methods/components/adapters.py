@@ -26,7 +26,7 @@ IN_A_BLOCK = ("norm1", "attn", "norm2", "mlp")
 
 
 class Adapt(BaseModel):
-    """How a backbone is adapted to the first task. The defaults are RanPAC's."""
+    """Options of the adaptation of a backbone to the first task. The defaults are RanPAC's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -43,9 +43,9 @@ class Adapt(BaseModel):
     width: Annotated[int, Field(ge=1)] = 64
     """Width of an adapter."""
     scale: float = 0.1
-    """What an adapter's output is multiplied by."""
+    """Factor of an adapter's output."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of an adapter's values that is left out in training."""
+    """Dropout inside an adapter, in training."""
     tokens: Annotated[int, Field(ge=1)] = 5
     """Prompt tokens of each block, for vpt."""
 
@@ -172,7 +172,7 @@ def adapt(
     context: Context,
     hooks: Hooks = NO_HOOKS,
 ) -> bool:
-    """Train what was inserted, below a cosine head that is thrown away, on images labelled from 0.
+    """Train what was inserted, below a cosine head that is thrown away, on images labeled from 0.
 
     With a single class there is nothing to learn: it is switched off, and False is returned.
     """
@@ -186,7 +186,7 @@ def adapt(
     for one in inserted:
         one.requires_grad_(True)
     context = replace(context, train=how.train(context.train.precision))
-    hooks = replace(hooks, stop=None)  # nobody can be asked whether to stop: this head is thrown away
+    hooks = replace(hooks, stop=None)  # early stopping would score the thrown-away head
     sgd(learner, images, lambda b: cross_entropy(learner(b.images), b.labels), context, task=0, hooks=hooks)
     backbone.requires_grad_(False)
     return True

@@ -1,7 +1,7 @@
 r"""Classifier alignment: train the whole head on features drawn from every class's Gaussian.
 
 Zhang et al., "SLCA: Slow Learner with Classifier Alignment for Continual Learning on a Pre-trained
-Model", ICCV 2023, https://arxiv.org/abs/2303.05118. Cross-entropy on normalised logits,
+Model", ICCV 2023, https://arxiv.org/abs/2303.05118. Cross-entropy on normalized logits,
 
 .. math:: \mathrm{CE}\big(z / (n(z)\,\tau),\ y\big), \qquad
           n(z) = \frac1t \sum_k \left(\lVert z_{[k]} \rVert_2 + 10^{-7}\right)
@@ -29,7 +29,7 @@ RAW_HEAD = Entry("raw_head.", axis="class", merge="average")
 
 
 class AlignOptions(BaseModel):
-    """How the head is aligned. The defaults are SLCA's."""
+    """Options of the alignment. The defaults are SLCA's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -44,13 +44,13 @@ class AlignOptions(BaseModel):
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     """Weight decay of the head."""
     temperature: Annotated[float, Field(gt=0)] = 0.1
-    """Divides the normalised logits; the fewer classes, the larger it must be."""
+    """Divides the normalized logits; the fewer classes, the larger it must be."""
     shrink: bool = True
     """Shrink a class's covariance where its images are fewer than a quarter of the features' width."""
 
 
 def align(head: Head, gaussians: ClassGaussians, how: AlignOptions, context: Context, task: int) -> Head:
-    """Return an aligned copy of ``head``; the head itself stays as it is."""
+    """Return an aligned copy of ``head``; the head itself does not change."""
     aligned = copy.deepcopy(head)
     if how.epochs == 0:
         return aligned

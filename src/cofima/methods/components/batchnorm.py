@@ -1,4 +1,4 @@
-"""Running statistics of batch normalisation, estimated anew for merged weights."""
+"""Running statistics of batch normalization, estimated anew for merged weights."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,14 +9,14 @@ from cofima.training.loop import norms
 
 
 def statistics_moved(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
-    """Tell whether training changed running statistics; those that it left alone need no new estimate."""
+    """Return True if training changed running statistics; otherwise they need no new estimate."""
     kept = [key for key in old if key.endswith((".running_mean", ".running_var"))]
     return any(not torch.equal(old[key].to(new[key]), new[key]) for key in kept)
 
 
 @torch.no_grad()
 def refresh_batchnorm(net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> bool:
-    """Replace running means and variances by their average over ``batches``; tell if there were any."""
+    """Replace running means and variances by their average over ``batches``; return False without any."""
     layers = norms(net)
     if not layers:
         return False

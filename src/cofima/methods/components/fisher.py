@@ -1,4 +1,4 @@
-"""How much each weight matters for a task: the Fisher information that is kept between tasks."""
+"""Fisher information of the weights on a task: its options, its estimates, and sums over tasks."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -21,7 +21,7 @@ FISHER = Entry("fisher.", axis="weight", merge="sum")
 
 
 class FisherOptions(BaseModel):
-    """How Fisher information is estimated. The defaults are the paper's definition."""
+    """Options of the Fisher information. The defaults are the paper's definition."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -36,7 +36,7 @@ class FisherOptions(BaseModel):
 
 
 def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> Weights:
-    """Return the Fisher information of ``net`` on a task's training images, seen as at test time."""
+    """Return the Fisher information of ``net`` on a task's training images, without augmentation."""
     local = how.logits == "local" and len(task.classes) > 1  # one logit alone has no information
     part, generator = (
         distributed.current_shard(len(task.train)),
@@ -59,7 +59,7 @@ def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> W
 
 
 def released_fisher(net: Net, task: Task, context: Context) -> Weights:
-    """Return what the authors' code computes: squared batch gradients of augmented images, clipped."""
+    """Return the authors' released estimate: squared batch gradients of augmented images, clipped."""
     order = batches(
         len(task.train), context.train.batch_size, context.seeds.generator("fisher loader", task.index)
     )
@@ -69,13 +69,13 @@ def released_fisher(net: Net, task: Task, context: Context) -> Weights:
 
 
 def weighted(fisher: Weights, task: Task, by: Literal["classes", "samples", "tasks"]) -> Weights:
-    """Return Fisher information times what the task counts in a sum over tasks."""
+    """Return Fisher information times the task's weight in a sum over tasks."""
     counts = {"classes": task.taught, "samples": len(task.train), "tasks": 1}[by]
     return {key: value * counts for key, value in fisher.items()}
 
 
 def add_fisher(total: Weights, fisher: Weights) -> Weights:
-    """Add to the sum over tasks; weights that are new join it."""
+    """Return the sum over tasks with a task added; new weights enter with their own values."""
     return {key: total[key] + value if key in total else value for key, value in fisher.items()}
 
 

@@ -1,4 +1,4 @@
-"""What is remembered of each class: a Gaussian over its features."""
+"""Class statistics: a Gaussian over the features of each class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class ClassGaussians:
     packed: list[Tensor] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     shrunk: list[bool] = field(default_factory=list)
-    """Whether the covariance was shrunk, for want of images."""
+    """True if the covariance was shrunk, for lack of images."""
 
     def __len__(self) -> int:
         return len(self.means)
@@ -86,7 +86,7 @@ class ClassGaussians:
 
     @classmethod
     def restore(cls, state: dict[str, Tensor]) -> "ClassGaussians":
-        """Build from what :meth:`state` returned."""
+        """Return the statistics that :meth:`state` stored."""
         if not state:
             return cls()
         means, packed = list(state["means"]), list(state["packed"])
@@ -101,10 +101,10 @@ class ClassGaussians:
             if factor is not None:
                 return factor, False
         if count > 1:
-            from sklearn.covariance import LedoitWolf  # a second to import, and seldom needed
+            from sklearn.covariance import LedoitWolf  # imported here: it takes a second, and few need it
 
             covariance = torch.from_numpy(LedoitWolf().fit(features.numpy()).covariance_)
-        else:  # one image says nothing of the spread: borrow the mean spread of the other classes
+        else:  # one image has no spread: borrow the mean spread of the other classes
             spread = [float(self.factor(label).square().sum()) / width for label in range(len(self))]
             covariance = torch.eye(width, dtype=torch.float64) * (sum(spread) / max(len(spread), 1))
         factor = _cholesky(covariance + ridge)
@@ -118,7 +118,7 @@ def pack(factor: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, width: int) -> Tensor:
-    """Return what :meth:`pack` was given."""
+    """Return the factor that :func:`pack` packed."""
     factor = torch.zeros(width, width)
     rows, columns = torch.tril_indices(width, width)
     factor[rows, columns] = packed

@@ -1,4 +1,4 @@
-"""What methods with prompts share: a frozen vision transformer, prompts found by key, Adam."""
+"""Base of methods with prompts: a frozen vision transformer, prompts found by key, Adam."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Weight = Annotated[float, Field(ge=0)]
 class Prompted(Method):
     """Learn prompts, their keys and the head; each image takes the prompts whose keys are nearest.
 
-    What is learnt is held by the network, so that training checks and cleans it as it does the head.
+    The prompts are modules of the network, so that the training loop checks and cleans them as the head.
 
     Args:
         lr: Learning rate of Adam for a batch of 256; it grows and shrinks with ``train.batch_size``.

@@ -1,4 +1,4 @@
-r"""Prompts for a frozen vision transformer: what is learnt beside the head, and how it is put in.
+r"""Prompts for a frozen vision transformer, inserted by hooks.
 
 A prompt is tokens that join the image's own, or a prefix: rows that join the keys and the values of
 an attention, :math:`K = [P_K; K]` and :math:`V = [P_V; V]`, while the queries stay as they are.
