@@ -1,5 +1,6 @@
 """Tiny networks and tiny runs: what the tests of the core learn with, in well under a second each."""
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -210,6 +211,42 @@ def _same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 def same_bits() -> Callable[[dict[str, Tensor], dict[str, Tensor]], None]:
     """Return the assertion that two sets of weights are equal bit for bit."""
     return _same_bits
+
+
+RECORDED = Path(__file__).with_name("regression.json")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that records numbers instead of comparing with them."""
+    parser.addoption("--renew", action="store_true", help=f"write this commit's numbers to {RECORDED.name}")
+
+
+class Recorded:
+    """Numbers that an earlier commit recorded, by section and name; renewed where asked."""
+
+    def __init__(self, renew: bool) -> None:
+        self.renew = renew
+        self.known: dict[str, dict[str, Any]] = json.loads(RECORDED.read_text("utf-8"))
+
+    def __call__(self, section: str, name: str, found: Any) -> Any:
+        """Return the recorded value; record and return the one that is found, if renewing."""
+        if self.renew:
+            self.known.setdefault(section, {})[name] = found
+            RECORDED.write_text(json.dumps(self.known, indent=1, sort_keys=True) + "\n", "utf-8")
+        assert name in self.known[section], f"{name} is not recorded yet: pytest tests --renew -k regression"
+        return self.known[section][name]
+
+    def names(self, section: str) -> set[str]:
+        """Return the names that are recorded."""
+        return set(self.known[section])
+
+
+@pytest.fixture(scope="session")
+def recorded(request: pytest.FixtureRequest) -> Recorded:
+    """Return the numbers of an earlier commit."""
+    renew = bool(request.config.getoption("--renew"))
+    assert not (renew and hasattr(request.config, "workerinput")), "renew numbers without -n"
+    return Recorded(renew)
 
 
 @pytest.fixture(scope="session", autouse=True)

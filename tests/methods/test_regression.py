@@ -1,0 +1,88 @@
+"""Accuracies and norms of a small run of every method and variant, as an earlier commit recorded them.
+
+A change that is meant to move numbers records its own with ``pytest tests --renew -k regression`` and says
+so in CHANGELOG.md under "Numbers changed".
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cofima import methods
+from cofima.store.model import Model
+
+# Cases by name: method, options, network and sizes of the tasks where they are not the usual ones.
+CASES: dict[str, dict[str, Any]] = {name: {"method": name} for name in methods.names()}
+CASES |= {
+    "slca, aligned at the end": {"method": "slca", "options": {"alignment": "end"}},
+    "coma, lam auto": {"method": "coma", "options": {"lam": "auto"}},
+    "coma, statistics of the trained network": {"method": "coma", "options": {"statistics": "trained"}},
+    "cofima, lam auto": {"method": "cofima", "options": {"lam": "auto"}},
+    "cofima, authors": {"method": "cofima", "options": {"variant": "authors"}},
+    "cofima, accumulated": {
+        "method": "cofima",
+        "options": {"fisher_history": "accumulate", "weight": "samples"},
+    },
+    "cofima, sampled labels": {
+        "method": "cofima",
+        "options": {"fisher": {"labels": "sampled", "logits": "local", "norm": "mean", "clip": 1.0}},
+    },
+    "ema, as printed": {"method": "ema", "options": {"form": "as_printed", "decay": 0.9}},
+    "weight_ensemble, from the previous": {"method": "weight_ensemble", "options": {"init": "previous"}},
+    "wise_ft, not the first task": {"method": "wise_ft", "options": {"merge_first": False}},
+    "ewc, separate": {"method": "ewc", "options": {"form": "separate"}},
+    "bic, random memory": {"method": "bic", "options": {"selection": "random"}},
+    "ranpac, ssf": {"method": "ranpac", "options": {"petl": "ssf", "adapt": {"epochs": 1}}},
+    "ranpac, vpt": {"method": "ranpac", "options": {"petl": "vpt", "ridge": 10.0, "adapt": {"epochs": 1}}},
+    "ranpac, none": {"method": "ranpac", "options": {"petl": "none"}},
+    "l2p, vote": {"method": "l2p", "options": {"vote": True}},
+    "cofima, balanced": {"method": "cofima", "train": {"balance": 0.5, "schedule": "cosine"}},
+}
+CASES |= {
+    f"{name}, one class a task": {"method": name, "groups": (3, 1, 1)}
+    for name in ("seq_ft", "slca", "cofima", "der_pp")
+}
+CASES |= {
+    f"{name}, batch norm": {"method": name, "network": "resnet_test"}
+    for name in ("seq_ft", "slca", "coma", "cofima", "ema", "wise_ft", "weight_ensemble", "lwf", "bic")
+}
+
+
+def learned(tiny: Any, folder: Path, method: str, **how: Any) -> Model:
+    """Learn three tasks as a case says."""
+    stream = tiny.stream(how.pop("groups", (2, 2, 2)), per_class=12)
+    return tiny.run(folder, tiny.config(method, how.pop("network", "vit_test"), **how), stream)
+
+
+def numbers(model: Model) -> dict[str, Any]:
+    """Return what is recorded of a run: accuracies after each task, and the norm of every tensor."""
+
+    def norms(tensors: dict[str, Any]) -> dict[str, float]:
+        return {key: float(f"{value.double().norm():.6g}") for key, value in sorted(tensors.items())}
+
+    return {
+        "accuracy": [row.accuracy for row in model.history],
+        "sizes": [row.sizes for row in model.history],
+        "weights": norms(model.weights()),
+        "state": norms(model.method.state()),
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore::cofima.core.errors.CofimaWarning")
+def test_numbers_are_those_recorded(name: str, tiny: Any, tmp_path: Path, recorded: Any) -> None:
+    found = numbers(learned(tiny, tmp_path / "run", **copy.deepcopy(CASES[name])))
+    known = recorded("runs", name, found)
+    assert found["sizes"] == known["sizes"]
+    for now, before, sizes in zip(found["accuracy"], known["accuracy"], known["sizes"], strict=True):
+        for one, other, size in zip(now, before, sizes, strict=True):
+            assert one == pytest.approx(other, abs=100.5 / size)  # one image, as another machine may round
+    for part in ("weights", "state"):
+        assert found[part] == pytest.approx(known[part], rel=1e-3, abs=1e-6), part
+
+
+def test_every_method_is_recorded_and_no_other_case(recorded: Any) -> None:
+    assert {case["method"] for case in CASES.values()} == set(methods.names())
+    assert recorded.names("runs") == set(CASES)
