@@ -13,7 +13,7 @@ from cofima.experiment.launch import launch
 from cofima.experiment.metrics_log import METRICS, MetricsLog
 from cofima.store.history import HistoryRow
 
-ROW = HistoryRow(task=1, classes=["a"], accuracy=[80.0], sizes=[10])
+ROW = HistoryRow(kind="task", task=1, classes=["a"], accuracy=[80.0], sizes=[10])
 
 
 def keys(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -105,7 +105,7 @@ def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path: Path) -> None:
 
 
 def test_tasks_of_before_are_written_from_the_history(tmp_path: Path) -> None:
-    second = HistoryRow(task=2, classes=["b"], accuracy=[70.0, 90.0], sizes=[10, 30])
+    second = HistoryRow(kind="task", task=2, classes=["b"], accuracy=[70.0, 90.0], sizes=[10, 30])
     MetricsLog(tmp_path, [ROW, second])
     lines = metrics_log.read(tmp_path)
     assert [line["seen"] for line in lines] == [80.0, 85.0]

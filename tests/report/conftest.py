@@ -23,6 +23,7 @@ def deal(seed: int, tasks: int, per_task: int) -> list[list[str]]:
 def line(task: int, classes: list[str], accuracy: list[float], sizes: list[int], **more) -> dict:
     distance = {"trained": 2.0 * task, "merged": 1.0 * task, "from_start": 1.5 + 0.25 * task}
     return {
+        "kind": "task",
         "task": task,
         "classes": classes,
         "accuracy": accuracy,

@@ -26,7 +26,7 @@ ROW = HistoryRow(
 
 
 def test_rows_are_written_and_read_back() -> None:
-    rows = [HistoryRow(task=1, classes=["a"]), ROW]
+    rows = [HistoryRow(kind="task", task=1, classes=["a"]), ROW]
     text = dump_rows(rows)
     assert len(text.splitlines()) == 2  # whatever characters the names of classes have
     assert parse_rows(text, "here") == rows
@@ -35,13 +35,17 @@ def test_rows_are_written_and_read_back() -> None:
 def test_the_overall_accuracy_counts_what_was_measured() -> None:
     assert ROW.overall == 50.0
     assert ROW.measured == [50.0]
-    assert HistoryRow(task=2, classes=["a"], accuracy=[70.0, 90.0], sizes=[10, 30]).overall == 85.0
+    assert (
+        HistoryRow(kind="task", task=2, classes=["a"], accuracy=[70.0, 90.0], sizes=[10, 30]).overall == 85.0
+    )
     assert HistoryRow(kind="rename", task=1, classes=["a", "b"]).overall is None
 
 
 def test_all_faults_are_one_error() -> None:
     with pytest.raises(CofimaError, match="here has 4 problems") as error:
-        parse_rows('{"task": 1}\n{"task": 1, "classes": [], "kind": "dream", "more": 1}\n{', "here")
+        parse_rows(
+            '{"task": 1, "kind": "task"}\n{"task": 1, "classes": [], "kind": "dream", "more": 1}\n{', "here"
+        )
     for fault in ("line 1: classes", "line 2: kind", "line 2: more", "line 3: Invalid JSON"):
         assert fault in str(error.value)
 

@@ -389,11 +389,11 @@ def simulate(
 @pytest.mark.parametrize("cost", [0.01, 1.0, 4.0])
 def test_it_never_takes_more_than_its_share(cost: float, monkeypatch: pytest.MonkeyPatch) -> None:
     written, learner, most = simulate(monkeypatch, cost, hours=2)
-    assert most <= checkpoint.SHARE
+    assert most <= checkpoint.MAX_SHARE
     assert learner.seconds == pytest.approx(cost * len(written))
     gaps = [after - before for before, after in pairwise(written)]
     assert min(gaps) >= checkpoint.EVERY
-    assert max(gaps) <= max(checkpoint.EVERY, cost / checkpoint.SHARE) + cost + 1, (
+    assert max(gaps) <= max(checkpoint.EVERY, cost / checkpoint.MAX_SHARE) + cost + 1, (
         "and not less often than that"
     )
 
@@ -401,8 +401,8 @@ def test_it_never_takes_more_than_its_share(cost: float, monkeypatch: pytest.Mon
 def test_a_disk_that_is_slower_than_expected_is_paid_back(monkeypatch: pytest.MonkeyPatch) -> None:
     written, learner, _ = simulate(monkeypatch, cost=40.0, hours=3)
     assert len(written) > 1
-    assert written[1] >= 2 * 40 / checkpoint.SHARE
-    assert learner.seconds / (3 * 3600) <= checkpoint.SHARE
+    assert written[1] >= 2 * 40 / checkpoint.MAX_SHARE
+    assert learner.seconds / (3 * 3600) <= checkpoint.MAX_SHARE
 
 
 def test_what_cannot_be_written_is_said_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +411,7 @@ def test_what_cannot_be_written_is_said_once_and_tried_again(monkeypatch: pytest
     assert len(written) > 10
     assert len(learner.notes) == 1
     assert "No space left on device" in learner.notes[0]
-    assert most <= checkpoint.SHARE
+    assert most <= checkpoint.MAX_SHARE
 
 
 # --- the file --------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from cofima.data.stream import Stream
 from cofima.methods.components.aligned import Aligned
 from cofima.models.backbone import build_empty
 from cofima.training.context import Context
-from cofima.training.loop import norms, plain_batches
+from cofima.training.loop import batchnorm_layers, plain_batches
 from cofima.weights.ops import Weights
 
 XY = tuple[float, float]
@@ -90,7 +90,7 @@ def _relief(
     context, stream = load_tasks(run, progress)
     seen = fewer(stream, images)
     net = build_empty(run.facts.name, run.facts.size, run.facts.final_norm)
-    if norms(net):
+    if batchnorm_layers(net):
         raise CofimaError(
             f"backbone {run.facts.name} has batch normalisation, whose statistics belong to one network: "
             "a plane of several runs cannot be measured; --grid 0 draws the ways alone"

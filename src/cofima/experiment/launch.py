@@ -29,7 +29,7 @@ from cofima.store.config import Config
 from cofima.store.history import is_run
 from cofima.store.model import Model, attach, load_model
 from cofima.training import checkpoint, device
-from cofima.training.loop import norms
+from cofima.training.loop import batchnorm_layers
 
 FREE = uncounted(Config, "resumed")  # may differ when a run is continued
 
@@ -158,7 +158,7 @@ def refuse_several(config: Config, module: nn.Module | None) -> None:
     if config.device not in ("auto", "cpu", "cuda"):
         wrong.append(f"device = {config.device}: one for all; give auto or cuda (a GPU each), or cpu")
     trained = not (kind.frozen_backbone or kind.fixed_features)
-    if module is not None and trained and how.batchnorm == "train" and norms(module):
+    if module is not None and trained and how.batchnorm == "train" and batchnorm_layers(module):
         wrong.append(
             f"train.batchnorm = train: each process would normalize {config.backbone} by the statistics of "
             "its part of a batch; give train.batchnorm=frozen, or run in one process"

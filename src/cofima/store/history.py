@@ -56,7 +56,7 @@ class HistoryRow(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Kind = "task"
+    kind: Kind
     task: Count
     """Number of tasks learned so far, this one included."""
     date: str = ""

@@ -1,14 +1,14 @@
-"""Checkpoints in the middle of a task: a run that was killed goes on at the last step that was written.
+"""Checkpoints in the middle of a task: a run that was killed resumes at the last step written.
 
 The batch loop calls the hooks of :class:`Checkpoint`, which do nothing. A run passes a
-:class:`RunCheckpoint`, which writes now and then, and finds what an earlier process wrote. A run that was
-killed at any step, even with kill -9 while it wrote, ends with the same bits as one that never was. For that
+:class:`RunCheckpoint`, which writes now and then, and resumes what an earlier process wrote. A run that was
+killed at any step, even with kill -9 during a write, ends with the same bits as one that was not. For that
 
 - everything that a step changes is written: weights and buffers, the optimizer and its schedule, the random
   generators, and what the method itself changes (:meth:`Learner.task_state`);
-- what follows from the configuration and the seed alone is not: the order of the images, say, is drawn again;
+- what follows from the configuration and the seed alone is not: the order of the images is drawn again;
 - tensors and description are one file, which is written aside, flushed, and renamed: there is always either
-  the checkpoint before or this one, and never one file of each.
+  the previous checkpoint or this one, never a mixture.
 """
 
 import hashlib
@@ -36,28 +36,28 @@ from cofima.weights.mmap import create_mapped, spec_of
 
 FORMAT = 2
 FILE = "checkpoint.safetensors"
-EVERY = 60.0  # seconds between two writings, at least; COFIMA_INFLIGHT says otherwise
-SHARE = 0.02  # of the time may go into writing, at most
-SLOW = 100e6  # bytes a second: what a disk is taken to write before it was measured
+EVERY = 60.0  # seconds between two checkpoints, at least; COFIMA_INFLIGHT overrides it
+MAX_SHARE = 0.02  # of the time that may go into writing
+ASSUMED_SPEED = 100e6  # bytes a second: the disk, before the first checkpoint was timed
 
 
 class Learner(Protocol):
-    """A method, as far as a checkpoint deals with it."""
+    """Interface of a method to checkpoints."""
 
     def task_state(self) -> dict[str, Tensor]:
         """Return what the steps so far have changed in the method itself, beside the network."""
 
     def restore_task_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what :meth:`task_state` returned."""
+        """Restore what :meth:`task_state` returned."""
 
     def seconds_so_far(self) -> dict[str, float]:
-        """Return the seconds that each phase of the task has taken so far."""
+        """Return the seconds of each phase of the task so far."""
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
-        """Count seconds of phases, such as those that an earlier process spent on the task."""
+        """Add seconds to phases, such as those that an earlier process spent on the task."""
 
     def note(self, text: str) -> None:
-        """Say something to the user, and keep it in the history."""
+        """Tell the user something, and keep it in the history."""
 
 
 class Checkpoint:
@@ -67,10 +67,10 @@ class Checkpoint:
     """Epochs of the task's training, where an earlier process completed it."""
 
     def start_task(self, index: int, parent: str) -> None:
-        """Begin a task, from the state that ``parent`` identifies; the next training belongs to it."""
+        """Begin a task from the generation that ``parent`` identifies; the next training belongs to it."""
 
     def begin(self, net: nn.Module, optimizer: Optimizer, schedule: LRScheduler) -> int:
-        """Begin a training, where it was left if it was; return its first epoch."""
+        """Begin a training, or resume it; return its first epoch."""
         return 0
 
     def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
@@ -78,7 +78,7 @@ class Checkpoint:
         return 0
 
     def offer(self, step: int) -> None:
-        """Offer a place where the training can be left: so many steps of the epoch are done."""
+        """Allow a checkpoint here: so many steps of the epoch are done."""
 
     def end(self) -> None:
         """End the training: it is complete."""
@@ -90,14 +90,14 @@ NO_CHECKPOINT = Checkpoint()
 class RunCheckpoint(Checkpoint):
     """Checkpoint of the first training of each task of a run, in a folder.
 
-    A method that trains twice in a task repeats the second training: the file still holds what the first
-    came to.
+    If a method trains twice in a task, a resumed run repeats the second training: the file holds the
+    result of the first.
 
     Args:
-        folder: Where it is written.
+        folder: Folder of the checkpoint.
         learner: The method.
-        facts: What is written with it. ``environment`` names what the last bits of a result depend on.
-        every: Seconds between two writings, at least.
+        facts: Stored in the description. ``environment`` is what the last bits of a result depend on.
+        every: Seconds between two checkpoints, at least.
     """
 
     def __init__(self, folder: Path, learner: Learner, facts: dict[str, Any], every: float = EVERY) -> None:
@@ -108,12 +108,12 @@ class RunCheckpoint(Checkpoint):
         self.fresh = self.failed = False
 
     def start_task(self, index: int, parent: str) -> None:
-        """Begin a task: its first training is the one to keep."""
+        """Begin a task: its first training is the one that is written."""
         self.task = {"task": index, "parent": parent}
         self.fresh, self.failed, self.epochs_before = True, False, 0
 
     def begin(self, net: nn.Module, optimizer: Optimizer, schedule: LRScheduler) -> int:
-        """Begin a training, where it was left if it was."""
+        """Begin a training, or resume it from the checkpoint."""
         self.training = Training(net, optimizer, schedule) if self.fresh else None
         self.fresh = False
         if self.training is None:
@@ -122,7 +122,7 @@ class RunCheckpoint(Checkpoint):
         weights = sum(value.numel() * value.element_size() for value in net.state_dict().values())
         self.budget.start(2 * weights)  # and as much for the optimizer
         self._resume(self.training)
-        # From here on a signal waits for offer(): in the middle of a step there is nothing to write.
+        # From here on a signal waits for offer(): in the middle of a step there is no state to write.
         signals.defer(True)
         if not self.training.complete:
             return self.training.epoch
@@ -130,11 +130,11 @@ class RunCheckpoint(Checkpoint):
         return sys.maxsize
 
     def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
-        """Begin an epoch, or go on in the one where the training was left."""
+        """Begin an epoch, or resume the one that was interrupted."""
         return self.training.begin_epoch(epoch, augment, losses) if self.training is not None else 0
 
     def offer(self, step: int) -> None:
-        """Write if it is time, or if somebody wants to leave."""
+        """Write if it is time, or if a signal asks the run to stop."""
         if self.training is None:
             return
         self.training.step = step
@@ -143,7 +143,7 @@ class RunCheckpoint(Checkpoint):
             self._leave()
 
     def end(self) -> None:
-        """Write what the training came to, if it is time: what follows may take long as well."""
+        """Write the trained weights if it is time: what follows (Fisher, alignment) may take long as well."""
         if self.training is None:
             return
         if not self.training.complete and self._wanted():
@@ -161,13 +161,13 @@ class RunCheckpoint(Checkpoint):
             raise signals.Interrupted(asked)
 
     def _write(self, training: "Training") -> None:
-        """Write the checkpoint. If that fails the training goes on, and the user is told once."""
+        """Write the checkpoint; if that fails, tell the user once and go on."""
         start = time.monotonic()
         own = {f"method.{key}": value for key, value in self.learner.task_state().items()}
         tensors = training.tensors() | own
-        said = {"format": FORMAT, "seconds": self.learner.seconds_so_far()}
+        description = {"format": FORMAT, "seconds": self.learner.seconds_so_far()}
         try:
-            write(self.folder, tensors, self.facts | self.task | training.plain() | said)
+            write(self.folder, tensors, self.facts | self.task | training.plain() | description)
         except CofimaError as error:
             if not self.failed:
                 self.learner.note(
@@ -180,28 +180,28 @@ class RunCheckpoint(Checkpoint):
         self.budget.spend(seconds, sum(value.numel() * value.element_size() for value in tensors.values()))
 
     def _resume(self, training: "Training") -> None:
-        """Take up the checkpoint of this task, if it is whole and fits; else remove it, and say why."""
+        """Load the checkpoint of this task if it is intact and fits; otherwise remove it, and say why."""
         try:
-            said = read_description(self.folder)
-            if said is None:
+            description = read_description(self.folder)
+            if description is None:
                 return
-            if said.get("format") != FORMAT:
+            if description.get("format") != FORMAT:
                 raise ValueError("another version of cofima wrote it")
-            if any(said.get(key) != value for key, value in self.task.items()):
+            if any(description.get(key) != value for key, value in self.task.items()):
                 remove(self.folder)  # the task has been learned since, or the one before it undone
                 return
-            tensors = read_tensors(self.folder, said)
+            tensors = read_tensors(self.folder, description)
             if misfit := training.misfit(tensors):
                 raise ValueError(misfit)
         except ValueError as error:
             self.learner.note(f"the state in the middle of this task was not taken up: {error}")
             remove(self.folder)
             return
-        self._note_environment(said["environment"])
-        training.load(tensors, said)
+        self._note_environment(description["environment"])
+        training.load(tensors, description)
         own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
         self.learner.restore_task_state(own)
-        self.learner.add_seconds(said["seconds"])
+        self.learner.add_seconds(description["seconds"])
 
     def _note_environment(self, before: dict[str, Any]) -> None:
         now = self.facts["environment"]
@@ -211,16 +211,16 @@ class RunCheckpoint(Checkpoint):
 
 
 class Budget:
-    """The time that may go into writing.
+    """Schedule of checkpoints.
 
-    A writing costs time in proportion to the network. It waits until there is enough to lose, ``every``
-    seconds, and until all writing, the next one included, is a small share of the time since the start.
+    The cost of one grows with the network. So it is due only after ``every`` seconds, and once all
+    writing, the next included, is at most ``MAX_SHARE`` of the time since the start.
     """
 
     def __init__(self, every: float) -> None:
         self.every = every
         self.began = self.last = self.next = time.monotonic()
-        self.cost, self.rate = 0.0, 1 / SLOW
+        self.cost, self.rate = 0.0, 1 / ASSUMED_SPEED
 
     def start(self, size: int) -> None:
         """Begin a training whose checkpoint takes about ``size`` bytes."""
@@ -232,21 +232,21 @@ class Budget:
         return time.monotonic() >= self.next
 
     def spend(self, seconds: float, size: int) -> None:
-        """Count a writing of ``size`` bytes; the next is expected to take as long."""
+        """Count a checkpoint of ``size`` bytes; the next is expected to take as long."""
         self.last = time.monotonic()
         self.cost, self.rate = self.cost + seconds, seconds / size
         self._plan(size)
 
     def _plan(self, size: int) -> None:
-        self.next = max(self.last + self.every, self.began + (self.cost + size * self.rate) / SHARE)
+        self.next = max(self.last + self.every, self.began + (self.cost + size * self.rate) / MAX_SHARE)
 
 
-SCHEDULE = ("last_epoch", "_step_count", "_last_lr")  # the rest is made anew from the options
+SCHEDULE = ("last_epoch", "_step_count", "_last_lr")  # the rest follows from the options
 
 
 @dataclass
 class Training:
-    """A training between two of its steps: everything that a step changes."""
+    """State of a training between two steps: everything that a step changes."""
 
     net: nn.Module
     optimizer: Optimizer
@@ -257,10 +257,10 @@ class Training:
     augment: torch.Generator | None = None
     losses: Tensor | None = None
     resumed: dict[str, Tensor] | None = None
-    """What belongs to the epoch that was left, until it begins."""
+    """Tensors of the interrupted epoch, until :meth:`begin_epoch` restores them."""
 
     def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
-        """Begin an epoch, or put back what belongs to the one that was left; return its steps done."""
+        """Begin an epoch, or restore the interrupted one; return the number of its steps done."""
         self.augment, self.losses = augment, losses
         if self.resumed is None:
             self.epoch, self.step = epoch, 0
@@ -271,7 +271,7 @@ class Training:
         return self.step
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors; a complete training needs its optimizer no more."""
+        """Return the tensors; a complete training no longer needs its optimizer."""
         found = {f"net.{key}": value for key, value in self.net.state_dict().items()}
         # Dropout and stochastic depth draw from the global generators; augmentation from one of its own.
         found["chance"] = torch.get_rng_state()
@@ -288,7 +288,7 @@ class Training:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """Return the rest, which is plain."""
+        """Return the rest, as JSON-able values."""
         schedule, optimizer = self.schedule.state_dict(), self.optimizer.state_dict()
         plain = [
             [index, name, value]
@@ -306,7 +306,7 @@ class Training:
         }
 
     def misfit(self, tensors: dict[str, Tensor]) -> str:
-        """Return why tensors are not of this network, or nothing."""
+        """Return the reason why tensors do not fit this network, or an empty string."""
         there = {key: value for key, value in tensors.items() if key.startswith("net.")}
         mine = {f"net.{key}": value for key, value in self.net.state_dict().items()}
         if odd := sorted(there.keys() ^ mine.keys()):
@@ -314,32 +314,38 @@ class Training:
         odd = [key for key, value in mine.items() if there[key].shape != value.shape]
         return f"{odd[0]} has another shape" if odd else ""
 
-    def load(self, tensors: dict[str, Tensor], said: dict[str, Any]) -> None:
-        """Go back to where :meth:`tensors` and :meth:`plain` were taken; see :meth:`misfit` first."""
-        self.epoch, self.step, self.complete = said["epoch"], said["step"], said["complete"]
+    def load(self, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
+        """Restore what :meth:`tensors` and :meth:`plain` returned; check :meth:`misfit` first."""
+        self.epoch, self.step, self.complete = (
+            description["epoch"],
+            description["step"],
+            description["complete"],
+        )
         net = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
-        self.net.load_state_dict(net)  # into the memory that is there: optimizer and method hold it too
+        self.net.load_state_dict(net)  # in place: optimizer and method refer to the same tensors
         torch.set_rng_state(tensors["chance"])
         if "chance_cuda" in tensors and (device := self._device()).type == "cuda":
             torch.cuda.set_rng_state(tensors["chance_cuda"], device)
         if self.complete:
             return
         self.resumed = {key: tensors[key] for key in ("augment", "losses")}
-        self.schedule.load_state_dict(said["schedule"])
+        self.schedule.load_state_dict(description["schedule"])
         self.optimizer.load_state_dict(
-            {"state": self._optimizer(tensors, said), "param_groups": said["groups"]}
+            {"state": self._optimizer(tensors, description), "param_groups": description["groups"]}
         )
-        # A schedule warns if it steps before its optimizer did, which it did in another process.
+        # A schedule warns if it steps before its optimizer; here the optimizer stepped in another process.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
 
-    def _optimizer(self, tensors: dict[str, Tensor], said: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    def _optimizer(
+        self, tensors: dict[str, Tensor], description: dict[str, Any]
+    ) -> dict[int, dict[str, Any]]:
         state: dict[int, dict[str, Any]] = {}
         moved = [weight for group in self.optimizer.param_groups for weight in group["params"]]
         for key, value in tensors.items():
             if key.startswith("optimizer."):
                 _, number, name = key.split(".", 2)
                 state.setdefault(int(number), {})[name] = _like(value, moved[int(number)])
-        for number, name, value in said["optimizer"]:
+        for number, name, value in description["optimizer"]:
             state.setdefault(number, {})[name] = value
         return state
 
@@ -348,10 +354,10 @@ class Training:
 
 
 def _like(value: Tensor, weight: Tensor) -> Tensor:
-    """Lay a copy out in memory as its weight is.
+    """Return a copy with the memory layout of its weight.
 
-    A file holds tensors row by row, but a momentum buffer has the layout of its weight, which convolutions
-    turn into channels-last; arithmetic over two layouts takes another path and may round otherwise.
+    A file holds tensors row by row, but a momentum buffer has the layout of its weight, which may be
+    channels-last; arithmetic over two layouts takes another path and may round differently.
     """
     if value.shape != weight.shape or not value.ndim:
         return value.clone()
@@ -359,7 +365,7 @@ def _like(value: Tensor, weight: Tensor) -> Tensor:
 
 
 def interval() -> float | None:
-    """Return the seconds between two writings that the environment asks for, or None for no writing."""
+    """Return the seconds between two checkpoints, from the environment; None turns them off."""
     text = os.environ.get("COFIMA_INFLIGHT", "")
     try:
         return None if text == "off" else float(text or EVERY)
@@ -368,33 +374,37 @@ def interval() -> float | None:
 
 
 def pending(folder: Path, parent: str) -> dict[str, Any]:
-    """Return the description of the task in progress: {} unless it went out from the state ``parent``."""
+    """Return the description of the task in progress; {} unless it started from generation ``parent``."""
     try:
-        said = read_description(folder) or {}
+        description = read_description(folder) or {}
     except ValueError:
-        return {}  # the run says so when it does not take it up
-    return said if said.get("parent") == parent else {}
+        return {}  # the run reports it when it tries to resume
+    return description if description.get("parent") == parent else {}
 
 
-def describe(said: dict[str, Any]) -> str:
-    """Return where the task in progress is, in words."""
-    within = "after its training" if said["complete"] else f"epoch {said['epoch'] + 1}, step {said['step']}"
-    return f"task {said['task'] + 1}, {within}"
+def describe(description: dict[str, Any]) -> str:
+    """Return the position in the task, in words."""
+    within = (
+        "after its training"
+        if description["complete"]
+        else f"epoch {description['epoch'] + 1}, step {description['step']}"
+    )
+    return f"task {description['task'] + 1}, {within}"
 
 
-def write(folder: Path, tensors: dict[str, Tensor], said: dict[str, Any]) -> None:
-    """Write tensors one by one, without a copy of them all; an error leaves what was there before."""
-    text = json.dumps(said | {"tensors": fingerprint(tensors)})
+def write(folder: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
+    """Write tensors one by one, without a copy of them all; after an error the previous file is intact."""
+    text = json.dumps(description | {"tensors": fingerprint(tensors)})
     header = {"description": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     kinds = {key: spec_of(value) for key, value in tensors.items()}
-    clear_aside(folder)  # as large as a checkpoint, of a process that was killed while it wrote
+    clear_aside(folder)  # what a process killed during a write left, as large as a checkpoint
     with write_aside(folder / FILE) as aside, create_mapped(aside, kinds, header) as file:
         for key, value in tensors.items():
             file.put(key, 0, value.detach().cpu().contiguous().reshape(-1))
 
 
 def read_description(folder: Path) -> dict[str, Any] | None:
-    """Return what is said of the tensors, None if there are none; a ValueError says what is wrong."""
+    """Return the description of the checkpoint, None if there is none; raise ValueError if it is damaged."""
     if not (folder / FILE).is_file():
         return None
     try:
@@ -405,17 +415,17 @@ def read_description(folder: Path) -> dict[str, Any] | None:
     text = header.get("description", "")
     if header.get("sha256") != hashlib.sha256(text.encode()).hexdigest():
         raise ValueError("its description is not what was written (sha256 differs)")
-    said: dict[str, Any] = json.loads(text)
-    return said
+    description: dict[str, Any] = json.loads(text)
+    return description
 
 
-def read_tensors(folder: Path, said: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of which this was said; a ValueError says what is wrong with them."""
+def read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors that a description belongs to; raise ValueError if they are damaged."""
     try:
         tensors = load_file(folder / FILE)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"its tensors cannot be read: {error}") from error
-    if fingerprint(tensors) != said["tensors"]:
+    if fingerprint(tensors) != description["tensors"]:
         raise ValueError("its tensors are not what was written (sha256 differs)")
     return tensors
 

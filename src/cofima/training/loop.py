@@ -15,7 +15,7 @@ from cofima.models.net import Net
 from cofima.training.context import NO_HOOKS, Batch, Context, Hooks, Loss
 from cofima.training.options import TrainOptions
 
-CHECK_EVERY = 50  # steps between two looks at the loss
+CHECK_EVERY = 50  # steps between two checks of the loss
 
 ADVICE = (
     "the state after the task before is kept. Try a smaller train.lr or train.backbone_lr_scale "
@@ -33,9 +33,17 @@ def sgd(
     optimizer: Optimizer | None = None,
     hooks: Hooks = NO_HOOKS,
 ) -> None:
-    """Train ``net`` on ``images`` for the epochs that ``context.train`` says.
+    """Train ``net`` on ``images`` for ``context.train.epochs`` epochs.
 
-    Another ``optimizer`` than SGD keeps its rates, but for milestones that were asked for.
+    Args:
+        net: The network; it is in evaluation mode afterwards.
+        images: Training images.
+        loss: Loss of a batch.
+        context: Settings, random streams, device and progress.
+        task: Index of the task: it names the random streams.
+        after_step: Called after each optimizer step.
+        optimizer: Instead of SGD. It keeps its rates, unless milestones are configured explicitly.
+        hooks: Checkpoint and callbacks.
     """
     how, seeds, checkpoint = context.train, context.seeds, hooks.checkpoint
     if optimizer is None:
@@ -47,13 +55,13 @@ def sgd(
     loss = distributed.synchronized(net, loss)
     net.train()
     # A frozen backbone computes as at test time: dropout would only add noise to features that stay.
-    net.backbone.train(bool(moving(net.backbone)))
+    net.backbone.train(bool(trainable(net.backbone)))
     if how.batchnorm == "frozen":
-        for layer in norms(net):
+        for layer in batchnorm_layers(net):
             layer.eval()
     for epoch in range(checkpoint.begin(net, optimizer, schedule), how.epochs):
-        # Streams of their own for each epoch: the order of images then does not depend on how much chance
-        # augmentation or dropout have used, and an epoch can be resumed without running those before it.
+        # Each epoch has random streams of its own: the order of images then does not depend on how many
+        # numbers augmentation or dropout drew, and an epoch is resumed without running those before it.
         augment = seeds.generator("augment", task, epoch)
         loader = seeds.generator("loader", task, epoch)
         steps = batches(len(images), how.batch_size, loader, repeats(images, how.balance, loader))
@@ -64,28 +72,28 @@ def sgd(
         for step, index in enumerate(left, done):
             batch = make_batch(images, index, context, augment)
             with half:
-                value = loss(batch) * batch.shard.weight
+                value = loss(batch) * batch.shard.weight  # shards may differ in size by one image
             optimizer.zero_grad()
             torch.autograd.backward(value)
             optimizer.step()
-            losses[step] = value.detach()  # read later: each look at it makes a GPU wait
+            losses[step] = value.detach()  # stays on the device: reading each would make the GPU wait
             if after_step is not None:
                 after_step(batch)
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
-                refuse_divergence(
+                check_losses(
                     distributed.all_reduce_sum(losses[: step + 1].clone()) / distributed.world_size(),
                     task,
                     epoch,
                 )
-            checkpoint.offer(step + 1)  # last: now weights, optimizer and method are of the same step
+            checkpoint.offer(step + 1)  # last: weights, optimizer and method are now of the same step
         if hooks.on_epoch is not None:
             mean = distributed.all_reduce_sum(losses.clone()) / distributed.world_size()
             hooks.on_epoch(task, epoch, mean, [float(group["lr"]) for group in optimizer.param_groups])
         schedule.step()
         if hooks.stop is not None and hooks.stop():
             break
-    refuse_broken(net, task)
-    net.zero_grad()  # as large as the network, and of no use to what comes next
+    check_weights(net, task)
+    net.zero_grad()  # frees as much memory as the network has, which Fisher information will need
     net.eval()
     checkpoint.end()
 
@@ -99,10 +107,10 @@ def make_batch(images: Images, index: Tensor, context: Context, augment: torch.G
 
 
 def make_optimizer(net: Net, how: TrainOptions) -> torch.optim.SGD:
-    """Return SGD over what may move: the backbone slowly, the head at the full rate."""
+    """Return SGD over the trainable parameters: the backbone slowly, the head at the full rate."""
     groups = [
-        {"params": moving(net.backbone), "lr": how.lr * how.backbone_lr_scale},
-        {"params": moving(net.head), "lr": how.lr},
+        {"params": trainable(net.backbone), "lr": how.lr * how.backbone_lr_scale},
+        {"params": trainable(net.head), "lr": how.lr},
     ]
     return torch.optim.SGD(groups, lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
 
@@ -110,25 +118,25 @@ def make_optimizer(net: Net, how: TrainOptions) -> torch.optim.SGD:
 def make_schedule(
     optimizer: torch.optim.Optimizer, how: TrainOptions
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Return how the learning rates fall, epoch by epoch."""
+    """Return the schedule of the learning rates, stepped once an epoch."""
     if how.schedule == "cosine":
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(how.epochs, 1))
     return torch.optim.lr_scheduler.MultiStepLR(optimizer, how.decays, how.gamma)
 
 
 def batches(count: int, size: int, generator: torch.Generator, repeats: Tensor | None = None) -> list[Tensor]:
-    """Deal shuffled indices into batches, each as often as ``repeats`` says."""
+    """Split shuffled indices into batches; ``repeats`` is how often each index occurs."""
     if repeats is None:
-        return _deal(torch.randperm(count, generator=generator), size)
+        return _split(torch.randperm(count, generator=generator), size)
     index = torch.repeat_interleave(repeats)
-    return _deal(index[torch.randperm(len(index), generator=generator)], size)
+    return _split(index[torch.randperm(len(index), generator=generator)], size)
 
 
 def repeats(images: Images, balance: float, generator: torch.Generator) -> Tensor | None:
     """Return how often each image is seen in an epoch, or None where that is once.
 
-    A class of n images, where the largest has N, is seen (N/n)^balance times as often; what is left
-    after whole times is left to chance.
+    A class of n images, where the largest has N, is seen (N/n)^balance times as often; the fraction
+    beyond a whole number is a probability.
     """
     if not balance or not isinstance(images, ImageSet):
         return None
@@ -141,21 +149,23 @@ def repeats(images: Images, balance: float, generator: torch.Generator) -> Tenso
 def plain_batches(
     images: Images, context: Context, label: str, part: distributed.Shard | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield every image once, or of a part of them, in order, as it is seen at test time."""
+    """Yield images with labels once, in order, without augmentation: all of them, or those of a shard."""
     part = part or distributed.full_shard(len(images))
-    index = in_order(part.stop - part.start, distributed.largest_shard(context.train.batch_size), part.start)
+    index = ordered_batches(
+        part.stop - part.start, distributed.largest_shard(context.train.batch_size), part.start
+    )
     for at in context.progress.track(index, len(index), label):
         pixels, labels = images.batch(at)
         yield context.view.test(pixels.to(context.device)), labels.to(context.device)
 
 
-def in_order(count: int, size: int, start: int = 0) -> list[Tensor]:
-    """Deal ``count`` indices from ``start`` on into batches."""
-    return _deal(torch.arange(start, start + count), size)
+def ordered_batches(count: int, size: int, start: int = 0) -> list[Tensor]:
+    """Split ``count`` indices from ``start`` on into batches, in order."""
+    return _split(torch.arange(start, start + count), size)
 
 
-def refuse_divergence(losses: Tensor, task: int, epoch: int) -> None:
-    """Stop at the first loss that is not a number; nothing of this task has been written."""
+def check_losses(losses: Tensor, task: int, epoch: int) -> None:
+    """Raise at the first loss that is not finite; nothing of this task has been written."""
     bad = (~torch.isfinite(losses)).nonzero()
     if len(bad):
         step = int(bad[0, 0])
@@ -163,15 +173,15 @@ def refuse_divergence(losses: Tensor, task: int, epoch: int) -> None:
         raise CofimaError(f"the loss became {float(losses[step])} {where}; {ADVICE}")
 
 
-def refuse_broken(net: nn.Module, task: int) -> None:
-    """Stop if a weight is not a number: the loss of the last step was taken before its update."""
+def check_weights(net: nn.Module, task: int) -> None:
+    """Raise if a weight is not finite: the loss of the last step was computed before its update."""
     sums = [value.sum() for value in net.state_dict().values() if value.is_floating_point()]
     if sums and not bool(torch.stack([torch.isfinite(s) for s in sums]).all()):
         raise CofimaError(f"weights became infinite in the last step of task {task + 1}; {ADVICE}")
 
 
-def _deal(order: Tensor, size: int) -> list[Tensor]:
-    """Cut into batches; a lone last image joins the batch before (BatchNorm needs two to train)."""
+def _split(order: Tensor, size: int) -> list[Tensor]:
+    """Split into batches; a single last image joins the batch before (BatchNorm needs two to train)."""
     dealt = list(torch.split(order, size))
     if len(dealt) > 1 and len(dealt[-1]) == 1:
         dealt[-2:] = [torch.cat(dealt[-2:])]
@@ -179,9 +189,9 @@ def _deal(order: Tensor, size: int) -> list[Tensor]:
 
 
 @contextmanager
-def frozen(module: nn.Module, still: bool) -> Iterator[None]:
-    """Keep a module's weights from moving within, if ``still``."""
-    held = moving(module) if still else []
+def frozen(module: nn.Module, freeze: bool) -> Iterator[None]:
+    """Freeze a module's trainable parameters within the context, if ``freeze``."""
+    held = trainable(module) if freeze else []
     for parameter in held:
         parameter.requires_grad_(False)
     try:
@@ -191,12 +201,12 @@ def frozen(module: nn.Module, still: bool) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def norms(module: nn.Module) -> list[_BatchNorm]:
-    """Return the layers of batch normalization that keep statistics."""
+def batchnorm_layers(module: nn.Module) -> list[_BatchNorm]:
+    """Return the batch normalization layers that keep running statistics."""
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
     return [layer for layer in layers if layer.running_mean is not None]
 
 
-def moving(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that are not frozen."""
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that require gradients."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -423,7 +423,7 @@ def test_every_cell_of_the_recipes_has_its_line(recipe, key):
             preprocess={"preset": "slca"},
             planned_tasks=1,
         )
-        step = HistoryRow(task=1, classes=["a"], accuracy=[90.0], sizes=[10])
+        step = HistoryRow(kind="task", task=1, classes=["a"], accuracy=[90.0], sizes=[10])
         found = place(report.Run(Path(), Path(), made, [step]), LAYOUTS[key], paper_settings)
         assert isinstance(found, Placed), found
         lines.add(found.line)

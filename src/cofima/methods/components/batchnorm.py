@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from cofima.training.loop import norms
+from cofima.training.loop import batchnorm_layers
 
 
 def statistics_moved(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
@@ -17,7 +17,7 @@ def statistics_moved(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bo
 @torch.no_grad()
 def refresh_batchnorm(net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> bool:
     """Replace running means and variances by their average over ``batches``; return False without any."""
-    layers = norms(net)
+    layers = batchnorm_layers(net)
     if not layers:
         return False
     momenta = [layer.momentum for layer in layers]

@@ -12,7 +12,7 @@ from cofima.data.stream import Task
 from cofima.methods.state import Entry
 from cofima.models.net import Net
 from cofima.training.context import Context
-from cofima.training.loop import batches, in_order, plain_batches
+from cofima.training.loop import batches, ordered_batches, plain_batches
 from cofima.weights.fisher.diagonal import diagonal_fisher
 from cofima.weights.ops import Weights
 
@@ -81,7 +81,7 @@ def add_fisher(total: Weights, fisher: Weights) -> Weights:
 
 def _drawn(part: distributed.Shard, batch: int, generator: torch.Generator) -> Iterator[float]:
     """Return what decides the labels of this part's images: what one process would draw for them."""
-    sizes = [len(at) for at in in_order(part.whole, batch)]
+    sizes = [len(at) for at in ordered_batches(part.whole, batch)]
     numbers = [torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes]
     return iter(torch.cat(numbers)[part.rows].tolist())
 

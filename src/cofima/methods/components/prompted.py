@@ -18,7 +18,7 @@ from cofima.methods.components.prompts import PROMPTS, Pool, adam
 from cofima.methods.state import Entry
 from cofima.training.context import Batch
 from cofima.training.evaluate import Score, evaluate
-from cofima.training.loop import moving, plain_batches
+from cofima.training.loop import plain_batches, trainable
 
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0)]
@@ -54,7 +54,7 @@ class Prompted(Method):
 
     def optimizer(self) -> Optimizer:
         """Return a new Adam over all that is not frozen."""
-        return adam(moving(self.net), self.lr * self.context.train.batch_size / 256, self.clip)
+        return adam(trainable(self.net), self.lr * self.context.train.batch_size / 256, self.clip)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the local cross-entropy, less ``gamma`` times the similarity of the keys in use."""
