@@ -55,7 +55,7 @@ def test_recipes_are_learned(in_process: list[str], tmp_path: Path, pretrained: 
         (["path", "EMPTY"], "is not a model folder"),
         (["lambda", "nothing.yaml"], "no configuration file nothing.yaml"),
         (["backbones", "demo.yaml"], "--backbones: give two or more"),
-        (["path", "RUN", "--out", "FILE"], "cannot be made"),
+        (["path", "RUN", "--out", "FILE"], "cannot be created"),
     ],
 )
 def test_a_mistake_is_one_message(words: list[str], said: str, kept: Any, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from cofima.analysis.evaluate_at import Points, fewer, measure, spread
+from cofima.analysis.evaluate_at import Evaluator, fewer, measure, spread
 from cofima.analysis.landscape import axis, landscape, span, survey
-from cofima.analysis.path import Line, path, walk
+from cofima.analysis.path import MeasuredPath, measure_path, path
 from cofima.analysis.relearn import Relearned, relearn
 from cofima.analysis.run_folder import open_run
 from cofima.analysis.share import merge_and_measure
@@ -44,7 +44,7 @@ def task(request: pytest.FixtureRequest, kept: Any) -> Relearned:
 
 
 def test_the_ends_of_the_path_are_the_two_networks_exactly(task: Relearned) -> None:
-    line = walk(task, Points(task), [0.0, 0.5, 1.0], SILENT)
+    line = measure_path(task, Evaluator(task), [0.0, 0.5, 1.0], SILENT)
     for point, state in zip((line.measures[0], line.measures[-1]), ({}, task.trained), strict=True):
         right, losses = slowly(task, task.trained | (state or task.old))
         assert point.accuracy == right
@@ -60,22 +60,22 @@ def test_the_ends_of_the_path_are_the_two_networks_exactly(task: Relearned) -> N
 def test_aligned_the_path_of_coma_is_its_sweep(kept: Any) -> None:
     task = relearn(open_run(kept("coma", "resnet_test")), 3, SILENT)
     shares = [0.0, task.lam, 1.0]
-    line = walk(task, Points(task, "aligned"), shares, SILENT)
+    line = measure_path(task, Evaluator(task, "aligned"), shares, SILENT)
     assert [m.accuracy for m in line.measures] == [merge_and_measure(task, lam).accuracy for lam in shares]
     assert line.measures[1].accuracy == task.run.history[-1].accuracy
 
 
 def test_the_barrier_is_the_highest_rise_above_the_straight_line(task: Relearned) -> None:
-    line = walk(task, Points(task, images=4), [0.0, 0.25, 0.5, 1.0], SILENT)
+    line = measure_path(task, Evaluator(task, images=4), [0.0, 0.25, 0.5, 1.0], SILENT)
     losses = [m.loss_on("all") for m in line.measures]
     above = [losses[k] - (losses[0] + a * (losses[-1] - losses[0])) for k, a in enumerate(line.shares)]
     assert line.barrier("all") == pytest.approx(max(above))
     assert line.barrier("all") >= 0
-    assert Line([0, 1], [line.measures[0], line.measures[-1]]).barrier("old") == 0
+    assert MeasuredPath([0, 1], [line.measures[0], line.measures[-1]]).barrier("old") == 0
 
 
 def test_parts_are_means_over_images(task: Relearned) -> None:
-    found = measure(Points(task).net, task.seen, task.before.method.context)
+    found = measure(Evaluator(task).net, task.seen, task.before.method.context)
     sizes, right = found.sizes, found.accuracy
     assert found.accuracy_on("new") == pytest.approx(right[-1])
     assert found.accuracy_on("old") == pytest.approx(
@@ -94,7 +94,7 @@ def test_fewer_images_are_spread_over_all(task: Relearned) -> None:
 
 def test_the_grid_has_the_three_networks_with_what_they_reach(task: Relearned) -> None:
     flat, corners = span(task)
-    places = survey(Points(task), task, flat, corners, 5, SILENT)
+    places = survey(Evaluator(task), task, flat, corners, 5, SILENT)
     assert len(places) == 25
     named = {place.name: place for place in places if place.name}
     assert named.keys() == {"θ_0", "θ*_2", "θ_3"}

@@ -107,7 +107,7 @@ def test_the_sweep_has_a_row_for_each_share_and_one_for_the_run(kept: Any, tmp_p
     mean = sum(a * n for a, n in zip(row.accuracy, row.sizes, strict=True)) / sum(row.sizes)
     assert own["of_run"]
     assert own["accuracy_all"] == mean
-    assert "do not choose λ by them" in result.said[-1]
+    assert "do not choose λ by them" in result.summary[-1]
     files = result.write(tmp_path)
     assert [file.name for file in files] == ["lambda_posthoc.csv", "lambda_posthoc.svg"]
 

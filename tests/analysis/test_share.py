@@ -58,8 +58,8 @@ def test_lam_is_chosen_on_held_out_images_and_tested_apart(
     tested = read_run(tmp_path / "cells" / name(read(recipe, changes)))
     pairs = list(zip(tested.matrix[-1], tested.sizes, strict=True))
     assert first["test_last"] == sum(a * n for a, n in pairs) / sum(tested.sizes)
-    assert "chosen by" in result.said[0]
-    assert "on test images" in result.said[0]
+    assert "chosen by" in result.summary[0]
+    assert "on test images" in result.summary[0]
     again = sweep(recipe, [], how, tmp_path)
     assert len(in_process) == 16  # nothing is learned twice
     assert again.rows == result.rows

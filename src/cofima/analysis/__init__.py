@@ -1,5 +1,5 @@
-"""The paper's analyses: what averaging does to weights, losses and accuracies.
+"""The paper's analyses of averaging: its effect on weights, losses and accuracies.
 
-Each has a file for what is computed, draws with :mod:`cofima.analysis.plots`, and writes a figure and a CSV
-file of unrounded numbers.
+Each analysis has a module, draws with :mod:`cofima.analysis.plots`, and writes figures and a CSV file of
+unrounded numbers.
 """

@@ -1,4 +1,4 @@
-"""Runs side by side: other backbones, and backbones that were pre-trained beside those from scratch."""
+"""Comparisons of backbones, and of pre-trained weights with weights from scratch."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -116,7 +116,7 @@ def _over(runs: Sequence[Run] | None) -> Summary | None:
 
 
 def _refuse_mixture(runs: Sequence[Run]) -> None:
-    """Refuse runs that are not finished, or that learned other images or tasks than the first."""
+    """Raise for runs that are not finished, or learned other images or tasks than the first."""
     wrong = [f"{run.folder}: not finished ({run.state})" for run in runs if not run.finished]
     for run in runs[1:]:
         for what, ours, theirs in zip(_WHAT, _protocol(runs[0]), _protocol(run), strict=True):

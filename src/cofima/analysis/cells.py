@@ -1,4 +1,4 @@
-"""Runs that an analysis needs: cells of a grid, so that the same command goes on where it stopped."""
+"""Runs of an analysis, as cells of a grid: the same command continues after an interruption."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ from cofima.store.config import Config
 def configure(
     recipe: str, overrides: Sequence[str], cells: Iterable[Sequence[str]], taken: Sequence[str]
 ) -> list[Config]:
-    """Return a configuration for each cell's ``key=value`` items, laid over what the user gave.
+    """Return a configuration for each cell: the recipe, the user's overrides, the cell's own items.
 
-    Keys that the analysis sets itself (``taken``) are refused; all that is wrong is one error.
+    Overrides of keys that the analysis sets itself (``taken``) are refused; every problem is in one error.
     """
     wrong = [f"{item}: this is set by the analysis" for item in overrides if item.partition("=")[0] in taken]
     if wrong:
@@ -43,11 +43,13 @@ def recipe_methods(recipe: str) -> list[str]:
 
 
 def learn(cells: Sequence[Config], out: Path, jobs: int, progress: Progress) -> list[Run]:
-    """Learn every cell below ``out``; return the runs in their order, unless one failed."""
+    """Learn every cell below ``out``; return the runs in order, or raise if one failed."""
     outcome = run_grid(list({name(cell): cell for cell in cells}.values()), out, jobs, progress)
     if outcome.failed:
         lines = [f"{folder}: {fault}" for folder, fault in outcome.failed.items()]
-        raise problems("the grid of this analysis", [*lines, "the same command goes on with what is missing"])
+        raise problems(
+            "the grid of this analysis", [*lines, "the same command continues with the missing cells"]
+        )
     return [read(out / name(cell)) for cell in cells]
 
 

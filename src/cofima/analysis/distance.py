@@ -1,4 +1,4 @@
-r"""How far apart a run's weights are after each task: :math:`\lVert \theta^*_s - \theta^*_t \rVert_2`.
+r"""Distances between the weights of a run after each task: :math:`\lVert \theta^*_s - \theta^*_t \rVert_2`.
 
 Over the backbone's parameters; state 0 is the backbone before the first task.
 """
@@ -32,7 +32,7 @@ class Distances:
 
 
 def distance(folders: Sequence[Path], progress: Progress = SILENT) -> Result:
-    """Measure the distances between all states that runs kept, and draw one matrix a run."""
+    """Measure the distances between all states of runs, and draw one matrix per run."""
     found = [measure_distances(run, progress) for run in open_all(folders)]
     names = labels([each.run for each in found])
     drawn = [Matrix(label, each.matrix) for label, each in zip(names, found, strict=True)]
@@ -72,7 +72,7 @@ def measure_distances(run: RunFolder, progress: Progress = SILENT) -> Distances:
 
 
 def open_all(folders: Sequence[Path]) -> list[RunFolder]:
-    """Open all runs, and say everything that is wrong with any of them before anything is measured."""
+    """Open all runs; raise with every problem of any of them before anything is measured."""
     runs, wrong = [], []
     for folder in folders:
         try:
@@ -88,7 +88,7 @@ def open_all(folders: Sequence[Path]) -> list[RunFolder]:
 
 
 def labels(runs: Sequence[RunFolder]) -> list[str]:
-    """Name runs by their method, or by their folder where that does not tell them apart."""
+    """Name runs by their methods, or by their folders if methods repeat."""
     found = [run.label for run in runs]
     return found if len(set(found)) == len(found) else [run.folder.name for run in runs]
 

@@ -1,4 +1,4 @@
-"""Loss and accuracy of networks at any place between those of a run."""
+"""Loss and accuracy of networks at any point between those of a run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ _TASKS = {"old": slice(-1), "new": slice(-1, None), "all": slice(None)}
 
 @dataclass(frozen=True)
 class Measure:
-    """Accuracy (%) and cross-entropy over all classes seen, on each task, and how many images each has."""
+    """Accuracy (%) and cross-entropy over all classes seen, on each task, and its number of images."""
 
     accuracy: list[float]
     loss: list[float]
@@ -39,6 +39,11 @@ class Measure:
     def loss_on(self, part: str) -> float:
         """Return the loss over the images of earlier tasks (old), of the last (new), or of all."""
         return self._mean(self.loss, part)
+
+    def columns(self) -> dict[str, object]:
+        """Return accuracy and loss on each part, as columns of a CSV file."""
+        accuracy: dict[str, object] = {f"accuracy_{part}": self.accuracy_on(part) for part in PARTS}
+        return accuracy | {f"loss_{part}": self.loss_on(part) for part in PARTS}
 
     def _mean(self, values: list[float], part: str) -> float:
         sizes = self.sizes[_TASKS[part]]
@@ -60,7 +65,7 @@ def measure(predict: Callable[[Tensor], Tensor], seen: Sequence[Task], context: 
 
 
 def fewer(stream: Stream, images: int | None) -> Stream:
-    """Return the stream with at most so many test images a task, evenly spread over them."""
+    """Return the stream with at most ``images`` test images per task, evenly spread over them."""
     if images is None:
         return stream
     tasks = tuple(replace(task, test=spread(task.test, images)) for task in stream)
@@ -68,23 +73,23 @@ def fewer(stream: Stream, images: int | None) -> Stream:
 
 
 def spread(images: ImageSet, most: int) -> ImageSet:
-    """Return at most so many images, evenly spread over the set in its order."""
+    """Return at most ``most`` images, evenly spread over the set in its order."""
     if most >= len(images):
         return images
     return images.select(torch.arange(most) * len(images) // most)
 
 
-HeadChoice = Literal["raw", "aligned"]
+HeadKind = Literal["raw", "aligned"]
 
 
-class Points:
-    """Measure networks with the head that training left, or with one that is aligned to each of them.
+class Evaluator:
+    """Measure networks with the trained head (raw), or with a head aligned to each of them.
 
-    The raw head is the same wherever it is used, so that only the backbone makes a difference. Aligned,
-    each network gets what the method would give to it: Gaussians of the new classes, then an alignment.
+    The raw head is the same everywhere, so that only the backbone makes a difference. Aligned, each network
+    gets what the method would give it: Gaussians of the new classes, then an alignment.
     """
 
-    def __init__(self, task: Relearned, head: HeadChoice = "raw", images: int | None = None) -> None:
+    def __init__(self, task: Relearned, head: HeadKind = "raw", images: int | None = None) -> None:
         self.task, self.aligned = task, head == "aligned"
         method = task.before.method
         if self.aligned and not method.aligns_head:
@@ -97,7 +102,7 @@ class Points:
         self.stale = statistics_moved(task.old, task.trained)
 
     def measure(self, weights: Weights, *, statistics: bool = False) -> Measure:
-        """Measure these weights; batch normalisation is estimated anew unless they have ``statistics``."""
+        """Measure these weights; batch statistics are estimated anew unless ``statistics`` are theirs."""
         self.net.load_state_dict(weights)
         if self.stale and not statistics:
             refresh_batchnorm(self.net, plain_batches(self.task.task.train, self.context, "batch norm"))

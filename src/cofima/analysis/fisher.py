@@ -1,4 +1,4 @@
-r"""What Fisher information says of a merge: per layer, how old and new agree, and who gets which weight.
+r"""Fisher information of a merge per layer: overlap of old and new, and the shares that follow.
 
 Overlap is that of Kirkpatrick et al. (PNAS 2017): with both scaled to sum 1,
 :math:`\sum_i \sqrt{\hat F_i^{old} \hat F_i^{new}}`, 0 where they share nothing and 1 where they are equal.
@@ -24,7 +24,7 @@ from cofima.methods.components.aligned import Aligned
 from cofima.weights.average import new_share
 from cofima.weights.ops import Weights
 
-NEAR = 0.05  # a share below this, or this much below 1, leaves one side next to nothing
+NEAR = 0.05  # shares this close to 0 or 1 leave one side next to nothing
 BINS = 20
 
 
@@ -46,7 +46,7 @@ class LayerFisher:
 
 
 def fisher(folder: Path, task: int | None = None, progress: Progress = SILENT) -> Result:
-    """Measure the Fisher information that a task's merge had, per layer."""
+    """Measure the Fisher information of a task's merge, per layer."""
     run = open_run(folder)
     if not _uses_fisher(run.method):
         known = [name for name in methods.names() if _uses_fisher(methods.build(name))]
@@ -71,7 +71,7 @@ def _uses_fisher(method: Method) -> bool:
 
 
 def describe(task: Relearned) -> list[LayerFisher]:
-    """Describe all weights that both sides know, then each layer's."""
+    """Describe all weights that both sides have, then those of each layer."""
     both = [key for key in task.fisher_new if key in task.fisher_old]
     assert task.lam is not None
     lam = task.lam
@@ -105,7 +105,7 @@ def _describe(layer: str, keys: Sequence[str], old: Weights, new: Weights, lam: 
 
 
 def shares(old: Tensor, new: Tensor, lam: float) -> Tensor:
-    """Return the share of the new weights; the ends of ``lam`` leave nothing to the Fishers."""
+    """Return the share of the new weights; at 0 and 1, ``lam`` alone decides."""
     return torch.full_like(old, lam) if lam in (0, 1) else new_share(old, new, lam)
 
 

@@ -1,7 +1,7 @@
 r"""The plane through :math:`\theta_0`, :math:`\theta^*_{t-1}` and :math:`\theta_t`, measured on a grid.
 
 CoMA's :math:`\theta^*_t` lies on the line between the last two; that of CoFiMA lies beside the plane, and
-is drawn where it is nearest, with its distance. All places have the head that training left.
+is drawn at the nearest point, with its distance. All points have the trained head.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cofima.analysis.evaluate_at import NAMES, PARTS, HeadChoice, Measure, Points
+from cofima.analysis.evaluate_at import NAMES, Evaluator, HeadKind, Measure
 from cofima.analysis.output import Result
 from cofima.analysis.plane import Plane, through
-from cofima.analysis.plots import Relief, Spot, plane
+from cofima.analysis.plots import Spot, Surface, plane
 from cofima.analysis.relearn import Relearned, refuse_unsuited, relearn
 from cofima.analysis.run_folder import choose_task, open_run
 from cofima.core.progress import SILENT, Progress
@@ -35,8 +35,8 @@ class Corner:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place of the grid, and what was measured there."""
+class GridPoint:
+    """A point of the grid, and the measure there."""
 
     x: float
     y: float
@@ -49,17 +49,17 @@ def landscape(
     task: int | None = None,
     grid: int = 15,
     images: int | None = 200,
-    head: HeadChoice = "raw",
+    head: HeadKind = "raw",
     progress: Progress = SILENT,
 ) -> Result:
     """Measure the plane that a task's weights span with the pre-trained ones."""
     run = open_run(folder)
     refuse_unsuited(run)
     chosen = choose_task(run, task)
-    run.backbone(0)  # before anything is learned: the pre-trained weights must be there
+    run.backbone(0)  # raises, before any work, if the pre-trained weights are missing
     learned = relearn(run, chosen, progress)
     flat, corners = span(learned)
-    places = survey(Points(learned, head, images), learned, flat, corners, grid, progress)
+    places = survey(Evaluator(learned, head, images), learned, flat, corners, grid, progress)
     merged = corners[-1]
     title = f"{run.label}, task {chosen}"
     figures = {
@@ -72,7 +72,7 @@ def landscape(
 
 
 def span(task: Relearned) -> tuple[Plane, list[Corner]]:
-    """Return the plane through the three networks, and where they and the merged one lie in it."""
+    """Return the plane through the three networks, and the positions of these and the merged one."""
     t = task.task.index + 1
     old, trained, merged = (_parameters(task, w) for w in (task.old, task.trained, task.merged))
     start = {key: value.to(old[key].device) for key, value in task.run.backbone(0).items()}
@@ -83,9 +83,14 @@ def span(task: Relearned) -> tuple[Plane, list[Corner]]:
 
 
 def survey(
-    points: Points, task: Relearned, flat: Plane, corners: Sequence[Corner], grid: int, progress: Progress
-) -> list[Place]:
-    """Measure a grid whose lines pass through the three corners; these are measured as they are."""
+    evaluator: Evaluator,
+    task: Relearned,
+    flat: Plane,
+    corners: Sequence[Corner],
+    grid: int,
+    progress: Progress,
+) -> list[GridPoint]:
+    """Measure a grid whose lines pass through the three corners, which keep their own statistics."""
     xs, ys = (axis([getattr(c, name) for c in corners[:3]], grid) for name in ("x", "y"))
     at = {(c.x, c.y): c for c in corners[:3]}
     places = [(x, y) for y in ys for x in xs]
@@ -95,12 +100,12 @@ def survey(
         weights = flat.weights(x, y) if corner is None else corner.weights
         network = whole(task, weights, corner)
         name = "" if corner is None else corner.name
-        found.append(Place(x, y, name, points.measure(network, statistics=corner is not None)))
+        found.append(GridPoint(x, y, name, evaluator.measure(network, statistics=corner is not None)))
     return found
 
 
 def whole(task: Relearned, backbone: Weights, corner: Corner | None) -> Weights:
-    """Return a network with these parameters; statistics of a corner are its own, the head is as trained."""
+    """Return a network with these parameters, the statistics of its corner, and the trained head."""
     rest = task.trained
     if corner is not None and corner.name == "θ_0":
         rest = task.trained | {BACKBONE + key: value for key, value in task.run.start.items()}
@@ -110,7 +115,7 @@ def whole(task: Relearned, backbone: Weights, corner: Corner | None) -> Weights:
 
 
 def axis(values: Sequence[float], count: int) -> list[float]:
-    """Return so many places from end to end and a margin, equally spaced but for ``values`` among them."""
+    """Return ``count`` coordinates over the range of ``values`` and a margin, ``values`` among them."""
     low, high = min(values), max(values)
     margin = MARGIN * (high - low)
     places = np.linspace(low - margin, high + margin, count).tolist()
@@ -126,30 +131,21 @@ def _parameters(task: Relearned, network: Weights) -> Weights:
     return {key: network[BACKBONE + key] for key in task.run.parameters}
 
 
-def _rows(task: Relearned, places: Sequence[Place], merged: Corner, head: str) -> list[dict[str, object]]:
-    start: dict[str, object] = {
-        "run": str(task.run.folder),
-        "method": task.run.config.method,
-        "task": task.task.index + 1,
-        "head": head,
-    }
-    blank = {f"{kind}_{part}": "" for kind in ("accuracy", "loss") for part in PARTS}
+def _rows(task: Relearned, places: Sequence[GridPoint], merged: Corner, head: str) -> list[dict[str, object]]:
+    start = task.columns() | {"head": head}
     rows = [
-        start
-        | {"x": place.x, "y": place.y, "network": place.name, "beside": 0.0}
-        | {f"accuracy_{part}": place.found.accuracy_on(part) for part in PARTS}
-        | {f"loss_{part}": place.found.loss_on(part) for part in PARTS}
-        for place in places
+        start | {"x": p.x, "y": p.y, "network": p.name, "beside": 0.0} | p.found.columns() for p in places
     ]
-    return [
-        *rows,
-        start | {"x": merged.x, "y": merged.y, "network": merged.name, "beside": merged.away} | blank,
-    ]
+    blank = dict.fromkeys(places[0].found.columns(), "")
+    last = {"x": merged.x, "y": merged.y, "network": merged.name, "beside": merged.away}
+    return [*rows, start | last | blank]
 
 
-def _draw(places: Sequence[Place], corners: Sequence[Corner], title: str, part: str, *, loss: bool) -> str:
+def _draw(
+    places: Sequence[GridPoint], corners: Sequence[Corner], title: str, part: str, *, loss: bool
+) -> str:
     xs, ys = sorted({place.x for place in places}), sorted({place.y for place in places})
     value = {(p.x, p.y): p.found.loss_on(part) if loss else p.found.accuracy_on(part) for p in places}
     shown = "Loss" if loss else "Accuracy (%)"
-    relief = Relief(xs, ys, [[value[x, y] for x in xs] for y in ys], f"{shown} on {NAMES[part]}")
-    return plane(relief, [Spot(c.x, c.y, c.name) for c in corners], [], title)
+    surface = Surface(xs, ys, [[value[x, y] for x in xs] for y in ys], f"{shown} on {NAMES[part]}")
+    return plane(surface, [Spot(c.x, c.y, c.name) for c in corners], [], title)

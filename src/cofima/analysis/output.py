@@ -1,4 +1,4 @@
-"""What an analysis leaves: figures and a CSV file with unrounded numbers."""
+"""Files of an analysis: figures, and a CSV file of unrounded numbers."""
 
 import csv
 import io
@@ -15,15 +15,15 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Result:
-    """Rows of numbers, figures by their name, and what they say in a line or a few."""
+    """Rows of numbers, figures by name, and a summary of a few lines."""
 
     name: str
     rows: Sequence[Row]
     figures: dict[str, str] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
+    summary: list[str] = field(default_factory=list)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write everything into a folder, each file at once or not at all."""
+        """Write all files into a folder, each one atomically."""
         ready(folder)
         files = {f"{self.name}.csv": csv_text(self.rows)}
         files |= {f"{name}.svg": _on_white(svg) for name, svg in self.figures.items()}
@@ -33,15 +33,15 @@ class Result:
 
 
 def ready(folder: Path) -> None:
-    """Make a folder for results, or say why it cannot be; called before any work."""
+    """Create the folder of the results; raise if that is impossible. Called before any work."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CofimaError(f"--out {folder}: cannot be made ({error.strerror})") from error
+        raise CofimaError(f"--out {folder}: cannot be created ({error.strerror})") from error
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """Return rows as CSV; numbers are written so that reading them gives the same bits."""
+    """Return rows as CSV; floats are written with all digits, so that reading them is exact."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -50,6 +50,6 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def _on_white(svg: str) -> str:
-    """Put a white sheet behind a figure: dark letters can then be read on a dark page too."""
+    """Put a white background behind a figure: its dark text is then readable on a dark page."""
     start = svg.index(">") + 1
     return f'{svg[:start]}\n <rect width="100%" height="100%" fill="#ffffff"/>{svg[start:]}'

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cofima.analysis.evaluate_at import NAMES, PARTS, HeadChoice, Measure, Points
+from cofima.analysis.evaluate_at import NAMES, PARTS, Evaluator, HeadKind, Measure
 from cofima.analysis.output import Result
 from cofima.analysis.plots import Curve, Mark, curves
 from cofima.analysis.relearn import Relearned, refuse_unsuited, relearn
@@ -19,14 +19,14 @@ from cofima.weights.average import average
 
 
 @dataclass(frozen=True)
-class Line:
-    """What was measured at each share of the new weights."""
+class MeasuredPath:
+    """A measure at each share of the trained weights."""
 
     shares: list[float]
     measures: list[Measure]
 
     def barrier(self, part: str) -> float:
-        """Return how far the loss rises above the straight line between its ends; 0 where it does not."""
+        """Return the largest rise of the loss above the straight line between its ends, at least 0."""
         losses = [point.loss_on(part) for point in self.measures]
         pairs = zip(self.shares, losses, strict=True)
         return max(loss - (1 - a) * losses[0] - a * losses[-1] for a, loss in pairs)
@@ -36,16 +36,16 @@ def path(
     folder: Path,
     task: int | None = None,
     points: int = 11,
-    head: HeadChoice = "raw",
+    head: HeadKind = "raw",
     images: int | None = None,
     progress: Progress = SILENT,
 ) -> Result:
-    """Measure loss and accuracy along the line that a task's training went, end to end."""
+    """Measure loss and accuracy on the line from the weights before a task to those after its training."""
     run = open_run(folder)
     refuse_unsuited(run)
     learned = relearn(run, choose_task(run, task), progress)
     shares = [k / (points - 1) for k in range(points)]
-    line = walk(learned, Points(learned, head, images), shares, progress)
+    line = measure_path(learned, Evaluator(learned, head, images), shares, progress)
     said = [f"barrier on {NAMES[part]}: {line.barrier(part):.4g}" for part in PARTS]
     title = f"{run.label}, task {learned.task.index + 1}"
     figures = {
@@ -55,33 +55,28 @@ def path(
     return Result("path", _rows(line, learned, head), figures, said)
 
 
-def walk(task: Relearned, points: Points, shares: Sequence[float], progress: Progress) -> Line:
+def measure_path(
+    task: Relearned, evaluator: Evaluator, shares: Sequence[float], progress: Progress
+) -> MeasuredPath:
     """Measure the network at each share of the trained weights; the ends have their own statistics."""
     found = []
     for share in progress.track(shares, len(shares), "path"):
         between = average(task.old, task.trained, share)
-        found.append(points.measure(between, statistics=share in (0, 1)))
-    return Line(list(shares), found)
+        found.append(evaluator.measure(between, statistics=share in (0, 1)))
+    return MeasuredPath(list(shares), found)
 
 
-def _rows(line: Line, task: Relearned, head: str) -> list[dict[str, object]]:
+def _rows(line: MeasuredPath, task: Relearned, head: str) -> list[dict[str, object]]:
     return [
-        {
-            "run": str(task.run.folder),
-            "method": task.run.config.method,
-            "task": task.task.index + 1,
-            "head": head,
-            "lam_of_run": task.lam,
-            "share": share,
-        }
-        | {f"accuracy_{part}": found.accuracy_on(part) for part in PARTS}
-        | {f"loss_{part}": found.loss_on(part) for part in PARTS}
+        task.columns()
+        | {"head": head, "lam_of_run": task.lam, "share": share}
+        | found.columns()
         | {f"barrier_{part}": line.barrier(part) for part in PARTS}
         for share, found in zip(line.shares, line.measures, strict=True)
     ]
 
 
-def _draw(line: Line, task: Relearned, title: str, measured: str, *, loss: bool) -> str:
+def _draw(line: MeasuredPath, task: Relearned, title: str, measured: str, *, loss: bool) -> str:
     drawn = [
         Curve(
             NAMES[part],
@@ -93,6 +88,6 @@ def _draw(line: Line, task: Relearned, title: str, measured: str, *, loss: bool)
     method = task.before.method
     elsewhere = (
         isinstance(method, Aligned) and method.averages_with == "pretrained"
-    )  # not on this line, but towards θ_0
+    )  # the merged network lies off this line, towards θ_0
     marks = [] if task.lam is None or elsewhere else [Mark(task.lam, "λ of the run")]
     return curves(drawn, "Share of the trained weights", measured, title, marks)

@@ -1,4 +1,4 @@
-r"""Planes through points in the space of weights: of every network, two coordinates and what is left.
+r"""Planes in the space of weights: two coordinates of every network, and its distance from the plane.
 
 A plane is spanned by differences of given networks, :math:`D_j = P_j - P_0`, and kept as coefficients of
 these: no direction as large as a network is ever stored. Inner products are taken in double precision.
@@ -17,7 +17,7 @@ from cofima.core.errors import CofimaError
 from cofima.weights.ops import Weights, chunks
 
 Floats = NDArray[np.float64]
-FLAT = 1e-6  # of the longest side: what lies this close to a line spans no plane, but rounding does
+FLAT = 1e-6  # of the longest side: points this close to a line span a plane by rounding only
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Plane:
     """Share of the points' variance that lies in the plane."""
 
     def coordinates(self, weights: Mapping[str, Tensor]) -> tuple[float, float, float]:
-        """Return where the weights lie in the plane, and their distance from it."""
+        """Return the coordinates of weights in the plane, and their distance from it."""
         base = self.points[0]
         inner = np.array([_inner(base, weights, point) for point in self.points[1:]])
         away = inner - self.gram @ self.origin
@@ -43,7 +43,7 @@ class Plane:
 
     @torch.no_grad()
     def weights(self, x: float, y: float) -> Weights:
-        """Return the weights at a place of the plane, computed in double precision."""
+        """Return the weights at a point of the plane, computed in double precision."""
         shares = self.origin + x * self.axes[0] + y * self.axes[1]
         made: Weights = {}
         for key, base in self.points[0].items():
@@ -55,7 +55,7 @@ class Plane:
 
 
 def through(first: Weights, second: Weights, third: Weights) -> tuple[Plane, list[tuple[float, float]]]:
-    """Return the plane through three points, and where they lie: at its origin, on its first axis, above."""
+    """Return the plane through three points, and their coordinates: origin, on the first axis, above it."""
     points = [first, second, third]
     gram = _gram(points)
     along = gram[0, 1] / gram[0, 0] if gram[0, 0] > 0 else 0.0
@@ -74,14 +74,14 @@ def principal(points: Sequence[Weights]) -> Plane:
     count = len(points)
     whole = np.zeros((count, count))
     whole[1:, 1:] = gram
-    centre = np.eye(count) - 1 / count
-    values, vectors = np.linalg.eigh(centre @ whole @ centre)
+    center = np.eye(count) - 1 / count
+    values, vectors = np.linalg.eigh(center @ whole @ center)
     values, vectors = values[::-1], vectors[:, ::-1]
     if values[1] <= (FLAT**2) * max(values[0], 0.0):
         raise CofimaError("the networks lie on one line (did the backbones move?): they span no plane")
     # an eigenvector has no sign of its own: the last point lies on the positive side
     signs = np.where(vectors[-1] < 0, -1.0, 1.0)
-    axes = np.array([signs[k] * centre @ vectors[:, k] / math.sqrt(values[k]) for k in (0, 1)])
+    axes = np.array([signs[k] * center @ vectors[:, k] / math.sqrt(values[k]) for k in (0, 1)])
     kept = float(values[:2].sum() / values.clip(0).sum())
     return Plane(points, gram, np.full(count - 1, 1 / count), axes[:, 1:], kept)
 

@@ -1,4 +1,4 @@
-"""Figures of analyses in the manner of a report's: curves, bars, matrices and planes."""
+"""Figures of analyses, in the style of reports: curves, bars, matrices and planes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class Curve:
     spread: Sequence[float] = ()
     best: int | None = None
     dashed: bool = False
-    colour: int | None = None
+    color: int | None = None
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A named place on the horizontal axis."""
+    """A named position on the horizontal axis."""
 
     x: float
     label: str
@@ -36,7 +36,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Bars:
-    """A named bar in each group; None leaves the place empty."""
+    """A named bar in each group; None leaves it out."""
 
     label: str
     heights: Sequence[float | None]
@@ -51,7 +51,7 @@ def curves(
     marks: Sequence[Mark] = (),
     ticks: Sequence[str] = (),
 ) -> str:
-    """Draw curves over one axis; ``ticks`` name the places 0, 1, ... where they are not numbers."""
+    """Draw curves over one axis; ``ticks`` name the positions 0, 1, ... of categories."""
     with style():
         figure = Figure(figsize=(5.2, 3.4 + 0.23 * -(-len(drawn) // 3)), layout="constrained")
         axes = figure.add_subplot()
@@ -82,8 +82,10 @@ def bars(groups: Sequence[str], drawn: Sequence[Bars], up: str, title: str = "")
         for place, kind in enumerate(drawn):
             at = [group - 0.4 + (place + 0.5) * wide for group in range(len(groups))]
             known = [(x, h) for x, h in zip(at, kind.heights, strict=True) if h is not None]
-            colour = SERIES[place % len(SERIES)]
-            handles.append(axes.bar(*_columns(known), width=0.9 * wide, color=colour))
+            color = SERIES[place % len(SERIES)]
+            handles.append(
+                axes.bar([x for x, _ in known], [h for _, h in known], width=0.9 * wide, color=color)
+            )
             for x, height in known if len(groups) * len(drawn) <= CROWDED else []:
                 axes.text(x, height, f"{height:.1f}", ha="center", va="bottom", fontsize=8)
             spreads = [(x, h, s) for x, h, s in zip(at, kind.heights, kind.spread, strict=False) if h and s]
@@ -97,14 +99,14 @@ def bars(groups: Sequence[str], drawn: Sequence[Bars], up: str, title: str = "")
 
 
 def _curve(axes: Any, curve: Curve, place: int) -> Any:
-    number = place if curve.colour is None else curve.colour
-    colour, marker = SERIES[number % len(SERIES)], MARKERS[number % len(MARKERS)]
+    number = place if curve.color is None else curve.color
+    color, marker = SERIES[number % len(SERIES)], MARKERS[number % len(MARKERS)]
     dash = DASHES[1] if curve.dashed else DASHES[number // len(SERIES) % len(DASHES)]
     if any(curve.spread):
         low, high = ([y + sign * s for y, s in zip(curve.y, curve.spread, strict=True)] for sign in (-1, 1))
-        axes.fill_between(curve.x, low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(curve.x, low, high, color=color, alpha=0.18, linewidth=0)
     (line,) = axes.plot(
-        curve.x, curve.y, color=colour, linestyle=dash, marker=marker, markersize=4, linewidth=1.8
+        curve.x, curve.y, color=color, linestyle=dash, marker=marker, markersize=4, linewidth=1.8
     )
     if curve.best is not None:
         axes.plot(
@@ -113,18 +115,14 @@ def _curve(axes: Any, curve: Curve, place: int) -> Any:
             "o",
             markersize=12,
             markerfacecolor="none",
-            markeredgecolor=colour,
+            markeredgecolor=color,
             markeredgewidth=1.6,
         )
     return line
 
 
-def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in pairs], [height for _, height in pairs]
-
-
 def _breakable(name: str) -> str:
-    """Break a long name where it has a dot or a dash."""
+    """Break a long name at a dot or a dash."""
     return name if len(name) <= 16 else name.replace(".", "\n.").replace("-", "\n-", 1)
 
 
@@ -139,7 +137,7 @@ def _finish(figure: Any, axes: Any, handles: Sequence[Any], labels: Sequence[str
         text.set_parse_math(False)
 
 
-COLOURS = "cividis"
+COLORMAP = "cividis"
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Spot:
-    """A named place in a plane."""
+    """A named point in a plane."""
 
     x: float
     y: float
@@ -161,7 +159,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Trail:
-    """A named way through a plane; ``steps`` are the two ends of arrows beside it."""
+    """A named trajectory in a plane; ``steps`` are the two ends of arrows beside it."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -169,7 +167,7 @@ class Trail:
 
 
 @dataclass(frozen=True)
-class Relief:
+class Surface:
     """Values over a grid in a plane: ``values[row][column]`` at ``ys[row]``, ``xs[column]``."""
 
     xs: Sequence[float]
@@ -179,11 +177,11 @@ class Relief:
 
 
 def matrices(drawn: Sequence[Matrix], across: str, title: str) -> str:
-    """Draw squares side by side, coloured on one scale, each number in its place where there is room."""
+    """Draw squares side by side, colored on one scale, each number in its place where there is room."""
     size = max(len(each.values) for each in drawn)
     side = max(2.6, 1.0 + 0.36 * size)
     top = max(max(map(max, each.values)) for each in drawn) or 1.0
-    colours = matplotlib.colormaps[COLOURS]
+    colormap = matplotlib.colormaps[COLORMAP]
     with style():
         figure = Figure(figsize=(side * len(drawn) + 0.4, side + 0.5), layout="constrained")
         for place, each in enumerate(drawn, start=1):
@@ -191,7 +189,7 @@ def matrices(drawn: Sequence[Matrix], across: str, title: str) -> str:
             for row, values in enumerate(each.values):
                 for column, value in enumerate(values):
                     corner = (column - 0.47, row - 0.47)
-                    axes.add_patch(Rectangle(corner, 0.94, 0.94, color=colours(value / top)))
+                    axes.add_patch(Rectangle(corner, 0.94, 0.94, color=colormap(value / top)))
                     shade = "#ffffff" if value < 0.45 * top else "#000000"
                     if size <= 12:
                         axes.text(
@@ -206,21 +204,21 @@ def matrices(drawn: Sequence[Matrix], across: str, title: str) -> str:
         return svg(figure)
 
 
-def plane(relief: Relief | None, spots: Sequence[Spot], trails: Sequence[Trail], title: str = "") -> str:
-    """Draw a plane of weights: values as filled contours, named spots, and ways from spot to spot."""
+def plane(surface: Surface | None, spots: Sequence[Spot], trails: Sequence[Trail], title: str = "") -> str:
+    """Draw a plane of weights: values as filled contours, named points, and trajectories."""
     with style():
         figure = Figure(figsize=(5.6, 4.6), layout="constrained")
         axes = figure.add_subplot()
-        if relief is not None:
-            filled = axes.contourf(relief.xs, relief.ys, relief.values, levels=14, cmap=COLOURS)
+        if surface is not None:
+            filled = axes.contourf(surface.xs, surface.ys, surface.values, levels=14, cmap=COLORMAP)
             bar = figure.colorbar(filled, ax=axes, shrink=0.85)
-            bar.set_label(relief.label)
+            bar.set_label(surface.label)
             bar.outline.set_visible(False)
-        handles = [_trail(axes, trail, place, relief is not None) for place, trail in enumerate(trails)]
+        handles = [_trail(axes, trail, place, surface is not None) for place, trail in enumerate(trails)]
         for spot in spots:
             _spot(axes, spot)
         axes.set(xlabel="Distance along the first axis", ylabel="Distance along the second axis")
-        axes.set_aspect("equal", adjustable="datalim" if relief is None else "box")
+        axes.set_aspect("equal", adjustable="datalim" if surface is None else "box")
         if title:
             axes.set_title(title, fontsize=10).set_parse_math(False)
         if trails:
@@ -236,15 +234,15 @@ def _spot(axes: Any, spot: Spot) -> None:
 
 
 def _trail(axes: Any, trail: Trail, place: int, light: bool) -> Any:
-    colour = SERIES[(place + 1) % len(SERIES)]
+    color = SERIES[(place + 1) % len(SERIES)]
     for start, end in trail.steps:
-        how = {"arrowstyle": "->", "color": colour, "linewidth": 0.9, "linestyle": ":"}
+        how = {"arrowstyle": "->", "color": color, "linewidth": 0.9, "linestyle": ":"}
         axes.annotate("", end, start, arrowprops=how)
     xs, ys = zip(*trail.points, strict=True)
-    if light:  # a white rim, seen on every colour
+    if light:  # a white rim, visible on every color
         axes.plot(xs, ys, color="#ffffff", linewidth=3.6)
     marker = MARKERS[place % len(MARKERS)]
-    (line,) = axes.plot(xs, ys, color=colour, marker=marker, markersize=5, linewidth=1.8)
+    (line,) = axes.plot(xs, ys, color=color, marker=marker, markersize=5, linewidth=1.8)
     return line
 
 

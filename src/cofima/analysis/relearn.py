@@ -1,7 +1,7 @@
-"""A task learned once more, from the state before it, to see what a run does not keep.
+"""Re-run a task from the state before it, to recover what a run does not keep.
 
-A run is reproducible bit for bit, so the weights that training led to, before they were merged, need not
-be kept: learning the task again gives them back. Whether it did is checked against what the run kept.
+A run is reproducible bit for bit, so the weights after training and before the merge need not be kept:
+re-running the task gives them back. The result is checked against the weights that the run kept.
 """
 
 from dataclasses import dataclass, field
@@ -27,18 +27,18 @@ from cofima.weights.ops import Weights, snapshot
 
 @dataclass
 class Relearned:
-    """What happened in a task: weights before it, after training, and after merging.
+    """A re-run task: the weights before it, after training, and after merging.
 
     Attributes:
-        before: The model as it was before the task; never changed.
+        before: The model before the task; never changed.
         seen: The tasks up to this one.
         old: The whole network before the task, θ*_{t-1}.
         trained: The whole network after training, θ_t.
         merged: The whole network after the task, θ*_t.
-        lam: The share of the new weights that the method took, or none.
-        fisher_old: The Fisher information that the method kept from before, where it keeps any.
-        fisher_new: The Fisher information of the trained weights, where the method measures it.
-        random: The state of chance after training.
+        lam: The share of the new weights that the method took, or None.
+        fisher_old: The Fisher information that the method kept from earlier tasks, if any.
+        fisher_new: The Fisher information of the trained weights, if the method measures it.
+        random: State of the random number generator after training.
     """
 
     run: RunFolder
@@ -57,8 +57,12 @@ class Relearned:
         """Return the task itself."""
         return self.seen[-1]
 
+    def columns(self) -> dict[str, object]:
+        """Return run, method and task, as the first columns of a CSV file."""
+        return {"run": str(self.run.folder), "method": self.run.config.method, "task": self.task.index + 1}
+
     def merge_again(self, lam: float) -> Model:
-        """Return the model with the task merged at ``lam``, aligned as the method does; train nothing."""
+        """Return the model with the task merged at ``lam`` and aligned, without training."""
         model = self._copy()
         method = averaging(model.method, self.run.folder)
         fisher = dict(self.fisher_new)
@@ -80,7 +84,7 @@ class Relearned:
         return copy_model(self.before, self.before.method.context.progress)
 
     def _put(self, method: Method, weights: Weights) -> Phase:
-        """Return what stands in for training: its result, and the state of chance after it."""
+        """Return a stand-in for training: it sets its result and the random state after it."""
 
         def train(task: Task) -> None:
             method.net.load_state_dict(weights)
@@ -91,7 +95,7 @@ class Relearned:
 
 
 def relearn(run: RunFolder, task: int, progress: Progress) -> Relearned:
-    """Learn a task again from the state before it, and keep what the run did not."""
+    """Learn a task again from the state before it, and keep what the run does not."""
     generation = run.generation(task - 1)
     after = run.generation(task)
     before = load_model(run.folder, where=run.config.device, progress=progress, generation=generation)
@@ -118,13 +122,13 @@ def relearn(run: RunFolder, task: int, progress: Progress) -> Relearned:
 
 
 def load_tasks(run: RunFolder, progress: Progress) -> tuple[Context, Stream]:
-    """Return what the run learns with, and its tasks so far."""
+    """Return the context of a run, and its tasks so far."""
     model = load_model(run.folder, where=run.config.device, progress=progress)
     return model.method.context, _stream(run, progress)[: run.tasks]
 
 
 def averaging(method: Method, folder: Path) -> Aligned:
-    """Return the method of a run, which must average weights after each task."""
+    """Return the method of a run; raise if it does not average weights after each task."""
     if not isinstance(method, Aligned) or not method.averages_with:
         known = [name for name in methods.names() if getattr(methods.find(name), "averages_with", "")]
         raise CofimaError(
@@ -135,7 +139,7 @@ def averaging(method: Method, folder: Path) -> Aligned:
 
 
 def refuse_unsuited(run: RunFolder) -> None:
-    """Refuse methods whose tasks do not lead from one network to the next on a straight line."""
+    """Raise for methods whose tasks do not lead from one network to the next on a straight line."""
     if not _moves(run.config.method):
         suited = [name for name in methods.names() if _moves(name)]
         raise CofimaError(
@@ -163,7 +167,7 @@ def _stream(run: RunFolder, progress: Progress) -> Stream:
 
 
 def _compare(found: Relearned, method: Method, kept: Weights, progress: Progress) -> None:
-    """Say so where learning again gave other weights than the run: another machine, or more threads."""
+    """Note if learning again gave other weights than the run: another machine, or other threads."""
     now = method.net.backbone.state_dict()
     if not all(torch.equal(value.cpu(), kept[key]) for key, value in now.items()):
         progress.say(

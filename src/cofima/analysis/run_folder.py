@@ -1,4 +1,4 @@
-"""A run folder as analyses read it: the weights after each task, and those before the first."""
+"""Run folders for analyses: the weights after each task, and those before the first."""
 
 import re
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ class RunFolder:
 
     @property
     def tasks(self) -> int:
-        """Return how many tasks have been learned."""
+        """Return the number of learned tasks."""
         return len(self.history)
 
     @cached_property
@@ -48,7 +48,7 @@ class RunFolder:
         return self.method.label
 
     def generation(self, task: int) -> Path:
-        """Return the state after so many tasks; say what to do where it was not kept."""
+        """Return the folder of the state after ``task`` tasks; raise if it was not kept."""
         place = self.folder / f"{task:04d}"
         if not (place / model_folder.CONFIG).is_file():
             raise CofimaError(
@@ -58,8 +58,8 @@ class RunFolder:
         return place
 
     def backbone(self, task: int) -> Weights:
-        """Return the backbone's parameters after so many tasks; 0 are those before the first."""
-        found = self.start if task == 0 else self._read(task)
+        """Return the backbone's parameters after ``task`` tasks; 0 is before the first."""
+        found = self.start if task == 0 else model_folder.read(self.folder, self.generation(task)).weights()
         return {key: found[key] for key in self.parameters if key in found}
 
     @cached_property
@@ -80,12 +80,9 @@ class RunFolder:
         empty = build_empty(self.facts.name, self.facts.size, self.facts.final_norm)
         return [name for name, _ in empty.named_parameters()]
 
-    def _read(self, task: int) -> Weights:
-        return model_folder.read(self.folder, self.generation(task)).weights()
-
 
 def open_run(folder: Path) -> RunFolder:
-    """Open a run folder; refuse what is none, and what has learned a single task."""
+    """Open a run folder; raise if it is none, or has learned a single task."""
     generation = model_folder.read(folder)
     record, history = generation.record, generation.history()
     if not is_run(history):
@@ -100,7 +97,7 @@ def open_run(folder: Path) -> RunFolder:
 
 
 def choose_task(run: RunFolder, task: int | None) -> int:
-    """Return the task to look at, by default the last one learned."""
+    """Return the task to analyze, by default the last one learned."""
     chosen = run.tasks if task is None else task
     if not 2 <= chosen <= run.tasks:
         raise CofimaError(f"--task {chosen}: {run.folder} can show tasks 2 to {run.tasks}")

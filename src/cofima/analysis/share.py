@@ -1,9 +1,9 @@
-"""The share of the new weights (lambda): learned with at many values, or swept after a task's training.
+"""Sweeps of lambda, the share of the new weights: of a recipe, or of one task of a run.
 
 A recipe is learned at every share on part of its training images, and the best is chosen on the rest; test
-images have no say in the choice, and what they show is learned apart and drawn apart. Of a run, one task is
+images are not used for the choice: what is tested is learned in runs of its own. Of a run, one task is
 merged at every share without training it again; after the merge everything is as the method does it: batch
-normalisation, statistics of the new classes and the alignment of the head. At the run's own share the
+normalization, statistics of the new classes and the alignment of the head. At the run's own share the
 weights are those of the run, bit for bit.
 """
 
@@ -33,7 +33,7 @@ Key = tuple[str, float, int]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to sweep over, and how to choose."""
+    """Values to sweep over, and the rule of the choice."""
 
     names: Sequence[str]
     shares: Sequence[float] = tuple(k / 10 for k in range(11))
@@ -43,7 +43,7 @@ class Sweep:
     tested: Tested = "chosen"
 
     def check(self) -> None:
-        """Refuse methods without a share, and shares that are none; all at once."""
+        """Raise with every method without a share, and every value out of range."""
         wrong = [f"--methods {name}: it has no option lam" for name in self.names if not _has_share(name)]
         wrong += [f"--lams {lam}: must lie between 0 and 1" for lam in self.shares if not 0 <= lam <= 1]
         if not 0 < self.val_fraction < 1:
@@ -74,7 +74,7 @@ def sweep(
         made = learn(_cells(recipe, overrides, wanted, share), out / "cells", jobs, progress)
         return dict(zip(wanted, made, strict=True))
 
-    _cells(recipe, overrides, keys, 0.0)  # what is wrong with any is said before any is learned
+    _cells(recipe, overrides, keys, 0.0)  # raises for every cell before any is learned
     found = Outcome(runs(keys, how.val_fraction))
     found.chosen = choose(found.held_out, how.by)
     tested = [key for key in keys if how.tested == "all" or key[1] == found.chosen[key[0]]]
@@ -84,7 +84,7 @@ def sweep(
 
 
 def choose(runs: Mapping[Key, Run], by: str) -> dict[str, float]:
-    """Return each method's best share by its mean over seeds; of equals the smallest, which moves least."""
+    """Return each method's best share by its mean over seeds; the smallest of equal ones."""
     best: dict[str, float] = {}
     for name in dict.fromkeys(name for name, _, _ in runs):
         means = {lam: mean for lam, mean, _ in _curve(runs, name, by)}
@@ -179,7 +179,7 @@ def posthoc(
 
 
 def merge_and_measure(task: Relearned, lam: float) -> Measure:
-    """Merge at one share and measure what the method then predicts."""
+    """Merge at one share, and measure the predictions of the method."""
     model = task.merge_again(lam)
     model.method.net.eval()
     return measure(model.method.predict, task.seen, model.method.context)
@@ -189,14 +189,6 @@ def _posthoc_rows(
     task: Relearned, shares: Sequence[float], found: Sequence[Measure]
 ) -> list[dict[str, object]]:
     return [
-        {
-            "run": str(task.run.folder),
-            "method": task.run.config.method,
-            "task": task.task.index + 1,
-            "lam": lam,
-            "of_run": lam == task.lam,
-        }
-        | {f"accuracy_{part}": point.accuracy_on(part) for part in PARTS}
-        | {f"loss_{part}": point.loss_on(part) for part in PARTS}
+        task.columns() | {"lam": lam, "of_run": lam == task.lam} | point.columns()
         for lam, point in zip(shares, found, strict=True)
     ]

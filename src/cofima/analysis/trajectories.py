@@ -1,9 +1,9 @@
-r"""The ways of several runs from one start, in the plane that comes closest to all of their weights.
+r"""Trajectories of several runs from one start, in the plane of their first two principal components.
 
 The paper's Fig. 2 compares tasks that begin at :math:`\theta_0`, averages with :math:`\lambda = 1/t`, and
-averages with a constant :math:`\lambda`. Weights before a merge are told from those after it and the share,
+averages with a constant :math:`\lambda`. Weights before a merge follow from those after it and the share,
 :math:`\theta_t = \theta^*_{t-1} + (\theta^*_t - \theta^*_{t-1}) / \lambda`: close enough to be drawn.
-The relief is the accuracy of class means as they are seen from each place: runs have different heads.
+The background is the accuracy of class means at each point, since runs have different heads.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from cofima.analysis.evaluate_at import fewer, measure
 from cofima.analysis.landscape import axis
 from cofima.analysis.output import Result
 from cofima.analysis.plane import Plane, principal
-from cofima.analysis.plots import Relief, Spot, Trail, plane
+from cofima.analysis.plots import Spot, Surface, Trail, plane
 from cofima.analysis.relearn import load_tasks
 from cofima.analysis.run_folder import RunFolder
 from cofima.core.errors import CofimaError
@@ -36,8 +36,8 @@ XY = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Way:
-    """One run in the plane: its states, and where training led from them before each merge."""
+class Trajectory:
+    """One run in the plane: its states, and the steps of training before each merge."""
 
     run: RunFolder
     label: str
@@ -48,25 +48,25 @@ class Way:
 def trajectories(
     folders: Sequence[Path], grid: int = 9, images: int | None = 60, progress: Progress = SILENT
 ) -> Result:
-    """Draw the ways of runs that began at the same weights, over the accuracy of the places around."""
+    """Draw the trajectories of runs that began at the same weights, over the accuracy around them."""
     runs = open_all(folders)
     _refuse_others(runs)
     states = [[run.backbone(t) for t in range(1, run.tasks + 1)] for run in runs]
     start = runs[0].backbone(0)
-    flat = principal([start, *(weights for way in states for weights in way)])
-    ways = [
-        _way(flat, run, label, [start, *some])
+    flat = principal([start, *(weights for one in states for weights in one)])
+    found = [
+        _trajectory(flat, run, label, [start, *some])
         for run, label, some in zip(runs, labels(runs), states, strict=True)
     ]
-    relief = _relief(flat, ways, runs[0], grid, images, progress) if grid else None
-    spot = Spot(*ways[0].states[0][:2], "θ_0")
-    trails = [Trail(way.label, [(x, y) for x, y, _ in way.states], way.steps) for way in ways]
-    figure = plane(relief, [spot], trails, "States after each task (dotted: before a merge)")
+    surface = _surface(flat, found, runs[0], grid, images, progress) if grid else None
+    spot = Spot(*found[0].states[0][:2], "θ_0")
+    trails = [Trail(one.label, [(x, y) for x, y, _ in one.states], one.steps) for one in found]
+    figure = plane(surface, [spot], trails, "States after each task (dotted: before a merge)")
     said = [f"the plane holds {100 * flat.kept:.1f} % of the variance of all states"]
-    return Result("trajectories", [*_rows(ways), *_ground(relief)], {"trajectories": figure}, said)
+    return Result("trajectories", [*_rows(found), *_ground(surface)], {"trajectories": figure}, said)
 
 
-def _way(flat: Plane, run: RunFolder, label: str, states: Sequence[Weights]) -> Way:
+def _trajectory(flat: Plane, run: RunFolder, label: str, states: Sequence[Weights]) -> Trajectory:
     places = [flat.coordinates(weights) for weights in states]
     method, steps = run.method, []
     on_line = not (isinstance(method, Aligned) and method.averages_with == "pretrained")
@@ -77,23 +77,28 @@ def _way(flat: Plane, run: RunFolder, label: str, states: Sequence[Weights]) -> 
             far = [b + (a - b) / lam for b, a in zip(before[:2], after[:2], strict=True)]
             begin = places[0] if restarts else before
             steps.append(((begin[0], begin[1]), (far[0], far[1])))
-    return Way(run, label, places, steps)
+    return Trajectory(run, label, places, steps)
 
 
-def _relief(
-    flat: Plane, ways: Sequence[Way], run: RunFolder, grid: int, images: int | None, progress: Progress
-) -> Relief:
-    """Measure class means at each place of a grid around all that is drawn."""
-    drawn = [place[:2] for way in ways for place in way.states]
-    drawn += [end for way in ways for _, end in way.steps]
+def _surface(
+    flat: Plane,
+    found: Sequence[Trajectory],
+    run: RunFolder,
+    grid: int,
+    images: int | None,
+    progress: Progress,
+) -> Surface:
+    """Measure class means on a grid around all trajectories."""
+    drawn = [place[:2] for one in found for place in one.states]
+    drawn += [end for one in found for _, end in one.steps]
     xs, ys = (axis([min(values), max(values)], grid) for values in zip(*drawn, strict=True))
     context, stream = load_tasks(run, progress)
     seen = fewer(stream, images)
     net = build_empty(run.facts.name, run.facts.size, run.facts.final_norm)
     if batchnorm_layers(net):
         raise CofimaError(
-            f"backbone {run.facts.name} has batch normalisation, whose statistics belong to one network: "
-            "a plane of several runs cannot be measured; --grid 0 draws the ways alone"
+            f"backbone {run.facts.name} has batch normalization, whose statistics belong to one network: "
+            "a plane of several runs cannot be measured; --grid 0 draws the trajectories alone"
         )
     values: list[list[float]] = []
     for y in progress.track(ys, len(ys), "rows of the plane"):
@@ -101,11 +106,11 @@ def _relief(
         for x in xs:
             net.load_state_dict(flat.weights(x, y) | _other(run, net))
             values[-1].append(class_means(net, seen, context, images))
-    return Relief(xs, ys, values, "Accuracy of class means (%)")
+    return Surface(xs, ys, values, "Accuracy of class means (%)")
 
 
 def _other(run: RunFolder, net: torch.nn.Module) -> Weights:
-    """Return what a backbone has beside its parameters, as it was at the start."""
+    """Return the buffers of the backbone at the start."""
     return {key: run.start[key] for key in net.state_dict() if key not in run.parameters}
 
 
@@ -128,7 +133,7 @@ def class_means(net: torch.nn.Module, seen: Stream, context: Context, images: in
 
 
 def _refuse_others(runs: Sequence[RunFolder]) -> None:
-    """Refuse runs that did not begin at the same weights, or that learned other tasks."""
+    """Raise for runs that began at other weights, or learned other tasks, than the first."""
     first, wrong = runs[0], []
     for run in runs[1:]:
         if run.facts.sha256 != first.facts.sha256:
@@ -140,32 +145,32 @@ def _refuse_others(runs: Sequence[RunFolder]) -> None:
         raise CofimaError("\n".join(wrong))
 
 
-def _rows(ways: Sequence[Way]) -> list[dict[str, object]]:
+def _rows(found: Sequence[Trajectory]) -> list[dict[str, object]]:
     return [
         {
-            "run": str(way.run.folder),
-            "method": way.run.config.method,
+            "run": str(one.run.folder),
+            "method": one.run.config.method,
             "after": t,
             "x": x,
             "y": y,
             "beside": away,
-            "lam": way.run.history[t - 1].lam if t else "",
+            "lam": one.run.history[t - 1].lam if t else "",
             "accuracy_of_class_means": "",
         }
-        for way in ways
-        for t, (x, y, away) in enumerate(way.states)
+        for one in found
+        for t, (x, y, away) in enumerate(one.states)
     ]
 
 
-def _ground(relief: Relief | None) -> list[dict[str, object]]:
-    """Return a row for each place of the grid, of no run."""
+def _ground(surface: Surface | None) -> list[dict[str, object]]:
+    """Return a row for each point of the grid, which belongs to no run."""
     blank = dict.fromkeys(("run", "method", "after"), "")
     return (
         [
             {**blank, "x": x, "y": y, "beside": 0.0, "lam": "", "accuracy_of_class_means": value}
-            for y, values in zip(relief.ys, relief.values, strict=True)
-            for x, value in zip(relief.xs, values, strict=True)
+            for y, values in zip(surface.ys, surface.values, strict=True)
+            for x, value in zip(surface.xs, values, strict=True)
         ]
-        if relief
+        if surface
         else []
     )

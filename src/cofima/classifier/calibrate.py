@@ -1,11 +1,11 @@
-r"""Probabilities that mean what they say, and distances by which an image of no class is known.
+r"""Calibration of probabilities, and distances by which images of unknown classes are recognized.
 
 One temperature :math:`T` is fitted on images that were not trained on (Guo et al., "On Calibration of
 Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599),
 
 .. math:: p = \mathrm{softmax}(z / T)
 
-with targets that leave a little to chance, as few images cannot show that a classifier never errs.
+with smoothed targets, as few images cannot show that a classifier never errs.
 """
 
 import math
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.classifier.scoring import drawn, gaussians_of, logits_of, logits_of_features
+from cofima.classifier.scoring import draw_features, features_of, gaussians_of, logits_of, logits_of_features
 from cofima.data.image_set import ImageSet
 from cofima.store.model import Model
-from cofima.training.loop import plain_batches
 
 LEAST, MOST = 1e-3, 1e3
 STEPS = 60
@@ -50,7 +49,7 @@ def temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def calibrate(model: Model, images: ImageSet) -> None:
-    """Fit the temperature on held-out images; classes without any are drawn from what is remembered."""
+    """Fit the temperature on held-out images, and on features drawn from the Gaussians of classes without."""
     if not len(images) or len(model.classes) < 2:
         return
     logits, labels = logits_of(model, images, "calibration"), images.labels
@@ -58,23 +57,15 @@ def calibrate(model: Model, images: ImageSet) -> None:
     gaussians, each = gaussians_of(model), max(1, round(float(counts[counts > 0].float().mean())))
     without: list[int] = [0 if count else each for count in counts.tolist()]
     if gaussians is not None and any(without):
-        features, more = drawn(gaussians, without, model)
+        features, more = draw_features(gaussians, without, model)
         logits = torch.cat([logits, logits_of_features(model, features)])
         labels = torch.cat([labels, more])
     model.serving["temperature"] = temperature(logits, labels)
     model.serving["calibrated_on"] = {"images": len(images), "drawn_features": sum(without)}
 
 
-@torch.inference_mode()
-def features_of(model: Model, images: ImageSet) -> Tensor:
-    """Return the features of images, on the CPU."""
-    model.method.net.eval()
-    pairs = plain_batches(images, model.method.context, "distances")
-    return torch.cat([model.method.net.features(x).float().cpu() for x, _ in pairs])
-
-
 def remember_distances(model: Model, images: ImageSet) -> None:
-    """Keep how far held-out images of each class lie from the nearest Gaussian; others keep theirs."""
+    """Store the distances of held-out images to the nearest Gaussian; classes without any keep theirs."""
     gaussians = gaussians_of(model)
     old = model.serving.get("distances", [])
     kept = old + [[] for _ in range(len(model.classes) - len(old))]
@@ -87,7 +78,7 @@ def remember_distances(model: Model, images: ImageSet) -> None:
 
 
 def farthest(model: Model, share: float) -> float | None:
-    """Return the distance that all but ``share`` of the held-out images stay below, or None if unknown."""
+    """Return the distance that all but ``share`` of the held-out images stay below, or None without any."""
     values: list[float] = sorted(value for mine in model.serving.get("distances", []) for value in mine)
     if not values or gaussians_of(model) is None:
         return None

@@ -1,10 +1,9 @@
-"""The classifier that a program uses: learn, ask, extend, save."""
+"""The Python interface: learn, load, predict, extend, evaluate, save."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ PathLike = str | Path
 
 
 class Classifier:
-    """Names the class of an image, and can learn more classes without the old images.
+    """An image classifier that can learn more classes without the old images.
 
     Made by :func:`learn` or :func:`load`. Nothing on disk changes before :meth:`save`; a call that
     fails, or is interrupted, leaves the classifier as it was.
@@ -38,14 +37,14 @@ class Classifier:
     ``stream(images)``            the same, one at a time, for any number of images
     ``probabilities(images)``     float32 [N, classes], calibrated on held-out images
     ``extend(photos)``            learn new classes, or more images of known ones
-    ``evaluate(folder)``          accuracy, per class, and what is confused with what
-    ``rename``, ``remove_class``  change the name of a class, or take it out
-    ``history``                   one row for each thing that happened to it
+    ``evaluate(folder)``          accuracy, in total and per class, and confused classes
+    ``rename``, ``remove_class``  rename or remove a class
+    ``history``                   one row for each change, oldest first
     ``save(folder)``              write the model folder
     ``model``                     the :class:`~cofima.store.model.Model` below: network, method, preprocessing
-    ``folder``                    where it was loaded from or last saved to, or None
+    ``folder``                    path it was loaded from or last saved to, or None
     ``accuracy``                  on images held out when it last learned, class by class, or None
-    ``calibrated``                whether the probabilities were fitted on held-out images
+    ``calibrated``                True if the probabilities were fitted on held-out images
     ============================  ==============================================================
 
     An image is a path, a Pillow image, an array [H, W], [H, W, 3] or [H, W, 4], or a tensor
@@ -68,37 +67,37 @@ class Classifier:
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """Return the accuracy on what was held out when it last learned, or None."""
+        """Return the accuracy on the images held out when it last learned, or None."""
         kept = self.model.serving.get("accuracy")
         return None if kept is None else Accuracy(kept["right"], kept["images"])
 
     @property
     def calibrated(self) -> bool:
-        """Tell whether the probabilities were fitted on held-out images."""
+        """Return True if the probabilities were fitted on held-out images."""
         return "temperature" in self.model.serving
 
     @property
     def history(self) -> list[HistoryRow]:
-        """Return what happened to the classifier, oldest first."""
+        """Return one row for each change, oldest first."""
         return self.model.history
 
     def predict(
         self, images: ImageLike | Sequence[ImageLike], *, top: int = 1, unknown: float | None = None
     ) -> list[Prediction]:
-        """Return an answer for each image.
+        """Return a prediction for each image.
 
         Args:
-            images: One image or several; a file that cannot be read gets an answer with an ``error``.
-            top: How many classes to name.
-            unknown: Answer "unknown" where an image is farther from every class than all but this share
-                of the images that were held out.
+            images: One image or several; a file that cannot be read gets a prediction with an ``error``.
+            top: Number of classes to name.
+            unknown: Answer "unknown" for images farther from every class than all but this share of the
+                held-out images.
         """
         return list(self.stream(several(images), top=top, unknown=unknown))
 
     def stream(
         self, images: Iterable[ImageLike], *, top: int = 1, unknown: float | None = None
     ) -> Iterator[Prediction]:
-        """Yield an answer for each image in order; files are decoded ahead, and memory stays small."""
+        """Yield a prediction for each image in order; files are decoded ahead, in bounded memory."""
         return predictions(self.model, images, top, unknown)
 
     def probabilities(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
@@ -108,7 +107,8 @@ class Classifier:
             if one.pixels is None:
                 raise CofimaError(f"{one.name}: {one.fault}")
             found.append(one.pixels)
-        batches = [probabilities(self.model, torch.stack(found[at : at + BATCH])) for at in _starts(found)]
+        starts = range(0, len(found), BATCH)
+        batches = [probabilities(self.model, torch.stack(found[at : at + BATCH])) for at in starts]
         return torch.cat(batches) if batches else torch.empty(0, len(self.classes))
 
     def extend(
@@ -128,15 +128,15 @@ class Classifier:
 
         Args:
             photos: A folder per class, or a CSV file with the columns path and label.
-            check: Images of old classes on which to measure what they lose.
+            check: Images of old classes on which to measure their loss of accuracy.
             max_drop: Points that old classes may lose on average, if images of them are there (``check``,
                 or kept ones); more raises :class:`ForgettingError`, and the classifier stays as it was.
-            keep_images: Held-out images of each class to keep in the model folder; as before, if not given.
+            keep_images: Held-out images of each class to keep in the model folder; by default as before.
             only_new: Refuse classes that are known already.
             skip_unreadable: Leave unreadable images out.
-            epochs: Passes over the images, where not those of before.
-            settings: Other ``train.key=value`` items for this time.
-            progress: Who hears how far it is.
+            epochs: Passes over the images; by default as before.
+            settings: Other ``train.key=value`` items for this extension.
+            progress: Receives the progress of the work.
         """
         how = train_options(self.model.config.train, epochs, settings)
         request = ExtendRequest(
@@ -153,7 +153,7 @@ class Classifier:
     def evaluate(
         self, photos: PathLike, *, skip_unreadable: bool = False, progress: Progress = SILENT
     ) -> Evaluation:
-        """Return how often it is right on a folder (or CSV file) of labelled images."""
+        """Return the accuracy on a folder or CSV file of labeled images, and the confused classes."""
         return evaluate(self.model, Path(photos), skip_unreadable, progress)
 
     def rename(self, old: str, new: str) -> None:
@@ -161,21 +161,21 @@ class Classifier:
         self.model = edit.rename(self.model, old, new)
 
     def remove_class(self, name: str) -> None:
-        """Take a class out: its row, what is remembered of it, its kept images."""
+        """Remove a class: its row, its statistics and its kept images."""
         self.model = edit.remove_class(self.model, name)
 
     def save(self, folder: PathLike | None = None, progress: Progress = SILENT) -> Path:
-        """Write a new state into a model folder; the state before stays there, for ``undo``.
+        """Write a new generation into a model folder; the one before is kept for ``undo``.
 
-        Without a folder it is the one it came from. Another model's folder is refused, and so is one
-        that somebody else has changed since.
+        By default the folder that the classifier came from. Raise if the folder has another model, or was
+        changed by another process since.
         """
         where = self.folder if folder is None else Path(folder)
         if where is None:
             raise CofimaError("save: give a folder; this classifier has not been saved yet")
         check_replaceable(where, self.generation)
         with folder_lock(where):
-            check_replaceable(where, self.generation)  # as it is now that nobody else can change it
+            check_replaceable(where, self.generation)  # again: it is locked now
             save_model(self.model, where, progress)
         self.folder, self.generation = where, model_folder.current(where)
         return where
@@ -194,19 +194,19 @@ def learn(
     settings: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> Classifier:
-    """Return a classifier of the photographs in a folder (one folder per class) or a CSV file (path,label).
+    """Learn a classifier of photographs: a folder with one folder per class, or a CSV file (path,label).
 
     Args:
-        photos: Where the images are.
-        folder: Where the model is written, if it is given; it must not hold a model yet.
+        photos: The folder or CSV file.
+        folder: The model folder to write, if given; it must not hold a model yet.
         backbone: Name of the pre-trained network; EfficientNet-Lite0 where installed, else ``vit_micro``.
-        method: Name of the method, ``cofima`` if not given.
+        method: Name of the method; ``cofima`` by default.
         epochs: Passes over the images at most.
-        seed: Decides everything that is left to chance.
+        seed: Seed of the random numbers.
         keep_images: Held-out images of each class to keep in the model folder.
         skip_unreadable: Leave unreadable images out, and count them.
         settings: Other ``key=value`` items of the configuration.
-        progress: Who hears how far it is.
+        progress: Receives the progress of the work.
     """
     if folder is not None:
         check_replaceable(Path(folder), None)
@@ -224,9 +224,5 @@ def learn(
 
 
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:
-    """Return the classifier of a model folder, of whatever made it: ``learn``, ``extend`` or a run."""
+    """Load the classifier of a model folder, written by ``learn``, ``extend``, ``merge`` or a run."""
     return Classifier(load_model(folder, where=device, progress=progress, any_size=True), folder)
-
-
-def _starts(items: Sequence[Any]) -> range:
-    return range(0, len(items), BATCH)

@@ -1,4 +1,4 @@
-"""Small changes to a model: another name for a class, or a class taken out."""
+"""Rename or remove a class of a model."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -25,7 +25,7 @@ def rename(model: Model, old: str, new: str) -> Model:
 
 
 def remove_class(model: Model, name: str) -> Model:
-    """Return the model without a class: without its row, what is remembered of it, and its kept images."""
+    """Return the model without a class: without its row, its statistics and its kept images."""
     label = find(model, name)
     if len(model.classes) == 1:
         raise CofimaError(f"remove-class: '{name}' is the only class of this model")
@@ -47,7 +47,7 @@ def remove_class(model: Model, name: str) -> Model:
 
 
 def find(model: Model, name: str) -> int:
-    """Return the place of a class, or say which there are."""
+    """Return the label of a class; raise with a hint if there is none."""
     if name in model.classes:
         return model.classes.index(name)
     known = did_you_mean(name, model.classes)
@@ -55,7 +55,7 @@ def find(model: Model, name: str) -> int:
 
 
 def _named(serving: dict[str, Any], name: Callable[[str], str | None]) -> dict[str, Any]:
-    """Return what is kept for use with other names of classes; those without a name are left out."""
+    """Return a copy of the serving data with renamed classes; a class renamed to None is left out."""
     kept = deepcopy(serving)
     for part, counts in kept.get("accuracy", {}).items():
         kept["accuracy"][part] = {new: n for old, n in counts.items() if (new := name(old)) is not None}

@@ -1,4 +1,4 @@
-"""How often a classifier is right on labelled images, and what it confuses with what."""
+"""Accuracy and confused classes of a model on labeled images."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,16 +6,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cofima.classifier.scoring import Accuracy, logits_of
-from cofima.core.errors import CofimaError, problems
+from cofima.classifier.scoring import Accuracy, logits_of, read_known, to_probabilities
 from cofima.core.progress import SILENT, Progress
-from cofima.data.sources.listing import find_images
 from cofima.store.model import Model
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Answers on labelled images.
+    """Result of an evaluation.
 
     Attributes:
         classes: All classes of the model, in order.
@@ -33,7 +31,7 @@ class Evaluation:
 
     @property
     def images(self) -> int:
-        """Return how many images there were."""
+        """Return the number of images."""
         return int(self.matrix.sum())
 
     @property
@@ -47,15 +45,7 @@ def evaluate(
     model: Model, photos: Path, skip_unreadable: bool = False, progress: Progress = SILENT
 ) -> Evaluation:
     """Score a model on a folder or CSV file; of a folder with train and test, on its test part."""
-    found = find_images(photos).only("test")
-    strange = [
-        f"class '{name}' is not known to the model" for name in found.classes if name not in model.classes
-    ]
-    if strange:
-        raise problems(str(photos), strange)
-    if not found.files:
-        raise CofimaError(f"{photos}: no images")
-    read = found.read(model.view.pixel_format, skip_unreadable=skip_unreadable, progress=progress)
+    read = read_known(model, photos, "test", skip_unreadable=skip_unreadable, progress=progress)
     classes = model.classes
     images = read.images(classes)
     labels, logits = images.labels, logits_of(model, images, "evaluation")
@@ -66,7 +56,7 @@ def evaluate(
     for file, true, said in zip(read.files, labels.tolist(), answers.tolist(), strict=True):
         if true != said:
             mistakes.setdefault((classes[true], classes[said]), []).append(file.path)
-    chance = torch.softmax(logits / model.serving.get("temperature", 1.0), dim=1).amax(1)
+    chance = to_probabilities(model, logits).amax(1)
     accuracy = Accuracy.of(answers, labels, classes)
     return Evaluation(
         photos, classes, accuracy, matrix, calibration_error(chance, answers == labels), mistakes

@@ -1,4 +1,4 @@
-"""Loss of accuracy on old classes: measured on images of them, or estimated from what is remembered."""
+"""Loss of accuracy on old classes: measured on images of them, or estimated from stored statistics."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,8 +6,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cofima.classifier.calibrate import features_of
-from cofima.classifier.scoring import Accuracy, drawn, gaussians_of, logits_of, logits_of_features
+from cofima.classifier.scoring import (
+    Accuracy,
+    draw_features,
+    features_of,
+    gaussians_of,
+    logits_of,
+    logits_of_features,
+)
 from cofima.core.errors import CofimaError, did_you_mean
 from cofima.core.progress import Progress
 from cofima.data.image_set import ImageSet
@@ -21,7 +27,7 @@ DRAWN = 200  # features of each class
 
 @dataclass(frozen=True)
 class Comparison:
-    """Accuracy on old classes before and after, in percent, and what it rests on."""
+    """Accuracy on old classes before and after an extension, and its basis in words."""
 
     before: Accuracy
     after: Accuracy
@@ -34,7 +40,7 @@ class Comparison:
         return self.before.mean_of_classes - self.after.mean_of_classes
 
     def recorded(self) -> OldClasses:
-        """Return the comparison as the history has it."""
+        """Return the comparison as a part of a history row."""
         return OldClasses(
             before=round(self.before.mean_of_classes, 2),
             after=round(self.after.mean_of_classes, 2),
@@ -44,7 +50,7 @@ class Comparison:
 
 
 class ForgettingError(CofimaError):
-    """Old classes would lose more than was allowed; the model stays as it was."""
+    """Old classes would lose more accuracy than allowed; the model is unchanged."""
 
     def __init__(self, comparison: Comparison, allowed: float) -> None:
         self.comparison, self.allowed = comparison, allowed
@@ -59,18 +65,18 @@ class ForgettingCheck:
 
     Args:
         old: The model before it is extended.
-        images: Images of its classes, or none.
-        source: Where they come from.
+        images: Images of its classes, or None.
+        source: Their source, in words.
     """
 
     def __init__(self, old: Model, images: ImageSet | None, source: str) -> None:
         self.old, self.images, self.source = old, images, source
         self.before = None if images is None else answers(old, images, "old classes, before")
         self.learned: list[ImageSet] = []
-        """Images that the extension learned: how far it moved their features is taken for the drift."""
+        """Images that the extension learned; the estimate takes the drift of their features."""
 
     def compare(self, new: Model) -> Comparison | None:
-        """Measure what old classes lost where there are images of them; else estimate it if possible."""
+        """Measure the loss of old classes on images of them, or else estimate it if possible."""
         if self.images is not None and self.before is not None:
             after = answers(new, self.images, "old classes, after")
             return measure(self.before, after, self.images, self.old.classes, self.source)
@@ -84,7 +90,7 @@ class ForgettingCheck:
 def old_class_images(
     model: Model, folder: Path | None, skip_unreadable: bool, progress: Progress
 ) -> tuple[ImageSet | None, str]:
-    """Return images of old classes, of ``folder`` or else those kept, and where they come from."""
+    """Return images of old classes, from ``folder`` or else those kept in the model, and their source."""
     if folder is None:
         kept = model.images
         return (kept, "kept in the model folder") if kept is not None and len(kept) else (None, "")
@@ -98,7 +104,7 @@ def old_class_images(
 
 
 def answers(model: Model, images: ImageSet, label: str) -> Tensor:
-    """Return the class that a model names for each image."""
+    """Return the predicted label of each image."""
     return logits_of(model, images, label).argmax(1)
 
 
@@ -116,7 +122,7 @@ def estimate(
     Each feature takes the drift of one new image: old classes are assumed to drift as new ones do.
     """
     classes = old.classes
-    features, labels = drawn(gaussians, [DRAWN] * len(gaussians), old)
+    features, labels = draw_features(gaussians, [DRAWN] * len(gaussians), old)
     chance = old.method.context.seeds.generator("drift")
     drift = (features_new - features_old)[torch.randint(len(features_new), (len(labels),), generator=chance)]
     was = Accuracy.of(logits_of_features(old, features).argmax(1), labels, classes)

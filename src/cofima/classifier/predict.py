@@ -1,4 +1,4 @@
-"""Answers for images: the likeliest classes with calibrated probabilities, or that it is none of them."""
+"""Predictions for images: the likeliest classes with calibrated probabilities, or "unknown"."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from cofima.classifier.calibrate import farthest
-from cofima.classifier.scoring import gaussians_of, logits_of_features
+from cofima.classifier.scoring import gaussians_of, logits_of_features, to_probabilities
 from cofima.core.errors import CofimaError
 from cofima.data.loading.loader import ImageLike, decode_all
 from cofima.store.model import Model
@@ -23,13 +23,13 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a classifier says of one image.
+    """The prediction for one image.
 
     Attributes:
-        image: The file, or the place of an image that was given in memory.
+        image: The file, or the index of an image that was given in memory.
         best: Classes and their probabilities, likeliest first; empty if the image could not be read.
-        unknown: Whether the image is farther from every class than images of them are.
-        error: Why the image could not be read, or nothing.
+        unknown: True if the image is farther from every class than their own images are.
+        error: Reason why the image could not be read, or an empty string.
     """
 
     image: str
@@ -39,7 +39,7 @@ class Prediction:
 
     @property
     def label(self) -> str:
-        """Return the likeliest class, ``unknown``, or nothing if the image could not be read."""
+        """Return the likeliest class, ``unknown``, or an empty string if the image could not be read."""
         return UNKNOWN if self.unknown else self.best[0][0] if self.best else ""
 
     @property
@@ -48,7 +48,7 @@ class Prediction:
         return self.best[0][1] if self.best else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the prediction as JSON values."""
         if self.error:
             return {"image": self.image, "error": self.error}
         best = [{"class": name, "probability": round(p, 6)} for name, p in self.best]
@@ -58,7 +58,7 @@ class Prediction:
 def predictions(
     model: Model, images: Iterable[ImageLike], top: int, unknown: float | None
 ) -> Iterator[Prediction]:
-    """Yield an answer for each image, in order, a batch at a time."""
+    """Yield a prediction for each image in order, computed in batches."""
     if top < 1:
         raise CofimaError(f"top = {top}: ask for at least one class")
     limit = _limit(model, unknown)
@@ -75,7 +75,7 @@ def predictions(
 
 
 def several(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
-    """Return images one by one: a single one, a sequence, or an array or tensor with one more dimension."""
+    """Return a list of images, from one image, a sequence, or an array or tensor with a batch dimension."""
     if isinstance(images, np.ndarray | Tensor):
         return list(images) if images.ndim == 4 else [images]
     if isinstance(images, str | Path | Image.Image):
@@ -86,11 +86,7 @@ def several(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
 @torch.inference_mode()
 def probabilities(model: Model, pixels: Tensor) -> Tensor:
     """Return calibrated probabilities for stored pixels."""
-    return _softmax(model, model.logits(pixels))
-
-
-def _softmax(model: Model, logits: Tensor) -> Tensor:
-    return torch.softmax(logits / model.serving.get("temperature", 1.0), dim=1)
+    return to_probabilities(model, model.logits(pixels))
 
 
 @torch.inference_mode()
@@ -106,7 +102,7 @@ def _answers(
         features = method.net.features(model.view.test(pixels.to(method.context.device))).float().cpu()
         logits = logits_of_features(model, features)
         far = (gaussians.nearest(features) > limit).tolist()
-    values, places = _softmax(model, logits).topk(min(top, logits.shape[1]), dim=1)
+    values, places = to_probabilities(model, logits).topk(min(top, logits.shape[1]), dim=1)
     classes = model.classes
     named = [
         tuple((classes[place], value) for place, value in zip(*row, strict=True))
@@ -116,7 +112,7 @@ def _answers(
 
 
 def _limit(model: Model, unknown: float | None) -> float | None:
-    """Return the distance beyond which an image is unknown, or None where nobody asked."""
+    """Return the distance beyond which an image is unknown; None without ``unknown``."""
     if unknown is None:
         return None
     if not 0 < unknown < 1:

@@ -2,14 +2,49 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from cofima.core.errors import CofimaError, did_you_mean, first_problems
+from cofima.core.progress import Progress
 from cofima.data.image_set import ImageSet
+from cofima.data.sources.listing import LabeledImages, find_images
 from cofima.methods.components.gaussians import ClassGaussians, Sampler
 from cofima.store.model import Model
 from cofima.training.loop import plain_batches
+
+
+def read_known(
+    model: Model, path: Path, part: str, *, skip_unreadable: bool, progress: Progress
+) -> LabeledImages:
+    """Read the images of a folder or CSV file; raise if a class is not one of the model's.
+
+    Of a folder with ``train`` and ``test``, only ``part`` is read.
+    """
+    found, classes = find_images(path).only(part), model.classes
+    unknown = [
+        f"class '{name}' is not known to the model{_hint(name, classes)}"
+        for name in found.classes
+        if name not in classes
+    ]
+    if unknown:
+        raise first_problems(str(path), unknown)
+    if not found.files:
+        raise CofimaError(f"{path}: no images")
+    return found.read(model.view.pixel_format, skip_unreadable=skip_unreadable, progress=progress)
+
+
+def _hint(name: str, classes: list[str]) -> str:
+    """Return the class that is probably meant, or all if they are few."""
+    hint = did_you_mean(name, classes)
+    return hint if len(classes) <= 20 or "did you mean" in hint else ""
+
+
+def to_probabilities(model: Model, logits: Tensor) -> Tensor:
+    """Return calibrated probabilities."""
+    return torch.softmax(logits / model.serving.get("temperature", 1.0), dim=1)
 
 
 @torch.inference_mode()
@@ -21,20 +56,25 @@ def logits_of(model: Model, images: ImageSet, label: str = "held-out images") ->
     return torch.cat(found) if found else torch.zeros(0, len(model.classes))
 
 
+@torch.inference_mode()
+def features_of(model: Model, images: ImageSet) -> Tensor:
+    """Return the features of images, on the CPU."""
+    model.method.net.eval()
+    pairs = plain_batches(images, model.method.context, "distances")
+    return torch.cat([model.method.net.features(x).float().cpu() for x, _ in pairs])
+
+
 def gaussians_of(model: Model) -> ClassGaussians | None:
-    """Return the Gaussians of a method that remembers every class as one, or None."""
+    """Return the Gaussians of a method that has one for every class, or None."""
     kept = model.method.class_statistics()
     return kept if kept is not None and len(kept) == len(model.classes) else None
 
 
-def drawn(gaussians: ClassGaussians, counts: list[int], model: Model) -> tuple[Tensor, Tensor]:
-    """Draw ``counts[c]`` features of each class as they are remembered, with their labels, on the CPU."""
+def draw_features(gaussians: ClassGaussians, counts: list[int], model: Model) -> tuple[Tensor, Tensor]:
+    """Draw ``counts[c]`` features from the Gaussian of each class; return them with labels, on the CPU."""
     same = torch.zeros(len(gaussians), dtype=torch.int64)  # one task: no mean is scaled
-    seeds = model.method.context.seeds
-    features, labels = Sampler(gaussians, same, torch.device("cpu")).draw(
-        counts, seeds.generator("drawn features")
-    )
-    return features, labels
+    generator = model.method.context.seeds.generator("drawn features")
+    return Sampler(gaussians, same, torch.device("cpu")).draw(counts, generator)
 
 
 @torch.inference_mode()
@@ -72,7 +112,7 @@ class Accuracy:
         return {name: 100 * self.right[name] / count for name, count in self.images.items()}
 
     def by_task(self, tasks: Sequence[Sequence[str]]) -> tuple[list[float | None], list[int]]:
-        """Return the accuracy of each task in percent, None for one without images, and its images."""
+        """Return the accuracy of each task in percent, None without images, and its number of images."""
         images = [sum(self.images.get(name, 0) for name in task) for task in tasks]
         right = [sum(self.right.get(name, 0) for name in task) for task in tasks]
         return [100 * r / n if n else None for r, n in zip(right, images, strict=True)], images
@@ -85,5 +125,5 @@ class Accuracy:
 
 
 def accuracy_of(model: Model, images: ImageSet, label: str = "held-out images") -> Accuracy:
-    """Return how often a model is right on labelled images."""
+    """Return the accuracy of a model on labeled images."""
     return Accuracy.of(logits_of(model, images, label).argmax(1), images.labels, model.classes)

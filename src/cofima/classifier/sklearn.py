@@ -1,4 +1,4 @@
-"""A classifier in scikit-learn's manner: fit, partial_fit, predict on arrays of images.
+"""Scikit-learn estimator: fit, partial_fit and predict on arrays of images.
 
 >>> classifier = ImageClassifier().fit(images, labels)  # uint8 [n, H, W, 3]
 >>> classifier.partial_fit(more_images, new_labels)  # classes may be new; the old images are not needed
@@ -6,7 +6,6 @@
 
 import json
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import DataConversionWarning
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -42,19 +40,19 @@ from cofima.store.model import Model, copy_model, load_model, save_model
 
 
 class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Name the class of images; learn more classes later with :meth:`partial_fit`, without the old images.
+    """Image classifier; :meth:`partial_fit` learns more classes later, without the old images.
 
     ``X`` is [n, H, W, 3] or [n, H, W]: whole numbers count to 255, floats to 1. It may be flattened to
     [n, features] with ``image_shape``. Rows of features without an ``image_shape`` are drawn as squares
-    of grey cells, each scaled by its range in the first ``fit``: that works, but images are what it is for.
+    of gray cells, each scaled by its range in the first ``fit``: that works, but images are what it is for.
 
     Args:
         backbone: Name of the pre-trained network; EfficientNet-Lite0 where installed, else ``vit_micro``.
         method: Name of the method.
-        epochs: Passes over the images; the recipe's number, if not given.
+        epochs: Passes over the images; by default the recipe's number.
         image_shape: (H, W, 3) or (H, W) of an image whose pixels are a row of ``X``.
         settings: Other ``key=value`` items of the configuration.
-        random_state: Decides everything that is left to chance.
+        random_state: Seed or generator of the random numbers.
 
     Attributes:
         classes_: The labels, in the order of the probabilities; new ones come last.
@@ -89,7 +87,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "ImageClassifier":
         """Learn new classes, or more images of known ones where the method can; old images are not needed.
 
-        ``classes`` is taken for scikit-learn's sake: which classes will come need not be known.
+        ``classes`` is there for scikit-learn's interface; the classes to come need not be known.
         """
         if not hasattr(self, "model_"):
             return self.fit(X, y)
@@ -120,12 +118,12 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the likeliest class of each image."""
-        best = self.predict_proba(X).argmax(1)
+        best = self.predict_proba(X).argmax(1)  # before classes_, which an unfitted estimator lacks
         labels: NDArray[Any] = self.classes_[best]
         return labels
 
     def to_classifier(self) -> Classifier:
-        """Return the classifier of :mod:`cofima`, which can be saved, asked for files, and exported."""
+        """Return a copy as :class:`cofima.Classifier`, which can be saved and exported."""
         check_is_fitted(self, "model_")
         return Classifier(copy_model(self.model_))
 
@@ -133,17 +131,9 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if y is None:
             raise ValueError("this classifier requires y to be passed, but the target y is None")
         images = self._checked_images(X, first=first)
-        labels = np.asarray(y)
-        if labels.ndim == 2 and labels.shape[1] == 1:
-            warnings.warn(
-                "A column-vector y was passed when a 1d array was expected.",
-                DataConversionWarning,
-                stacklevel=3,
-            )
-            labels = labels[:, 0]
+        labels: NDArray[Any] = column_or_1d(y, warn=True)
         check_classification_targets(labels)
-        if labels.ndim != 1 or len(labels) != len(images):
-            raise ValueError(f"y has {labels.shape} labels for {len(images)} images")
+        check_consistent_length(images, labels)
         return images, labels
 
     def _checked_images(self, X: ArrayLike, *, first: bool) -> NDArray[Any]:
@@ -182,7 +172,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return empty_model(config)
 
     def _refuse(self, more: list[Any]) -> None:
-        """Refuse, before any work, what the method cannot learn."""
+        """Raise, before any work, if the method cannot learn these classes."""
         method = self.model_.method
         if not method.can_extend:
             raise ValueError(f"{method.label} learns all classes at once: partial_fit cannot go on from it")
@@ -190,7 +180,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{method.label} cannot learn more images of known classes: {more}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep a fitted model as the files of its folder: plain bytes, no code."""
+        """Pickle a fitted model as the files of its folder: plain bytes, no code."""
         state: dict[str, Any] = dict(super().__getstate__())
         if "model_" in state:
             with TemporaryDirectory() as folder:
@@ -222,10 +212,10 @@ def _learn(model: Model, names: list[str], known: bool, pixels: Tensor, labels: 
 
 
 def _squares(rows: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float64]:
-    """Draw rows of features as squares of grey cells between 0 and 1; what is outside the range is cut."""
+    """Draw rows of features as squares of gray cells between 0 and 1, clipped to the range of the fit."""
     width = np.where(high > low, high - low, 1.0)
-    grey = ((rows - low) / width).clip(0, 1)
+    gray = ((rows - low) / width).clip(0, 1)
     side = math.ceil(math.sqrt(rows.shape[1]))
     padded = np.zeros((len(rows), side * side))
-    padded[:, : rows.shape[1]] = grey
+    padded[:, : rows.shape[1]] = gray
     return padded.reshape(-1, side, side)

@@ -202,7 +202,7 @@ def _write(folder: Path, analysis: Callable[[], Result], kept: str = "nothing wa
     ready(folder)  # before any work
     with interruptible(kept):
         result = analysis()
-    for line in result.said:
+    for line in result.summary:
         say(line)
     for file in result.write(folder):
         say(f"Wrote {file}")

@@ -120,7 +120,7 @@ def test_unknown_classes_and_bad_images_are_listed(known, tmp_path: Path) -> Non
         shutil.copytree(images / model.classes[0], images / folder)
     with pytest.raises(CofimaError) as said:
         cofima.fisher(path, images, tmp_path / "f.safetensors")
-    assert "class 'unicorn': the model does not know it" in str(said.value)
+    assert "class 'unicorn' is not known to the model" in str(said.value)
     assert f"did you mean '{model.classes[3]}'?" in str(said.value)
     for folder in strange:
         shutil.rmtree(images / folder)

@@ -1,4 +1,4 @@
-"""Model folders: heads by the classes' names, states, and what the result goes on as."""
+"""Model folders: heads by the classes' names, states, and what the result continues as."""
 
 import json
 import shutil
@@ -188,7 +188,7 @@ def test_what_a_mixture_becomes(methods, label: str, left: str | None, learn, tm
         assert done.notes == []
     else:
         (note,) = done.notes
-        assert f"it goes on as {label}" in note
+        assert f"it continues as {label}" in note
         assert note.endswith(f"leaves behind: {left}") if left else "leaves behind" not in note
 
 

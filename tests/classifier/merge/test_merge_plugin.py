@@ -137,7 +137,7 @@ def test_every_kind_of_entry_is_merged_as_it_is_declared(pair: Any, tmp_path: Pa
 def test_an_entry_that_refuses_leaves_a_model_of_a_generic_method(pair: Any, tmp_path: Path) -> None:
     done = cofima.merge(pair('Entry("secret"),', '"secret": torch.zeros(3),'), tmp_path / "out")
     (note,) = done.notes
-    assert note.startswith("of Mine; it goes on as Seq FT, and leaves behind: ")
+    assert note.startswith("of Mine; it continues as Seq FT, and leaves behind: ")
     assert "secret" in note
     assert load_model(tmp_path / "out").method.state() == {}
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from cofima.classifier.classifier import load
 from cofima.classifier.merge.inputs import MODEL, require_linear
 from cofima.classifier.merge.request import output_problems
+from cofima.classifier.scoring import read_known
 from cofima.core.atomic import require_space, write_aside
-from cofima.core.errors import CofimaError, did_you_mean, first_problems, problems
+from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet
-from cofima.data.sources.listing import find_images
 from cofima.data.splits import choose_images
 from cofima.methods.state import declared
 from cofima.models.head import Head
@@ -73,15 +73,15 @@ def fisher(
         labels: ``data`` takes the folder's classes, ``sampled`` draws one from the model for each image,
             ``exact`` takes the expectation over all classes.
         logits: Softmax over all classes of the model (seen), or over those in the folder (local).
-        max_per_class: At most so many images of each class.
+        max_per_class: Maximum number of images per class.
         skip_unreadable: Leave out unreadable images instead of refusing the folder.
-        seed: Decides sampled labels, and which images ``max_per_class`` takes.
-        device: Where to compute.
-        force: Replace ``out`` if it is there.
-        progress: Who hears how far the work is.
+        seed: Seed of sampled labels, and of the images that ``max_per_class`` takes.
+        device: Device to compute on.
+        force: Replace ``out`` if it exists.
+        progress: Receives the progress of the work.
 
     Raises:
-        CofimaError: Everything that is wrong with the request, the model or the images.
+        CofimaError: With every problem of the request, the model or the images.
     """
     model, images, out = Path(model), Path(images), Path(out)
     _refuse(model, images, out, logits, max_per_class, force)
@@ -117,28 +117,11 @@ def _known(
     progress: Progress,
 ) -> ImageSet:
     """Read images of classes that the model knows; the labels are its class ids."""
-    found, classes = find_images(images).only("train"), model.classes
-    strange = [
-        f"class '{name}': the model does not know it{_hint(name, classes)}"
-        for name in found.classes
-        if name not in classes
-    ]
-    if strange:
-        raise first_problems(str(images), strange)
-    if not found.files:
-        raise CofimaError(f"{images}: no images")
-    known = found.read(model.view.pixel_format, skip_unreadable=skip_unreadable, progress=progress).images(
-        classes
-    )
+    read = read_known(model, images, "train", skip_unreadable=skip_unreadable, progress=progress)
+    known = read.images(model.classes)
     if max_per_class is None:
         return known
     return known.select(choose_images(known, lambda _: max_per_class, seed))
-
-
-def _hint(name: str, classes: list[str]) -> str:
-    """Name the class that is meant, or all if they are few."""
-    hint = did_you_mean(name, classes)
-    return hint if len(classes) <= 20 or "did you mean" in hint else ""
 
 
 def _measure(model: Model, known: ImageSet, labels: LabelMode, columns: slice | None, seed: int) -> Weights:
@@ -164,12 +147,12 @@ def _measure(model: Model, known: ImageSet, labels: LabelMode, columns: slice | 
 
 
 def _columns(known: ImageSet, classes: list[str]) -> slice:
-    """Return the logits of the folder's classes, which must stand beside each other."""
+    """Return the columns of the folder's classes, which must be adjacent."""
     there = sorted(known.counts())
     if there != list(range(there[0], there[-1] + 1)):
         between = [classes[c] for c in range(there[0], there[-1]) if c not in there]
         raise CofimaError(
-            "logits = local: the classes of the folder must stand beside each other in the model; "
+            "logits = local: the classes of the folder must be adjacent in the model; "
             f"between them are {', '.join(between[:10])}. Use seen, or add their images"
         )
     if len(there) == 1:

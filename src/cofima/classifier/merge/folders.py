@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cofima import methods
-from cofima.classifier.merge.inputs import Checkpoint, Inputs, ModelFolder
+from cofima.classifier.merge.inputs import Checkpoint, Inputs, ModelFolder, network_merges
 from cofima.classifier.merge.method_after import MethodAfter, StateMerge, choose_method
 from cofima.classifier.merge.request import MergeSettings
 from cofima.classifier.merge.tensors import ClassRows, TensorMerge, merge_tensors
@@ -24,7 +23,7 @@ from cofima.weights.mmap import MappedFile, TensorSpec, create_mapped
 
 @dataclass(frozen=True)
 class FolderMerge:
-    """A merge into a model folder, checked."""
+    """A checked merge into a model folder."""
 
     inputs: Inputs
     settings: MergeSettings
@@ -69,12 +68,7 @@ class FolderMerge:
     def _merges(self, net: MappedFile) -> Iterator[TensorMerge]:
         models, base = self.inputs.models, self.inputs.base
         given = self.inputs.fishers.tensors if self.inputs.fishers else ()
-        for key in models[0].weights:
-            values = [model.weights[key] for model in models]
-            mine = [fisher[key] for fisher in given if key in fisher] or None
-            start = base.weights[key] if base else None
-            put = partial(net.put, key)
-            yield TensorMerge(key, range(len(values)), values, net[key], start, mine, put=put)
+        yield from network_merges(self.inputs, net)
         for key in self.last.head:
             name = self.last.head_name(key)
             heads = {k: model.head[key] for k, model in enumerate(models) if isinstance(model, ModelFolder)}
@@ -112,7 +106,7 @@ class FolderMerge:
 
 
 def folder_merge(inputs: Inputs, settings: MergeSettings) -> FolderMerge:
-    """Check that the folders can be merged, all differences in one error."""
+    """Check that the folders can be merged; raise with all differences in one error."""
     folders = inputs.folders
     wrong = [line for other in folders[1:] for line in _differences(folders[0], other)]
     wrong += _rows_apart(folders)
@@ -136,7 +130,7 @@ def _rows_apart(folders: list[ModelFolder]) -> list[str]:
 
 
 def _without_head(checkpoint: Checkpoint, classifier: str) -> Checkpoint:
-    """Leave out the head of a plain file, whose classes have no names."""
+    """Leave out the head of a plain file: its classes have no names."""
     if isinstance(checkpoint, ModelFolder):
         return checkpoint
     body = {key: value for key, value in checkpoint.weights.items() if not key.startswith(f"{classifier}.")}
@@ -144,7 +138,7 @@ def _without_head(checkpoint: Checkpoint, classifier: str) -> Checkpoint:
 
 
 def _origin(one: Checkpoint) -> dict[str, Any]:
-    """Return what the result records of one of its models."""
+    """Return the record of one of the merged models."""
     if not isinstance(one, ModelFolder):
         return {"path": str(one.path), "method": "file", "classes": 0}
     said = {"path": str(one.path), "method": one.method.label, "classes": len(one.classes)}
@@ -152,7 +146,7 @@ def _origin(one: Checkpoint) -> dict[str, Any]:
 
 
 def _differences(a: ModelFolder, b: ModelFolder) -> list[str]:
-    """Return how two folders differ in what the same weights must have in common."""
+    """Return the differences of two folders in architecture and preprocessing."""
 
     def facts(folder: ModelFolder) -> dict[str, Any]:
         body, view = folder.record.backbone, folder.record.preprocess

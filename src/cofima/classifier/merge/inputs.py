@@ -1,20 +1,22 @@
 """Inputs of a merge, opened and checked but not read: model folders, files of tensors, Fisher information."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from cofima import methods
+from cofima.classifier.merge.tensors import TensorMerge
 from cofima.core import plugins
 from cofima.core.errors import CofimaError, first_problems
 from cofima.methods import Method
 from cofima.methods.state import Entry, check
 from cofima.store import model_folder
 from cofima.store.model_folder import WEIGHTS, Record
-from cofima.weights.mmap import DTYPE_NAMES, TensorSpec, read_mapped, spec_of
+from cofima.weights.mmap import DTYPE_NAMES, MappedFile, TensorSpec, read_mapped, spec_of
 from cofima.weights.ops import Weights
 
 MODEL = "model_sha256"  # metadata of a file of Fisher information: the weights that it was measured on
@@ -79,7 +81,7 @@ class Fishers:
     without: Sequence[str]
 
     def note(self) -> list[str]:
-        """Say which floating-point tensors are averaged plainly: buffers, as a rule."""
+        """Name the floating-point tensors that are averaged plainly: buffers, as a rule."""
         if not self.without:
             return []
         shown = ", ".join(self.without[:3]) + (", ..." if len(self.without) > 3 else "")
@@ -143,6 +145,18 @@ class Inputs:
             raise CofimaError(f"{first.path} has no tensors")
 
 
+def network_merges(inputs: Inputs, target: MappedFile) -> Iterator[TensorMerge]:
+    """Yield the merge of each tensor of the networks, but for the heads of model folders."""
+    models, base = inputs.models, inputs.base
+    given = inputs.fishers.tensors if inputs.fishers else ()
+    for key in models[0].weights:
+        values = [model.weights[key] for model in models]
+        fishers = [fisher[key] for fisher in given if key in fisher] or None
+        start = base.weights[key] if base else None
+        put = partial(target.put, key)
+        yield TensorMerge(key, range(len(values)), values, target[key], start, fishers, put=put)
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a model folder or a plain file."""
     if path.is_dir():
@@ -186,7 +200,7 @@ def require_linear(path: Path, method: type[Method], entries: Mapping[str, Entry
 
 
 def open_fishers(paths: Sequence[Path], models: Sequence[Checkpoint]) -> Fishers:
-    """Open one file a model; refuse what does not fit its model, or was measured on another."""
+    """Open one file per model; raise if one does not fit its model, or was measured on another."""
     opened = [read_mapped(path) for path in paths]
     wrong: list[str] = []
     for path, model, (fisher, said) in zip(paths, models, opened, strict=True):

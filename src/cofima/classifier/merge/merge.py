@@ -2,14 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from cofima import methods
 from cofima.classifier.merge.folders import folder_merge
-from cofima.classifier.merge.inputs import Checkpoint, Inputs, ModelFolder, open_checkpoint, open_fishers
+from cofima.classifier.merge.inputs import (
+    Checkpoint,
+    Inputs,
+    ModelFolder,
+    network_merges,
+    open_checkpoint,
+    open_fishers,
+)
 from cofima.classifier.merge.request import WISE_FT, MergeRequest, MergeSettings, output_problems
-from cofima.classifier.merge.tensors import TensorMerge, merge_tensors
+from cofima.classifier.merge.tensors import merge_tensors
 from cofima.core.atomic import require_space, write_aside
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
@@ -23,9 +29,9 @@ class Merged:
     Attributes:
         path: The file or the model folder.
         bytes: Size of its tensors.
-        label: The method that a merged folder goes on with; empty for a file.
-        classes: What it can tell apart, in the order of the logits; empty for a file.
-        notes: What the user should know.
+        label: The method that a merged folder continues with; empty for a file.
+        classes: Its classes, in the order of the logits; empty for a file.
+        notes: Remarks for the user.
     """
 
     path: Path
@@ -51,7 +57,7 @@ def merge(
     """Merge model folders, or .safetensors files, into one; tensor by tensor, straight from disk to disk.
 
     Memory stays small however large the models are. Folders may know different classes: their heads
-    are brought together by the classes' names.
+    are matched by the names of the classes.
 
     Args:
         models: Two or more model folders or files; one is enough where there is a ``base``.
@@ -59,15 +65,15 @@ def merge(
         method: ``average``, ``fisher``, ``wise_ft``, ``task_arithmetic`` or ``ties``.
         lam: Share of the second of two models (average, fisher: 0.4; wise_ft: 0.5), or scale of the task
             vectors (task_arithmetic: 0.4; ties: 1).
-        weights: How much each model counts, instead of ``lam``; for ties beside it.
-        fisher: Files of Fisher information, one a model, as :func:`fisher` writes them.
+        weights: Weight of each model, instead of ``lam``; for ties beside it.
+        fisher: Files of Fisher information, one per model, as :func:`fisher` writes them.
         base: The weights that the models started from: a folder or a file.
         density: Share of each task vector that ties keeps, 0.2 by default.
-        force: Replace ``out`` if it is there.
-        progress: Who hears how far the work is.
+        force: Replace ``out`` if it exists.
+        progress: Receives the progress of the work.
 
     Raises:
-        CofimaError: Everything that is wrong with the request or the files, before anything is written.
+        CofimaError: With every problem of the request or the files, before anything is written.
     """
     given = None if fisher is None else [Path(path) for path in fisher]
     start_at = None if base is None else Path(base)
@@ -86,7 +92,7 @@ def merge(
 
 
 def _refuse(request: MergeRequest, out: Path, force: bool) -> None:
-    """Raise one error with everything that is wrong before a file is opened."""
+    """Raise one error with every problem that shows before a file is opened."""
     found = request.problems()
     inputs = [*request.models, *([request.base] if request.base else []), *(request.fishers or ())]
     found += [f"{path}: no such file or folder" for path in inputs if not path.exists()]
@@ -110,7 +116,7 @@ def _open(request: MergeRequest) -> Inputs:
 
 
 def _open_all(paths: Sequence[Path]) -> list[Checkpoint]:
-    """Open every path; tell all failures at once."""
+    """Open every path; raise with all failures at once."""
     opened, found = [], []
     for path in paths:
         try:
@@ -130,27 +136,13 @@ def _merge_files(inputs: Inputs, settings: MergeSettings, out: Path, progress: P
     Integer tensors and metadata come from the last model that has them.
     """
     inputs.require_fit()
-    models, base = inputs.models, inputs.base
-    given = inputs.fishers.tensors if inputs.fishers else ()
     kinds = inputs.kinds()
-    metadata = {key: text for model in models for key, text in model.metadata.items()}
+    metadata = {key: text for model in inputs.models for key, text in model.metadata.items()}
     size = sum(kind.bytes for kind in kinds.values())
     require_space(out, size)
-    progress.say(f"merging {len(models)} models of {size / 1e6:,.1f} MB: {settings}")
+    progress.say(f"merging {len(inputs.models)} models of {size / 1e6:,.1f} MB: {settings}")
     with write_aside(out) as aside, create_mapped(aside, kinds, metadata) as target:
-        merges = [
-            TensorMerge(
-                key,
-                range(len(models)),
-                [model.weights[key] for model in models],
-                target[key],
-                base.weights[key] if base else None,
-                [fisher[key] for fisher in given if key in fisher] or None,
-                put=partial(target.put, key),
-            )
-            for key in target
-        ]
-        merge_tensors(merges, settings, progress)
+        merge_tensors([*network_merges(inputs, target)], settings, progress)
     return size
 
 
@@ -158,7 +150,7 @@ def _notes(inputs: Inputs, settings: MergeSettings) -> list[str]:
     notes = inputs.fishers.note() if inputs.fishers else []
     if settings.lam not in (0, 1) and any(key.endswith("running_var") for key in inputs.models[-1].weights):
         notes.append(
-            "statistics of batch normalisation are merged too; estimate them anew on images if you can"
+            "statistics of batch normalization are merged too; estimate them anew on images if you can"
         )
     return notes
 

@@ -1,6 +1,6 @@
-"""The method that a merged model folder goes on with, and the state that it goes on from.
+"""The method that a merged model folder continues with, and its merged state.
 
-Nothing here knows a method: each declares in its ``state_schema`` what it keeps and how that is merged.
+Nothing here depends on a method: each declares in ``state_schema`` its entries and how they are merged.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class MethodAfter:
 
 
 def choose_method(folders: Sequence[ModelFolder]) -> MethodAfter:
-    """Stay the method that all models have, if all of its state can be merged; else become a generic one."""
+    """Keep the method that all models have, if all of its state can be merged; else take a generic one."""
     last = folders[-1]
     names = {folder.record.config["method"] for folder in folders}
     used = {frozenset(folder.entries.values()) for folder in folders}
@@ -45,7 +45,7 @@ def choose_method(folders: Sequence[ModelFolder]) -> MethodAfter:
     kept = frozenset(entry for entry in fit if entry in method.state_schema)
     left = sorted(entry.name.removesuffix(".") for entry in frozenset.union(*used) - kept)
     note = (
-        f"of {', '.join(sorted({folder.method.label for folder in folders}))}; it goes on as {method.label}"
+        f"of {', '.join(sorted({folder.method.label for folder in folders}))}; it continues as {method.label}"
     )
     note += f", and leaves behind: {', '.join(dict.fromkeys(left))}" if left else ""
     return MethodAfter(name, methods.options_of(methods.build(name)), kept, note)
@@ -53,7 +53,7 @@ def choose_method(folders: Sequence[ModelFolder]) -> MethodAfter:
 
 @dataclass(frozen=True)
 class StateMerge:
-    """The merge of the states of model folders, as far as the result keeps them."""
+    """Merge of the states of model folders: of the entries that the result keeps."""
 
     inputs: Inputs
     entries: frozenset[Entry]
@@ -77,7 +77,7 @@ class StateMerge:
         return found
 
     def merges(self, out: MappedFile) -> Iterator[TensorMerge]:
-        """Yield how each tensor is merged, but for those that are pooled class by class."""
+        """Yield the merge of each tensor, but for those that are pooled class by class."""
         tasks = self.inputs.tasks
         every = [name for task in tasks for name in task]
         for key, target in out.items():
@@ -96,7 +96,7 @@ class StateMerge:
                 yield self._whole(entry, key, out)
 
     def pool(self, out: Mapping[str, Tensor]) -> None:
-        """Fill in what is pooled, one class after the other."""
+        """Fill in the pooled entries, class by class."""
         every = [name for task in self.inputs.tasks for name in task]
         for entry in self.entries:
             if entry.pool is None:
@@ -112,7 +112,7 @@ class StateMerge:
         return next(entry for entry in self.entries if entry.covers(key))
 
     def _whole(self, entry: Entry, key: str, out: MappedFile) -> TensorMerge:
-        """Return the merge of a tensor that has nothing to do with classes."""
+        """Return the merge of a tensor without an axis of classes."""
         values, base = self._values(entry, lambda folder: folder.state[key])
         put = partial(out.put, key)
         return TensorMerge(key, list(values), list(values.values()), out[key], base, by=_by(entry), put=put)
@@ -120,7 +120,7 @@ class StateMerge:
     def _rows(
         self, entry: Entry, key: str, get: Get, target: Tensor, names: Sequence[str]
     ) -> Iterator[TensorMerge]:
-        """Yield the merges of a tensor with one row a class."""
+        """Yield the merges of a tensor with one row per class."""
         (values, base), inputs = self._values(entry, get), self.inputs
         if entry.merge == "average":
             start = inputs.base.classes if inputs.base else ()
@@ -159,11 +159,11 @@ def _class_rows(entry: Entry, key: str, folder: ModelFolder) -> Tensor:
 
 
 def _block_rows(entry: Entry, name: str, folder: ModelFolder) -> Tensor:
-    """Return what belongs to all blocks of the head, one row a class."""
+    """Return the entry of all blocks of the head, one row per class."""
     return torch.cat([folder.state[entry.in_block(k, name)] for k in range(len(folder.record.tasks))])
 
 
 def _row(entry: Entry, keys: Sequence[str], folder: ModelFolder, name: str) -> dict[str, Tensor]:
-    """Return what a model keeps of one class."""
+    """Return the entry of one class."""
     row = list(folder.classes).index(name)
     return {entry.rest(key): _class_rows(entry, key, folder)[row] for key in keys}

@@ -32,8 +32,8 @@ class MergeSettings:
 
     Attributes:
         method: One of :class:`MergeMethod`.
-        lam: The share of the second of two models, or the scale of task vectors; None where weights say.
-        weights: How much each model counts.
+        lam: The share of the second of two models, or the scale of task vectors; None where weights decide.
+        weights: Weight of each model.
         density: The share of each task vector that TIES keeps.
     """
 
@@ -64,7 +64,7 @@ class MergeRequest:
     density: float | None = None
 
     def problems(self) -> list[str]:
-        """Return everything that is wrong with the request itself; files are not looked at."""
+        """Return every problem of the request itself, without looking at files."""
         if self.method not in list(MergeMethod):
             known = [str(method) for method in MergeMethod]
             return [f"method = {self.method}: unknown{did_you_mean(str(self.method), known)}"]
@@ -139,7 +139,7 @@ class MergeRequest:
 
 
 def output_problems(out: Path, inputs: Iterable[Path], folder: bool, force: bool) -> list[str]:
-    """Return what forbids to write to ``out``: a file, or a model folder."""
+    """Return the reasons not to write to ``out``: a file, or a model folder."""
     real = out.resolve()
     for path in inputs:
         other = path.resolve()

@@ -14,8 +14,8 @@ from cofima.weights.average import average, average_all, fisher_average, fisher_
 from cofima.weights.ops import Scratch
 from cofima.weights.task_vectors import magnitudes, task_arithmetic, threshold, ties
 
-SPAN = 2**17  # elements worked on at a time: what is held beside the mapped files
-LONGER = 4  # times as many where nothing but the result is held
+SPAN = 2**17  # elements at a time: all that is in memory beside the mapped files
+LONGER = 4  # times as many where only the result is in memory
 MEGABYTE = 1_000_000
 By = Literal["rule", "sum", "last"]
 
@@ -25,16 +25,16 @@ class TensorMerge:
     """One tensor of the result, and the tensors that it is made of.
 
     Attributes:
-        name: For messages.
+        name: Name of the tensor.
         holders: Indices of the models that have it.
-        values: What each of them has.
-        out: Where the result goes, of the same shape.
+        values: The tensor of each of them.
+        out: The result, of the same shape.
         base: The common start, where it has this tensor.
         fishers: The Fisher information of each value, where there is any.
         rows: If given, ``out`` is only worked on, and its rows belong to these rows of ``target``.
         target: The tensor that ``rows`` counts in.
-        put: Writes flat values from an element on, where that is better than to assign to ``out``.
-        by: Merged by the rule of the settings, summed, or copied from the last model.
+        put: Writes flat values from an element on, instead of an assignment to ``out``.
+        by: The rule of the settings, the sum, or a copy of the last model.
     """
 
     name: str
@@ -50,11 +50,11 @@ class TensorMerge:
 
     @property
     def vectors(self) -> bool:
-        """Tell whether there are task vectors."""
+        """Return True if the tensor has task vectors."""
         return self.base is not None and self.by == "rule" and self.out.is_floating_point()
 
     def cut(self, at: slice, scratch: Scratch) -> "TensorMerge":
-        """Return a span of it, in the type of the result; on scratch memory, if it is to be put."""
+        """Return a span of the merge, in the type of the result; in scratch memory if ``put`` writes it."""
 
         def span(value: Tensor) -> Tensor:
             return value.reshape(-1)[at]
@@ -72,7 +72,7 @@ class TensorMerge:
 
 @dataclass(frozen=True)
 class ClassRows:
-    """Matching of tensors with one row a class, each with its own classes in its own order.
+    """Matching of tensors with one row per class, each with its own classes in its own order.
 
     Attributes:
         classes: Of each model, the names of its rows; empty for a model without classes.
@@ -122,7 +122,7 @@ def _rows(value: Tensor, classes: Sequence[str], names: Sequence[str]) -> Tensor
 
 
 def spans(one: TensorMerge, size: int, scratch: Scratch) -> Iterator[tuple[int, TensorMerge]]:
-    """Cut a merge into what is worked on at a time, each with the place where it begins."""
+    """Cut a merge into spans, each with the index of its first element."""
     for start in range(0, one.out.numel(), size):
         yield start, one.cut(slice(start, start + size), scratch)
 
@@ -187,7 +187,7 @@ def _average(span: TensorMerge, settings: MergeSettings, models: list[dict[str, 
 
 
 def _thresholds(merges: Sequence[TensorMerge], settings: MergeSettings, progress: Progress) -> list[float]:
-    """Return from which magnitude on each model's task vector is kept, over all its tensors."""
+    """Return the smallest magnitude that is kept of each model's task vector, over all its tensors."""
 
     def least(model: int) -> float:
         mine = [one for one in merges if one.vectors and model in one.holders]
@@ -205,7 +205,7 @@ def _thresholds(merges: Sequence[TensorMerge], settings: MergeSettings, progress
 
 
 def _follow(work: Iterable[int], size: int, label: str, progress: Progress) -> None:
-    """Do the work, and announce each megabyte of it."""
+    """Do the work, with a progress bar of megabytes."""
 
     def megabytes() -> Iterator[None]:
         done = told = 0

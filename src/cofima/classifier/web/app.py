@@ -1,4 +1,4 @@
-"""A page in the browser: drop images and see their classes, add a class, undo, look at the history."""
+"""The web page of a model: predict images, add a class, undo, show the history."""
 
 import os
 import warnings
@@ -20,7 +20,7 @@ HISTORY = ["", "what", "classes", "images", "accuracy %", "date"]
 
 
 class BrowserProgress(Progress):
-    """Show how far long work is as a bar on the page."""
+    """Progress of long-running work as a bar on the page."""
 
     def __init__(self, bar: Callable[..., Any]) -> None:
         self.bar = bar
@@ -33,7 +33,7 @@ class BrowserProgress(Progress):
 
 
 def build(session: Session) -> Any:
-    """Return the page of a model, not served yet."""
+    """Build the page of a model, without serving it."""
     gradio = import_extra("gradio", "app")
     page = gradio.Blocks(
         title=f"cofima: {session.folder.name}", analytics_enabled=False, delete_cache=(600, 3600)
@@ -90,7 +90,7 @@ def build(session: Session) -> Any:
             [name, photos],
             [head, said, changes, history],
             api_visibility="private",
-            concurrency_limit=None,  # a second one is told at once that somebody is learning
+            concurrency_limit=None,  # a second user is told at once that the model is being changed
             show_progress_on=[said],
         )
         undo.click(go_back, None, [head, said, changes, history], api_visibility="private")
@@ -103,14 +103,14 @@ def build(session: Session) -> Any:
 def serve(
     session: Session, uploads: Path, host: str, port: int | None, *, wait: bool = True
 ) -> tuple[Any, str]:
-    """Serve the page until it is stopped; return it, and where it is.
+    """Serve the page; return it and its address.
 
     Args:
-        session: The model.
-        uploads: An empty folder, where the browser's files are kept and from where alone files are read.
-        host: Who may come: 127.0.0.1 is this machine only.
-        port: Where; the first free one from 7860, if not given.
-        wait: Return when it has been stopped, else at once.
+        session: The model in use.
+        uploads: An empty folder for uploaded files; no other files can be read through the page.
+        host: Address to listen on; 127.0.0.1 is this machine only.
+        port: By default the first free one from 7860.
+        wait: Return when the page is stopped, instead of at once.
     """
     os.environ["GRADIO_TEMP_DIR"] = str(uploads)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -139,7 +139,7 @@ def serve(
 
 
 def _shown(gradio: Any, work: Callable[[], T]) -> T:
-    """Do it; a mistake of the user is a message on the page."""
+    """Do the work; show a user's mistake as a message on the page."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Limits on what may be uploaded to the page of a model."""
+"""Limits of uploads to the page of a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from cofima.core.errors import CofimaError, problems
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may be uploaded at once."""
+    """Limits of one upload."""
 
     files: int = 200
     megabytes: int = 20
     megapixels: int = 50
 
     def check(self, paths: Sequence[Path]) -> None:
-        """Refuse too many files, and name all that are too large; nothing is decoded for that."""
+        """Raise for too many files, or with all that are too large; only headers are read."""
         if not paths:
             raise CofimaError("no images were given")
         if len(paths) > self.files:

@@ -1,4 +1,4 @@
-"""An evaluation as files: one page without network or script, a figure, and tables for programs."""
+"""Files of an evaluation: a self-contained page, a figure, and tables for programs."""
 
 import base64
 import csv
@@ -98,7 +98,7 @@ def _pair(true: str, said: str, images: int, found: Evaluation) -> str:
 
 
 def _thumbnail(path: Path) -> str:
-    """Return a small copy of an image inside the page, so that the page needs no other file."""
+    """Return a thumbnail as a data URL, so that the page needs no other file."""
     image = decode_file(path)
     image.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
     out = io.BytesIO()

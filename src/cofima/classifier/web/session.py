@@ -1,4 +1,4 @@
-"""A model that several people use at once: many ask, one at a time changes it."""
+"""A model in use by several people at once: many predict, one at a time changes it."""
 
 import csv
 import threading
@@ -22,9 +22,9 @@ UNKNOWN_SHARE = 0.05
 
 
 class Session:
-    """A model folder in use: asked by many at once, changed by one at a time.
+    """A model folder in use: many predict at once, one at a time changes it.
 
-    What others do to the folder meanwhile (``cofima extend``, ``cofima undo``) is seen at the next call.
+    Changes by other processes (``cofima extend``, ``cofima undo``) are seen at the next call.
     """
 
     def __init__(self, folder: Path, limits: Limits | None = None) -> None:
@@ -34,21 +34,21 @@ class Session:
 
     @property
     def classifier(self) -> Classifier:
-        """Return the classifier of the generation in force."""
+        """Return the classifier of the current generation."""
         with self._loading:
             if model_folder.current(self.folder) != self._loaded.generation:
                 self._loaded = load(self.folder)
             return self._loaded
 
     def ask(self, paths: Sequence[Path]) -> list[Prediction]:
-        """Return the nearest classes of each image; one that cannot be read gets an error of its own."""
+        """Return a prediction for each image; one that cannot be read gets an error of its own."""
         if not paths:
             raise CofimaError("no images were given")
         faults = {path: self._refused(path) for path in paths[: self.limits.files]}
         if len(paths) > self.limits.files:
             raise CofimaError(f"{len(paths)} files at once: at most {self.limits.files} are taken")
         good = [path for path, fault in faults.items() if not fault]
-        with self._asking:  # a network in use is not used by two threads
+        with self._asking:  # a network must not be used by two threads at once
             answers = iter(self._answers(self.classifier, good))
             return [
                 Prediction(str(path), error=fault) if fault else next(answers)
@@ -56,7 +56,7 @@ class Session:
             ]
 
     def add(self, name: str, paths: Sequence[Path], progress: Progress = SILENT) -> Extension:
-        """Teach the model a new class from a few photographs; the state before stays, for :meth:`undo`."""
+        """Learn a new class from a few photographs; the generation before is kept for :meth:`undo`."""
         name = name.strip()
         if not name:
             raise CofimaError("give the new class a name")
@@ -67,19 +67,19 @@ class Session:
                 table = csv.writer(file)
                 table.writerow(["path", "label"])
                 table.writerows([str(path.resolve()), name] for path in paths)
-            learner = load(self.folder)  # of its own: those who ask see the old model until it is saved
+            learner = load(self.folder)  # a copy of its own: predictions use the old model until it is saved
             outcome = learner.extend(listing, progress=progress)
             learner.save()
             return outcome
 
     def undo(self) -> str:
-        """Go back to the state before; return what it is called."""
+        """Go back to the generation before; return its name."""
         with self._alone():
             _, now = model_folder.undo(self.folder)
             return now.name
 
     def history(self) -> list[HistoryRow]:
-        """Return what happened to the model, oldest first."""
+        """Return the history of the model, oldest first."""
         return model_folder.read_history(self.folder)
 
     def _refused(self, path: Path) -> str:
@@ -91,16 +91,16 @@ class Session:
 
     def _answers(self, classifier: Classifier, paths: list[Path]) -> list[Prediction]:
         measured = sum(len(each) for each in classifier.model.serving.get("distances") or [])
-        if measured < 1 / UNKNOWN_SHARE:  # too few to know where the farthest of them lie
+        if measured < 1 / UNKNOWN_SHARE:  # too few for this quantile of their distances
             return classifier.predict(paths, top=NEAREST)
         try:
             return classifier.predict(paths, top=NEAREST, unknown=UNKNOWN_SHARE)
-        except CofimaError:  # this method cannot tell what is unknown
+        except CofimaError:  # this method has no distances
             return classifier.predict(paths, top=NEAREST)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let one change the model, and tell the others at once."""
+        """Hold the right to change the model; raise at once if somebody else has it."""
         if not self._writing.acquire(blocking=False):
             raise CofimaError("somebody else is changing the model just now: try again when that is done")
         try:
