@@ -1,11 +1,13 @@
-r"""Averages of two models: the plain one (Eq. 3) and the one weighted by Fisher information (Eq. 7).
+r"""Averages of weights: plain, and weighted by Fisher information; of two models, or of any number.
 
 Marouf et al., "Weighted Ensemble Models Are Strong Continual Learners", ECCV 2024,
-https://arxiv.org/abs/2312.08977.
+https://arxiv.org/abs/2312.08977: Eq. 3 and 7 for two models, Eq. 2 and 6 for any number.
 
-Both are interpolations from ``old`` to ``new`` with a share :math:`w` of the new weights,
-:math:`\theta^* = \theta_{old} + w\,(\theta_{new} - \theta_{old})`: a number for CoMA, one number
-per weight for CoFiMA. This form cannot leave the interval between its operands.
+The averages of two models are interpolations from ``old`` to ``new`` with a share :math:`w` of the new
+weights, :math:`\theta^* = \theta_{old} + w\,(\theta_{new} - \theta_{old})`: a number for CoMA, one number
+per weight for CoFiMA. Unlike a quotient of sums, this form cannot leave the interval between its operands
+by rounding. They work in chunks and in place, since a method calls them after every task; the averages of
+any number work in float64, tensor by tensor.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +36,7 @@ def average(
         lam: Share of the new weights, from 0 to 1.
         out: Where to write, instead of fresh memory; may be ``old`` or ``new`` itself.
     """
-    check_share(lam)
+    check_lam(lam)
     return _interpolate(old, new, lam, lambda a, b, to, key, at: torch.lerp(a, b, lam, out=to), out)
 
 
@@ -64,7 +66,7 @@ def fisher_average(
         lam: Share of the new weights where both Fishers are equal, from 0 to 1.
         out: Where to write, instead of fresh memory; may be ``old`` or ``new`` itself.
     """
-    check_share(lam)
+    check_lam(lam)
     for key in shared_keys(old, new):
         check_fit(key, new[key], (fisher_old, fisher_new))
     scratch = Scratch()
@@ -87,8 +89,7 @@ def average_all(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]
 
     A key that only some models have is averaged over these; integer buffers come from the last one.
     """
-    counts = check_counts(len(models), weights)
-    return _weighted(models, None, counts)
+    return _weighted_mean(models, None, check_model_weights(len(models), weights))
 
 
 @torch.no_grad()
@@ -101,19 +102,19 @@ def fisher_average_all(
 
     Where all Fishers are 0, and for buffers, which have none: :func:`average_all`.
     """
-    counts = check_counts(len(models), weights)
+    counts = check_model_weights(len(models), weights)
     if len(models) != len(fishers) or not models:
         raise CofimaError(f"fisher_average_all needs one Fisher a model: {len(models)} and {len(fishers)}")
     for key, value in {k: v for model in models for k, v in model.items() if v.is_floating_point()}.items():
         check_fit(key, value, [f for model, f in zip(models, fishers, strict=True) if key in model])
 
-    def weight(k: int, key: str, part: Tensor) -> Tensor:
+    def fisher(k: int, key: str, part: Tensor) -> Tensor:
         if key not in fishers[k]:
             return torch.ones_like(part, dtype=torch.float64)
         check_fisher(key, fishers[k][key])
         return fishers[k][key].to(part.device, torch.float64)
 
-    return _weighted(models, weight, counts)
+    return _weighted_mean(models, fisher, counts)
 
 
 def new_share(f_old: Tensor, f_new: Tensor, lam: float, out: Tensor | None = None) -> Tensor:
@@ -126,8 +127,8 @@ def new_share(f_old: Tensor, f_new: Tensor, lam: float, out: Tensor | None = Non
     return ratio.mul_((1 - lam) / lam).add_(1).reciprocal_().nan_to_num_(nan=lam)
 
 
-def check_share(lam: float) -> None:
-    """Refuse a share outside 0 to 1, or not a number."""
+def check_lam(lam: float) -> None:
+    """Raise unless ``lam`` is a number from 0 to 1."""
     if not 0 <= lam <= 1:
         raise CofimaError(f"lam must lie between 0 and 1, got {lam}")
 
@@ -135,7 +136,7 @@ def check_share(lam: float) -> None:
 def _interpolate(
     old: Mapping[str, Tensor], new: Mapping[str, Tensor], lam: float, mix: Mix, out: Weights | None
 ) -> Weights:
-    """Fill the result piece by piece, so that what is computed on stays in the processor's cache."""
+    """Fill the result chunk by chunk, so that the operands stay in the processor's cache."""
     merged: Weights = {} if out is None else out
     shared = set(shared_keys(old, new))
     scratch = Scratch()
@@ -153,13 +154,13 @@ def _interpolate(
             mixed = mix(a[at].to(value.device, dtype), b[at].to(dtype), to, key, at)
             if mixed.dtype != flat.dtype:
                 flat[at] = mixed
-        if not target.is_contiguous():  # then `flat` was a copy
+        if not target.is_contiguous():  # then reshape(-1) made a copy, and `flat` does not write through
             target.copy_(flat.view(target.shape))
     return merged
 
 
 def check_fit(key: str, value: Tensor, fishers: Sequence[Mapping[str, Tensor]]) -> None:
-    """Refuse a weight that has no Fisher of its shape on all sides, unless it has none at all (buffers)."""
+    """Raise unless all Fishers of a weight have its shape, or none exists, as for buffers."""
     shapes = [tuple(f[key].shape) if key in f else None for f in fishers]
     if len(set(shapes)) > 1 or shapes[0] not in (None, tuple(value.shape)):
         found = ", ".join("missing" if s is None else str(list(s)) for s in shapes)
@@ -167,7 +168,7 @@ def check_fit(key: str, value: Tensor, fishers: Sequence[Mapping[str, Tensor]]) 
 
 
 def check_fisher(key: str, *values: Tensor) -> None:
-    """Refuse Fisher information that is negative or not finite."""
+    """Raise on Fisher information that is negative or not finite."""
     for value in values:
         if value.numel():
             low, high = torch.aminmax(value)
@@ -175,8 +176,8 @@ def check_fisher(key: str, *values: Tensor) -> None:
                 raise CofimaError(f"Fisher of '{key}' must be finite and not negative, found {low} to {high}")
 
 
-def check_counts(models: int, weights: Sequence[float] | None) -> list[float]:
-    """Return one weight a model, equal ones where none are given; refuse what cannot be averaged by."""
+def check_model_weights(models: int, weights: Sequence[float] | None) -> list[float]:
+    """Return one weight for each model, equal ones by default; raise on invalid weights."""
     counts = [1.0] * models if weights is None else list(weights)
     if len(counts) != models or not models:
         raise CofimaError(f"an average needs one weight a model: {len(counts)} for {models}")
@@ -185,41 +186,43 @@ def check_counts(models: int, weights: Sequence[float] | None) -> list[float]:
     return counts
 
 
-def _weighted(
+def _weighted_mean(
     models: Sequence[Mapping[str, Tensor]],
-    weight: Callable[[int, str, Tensor], Tensor] | None,
+    fisher: Callable[[int, str, Tensor], Tensor] | None,
     counts: Sequence[float],
 ) -> Weights:
-    """Average in float64, with weights that a common scale does not change."""
+    """Average in float64 over the models that have a key; ``fisher`` adds a weight for each element."""
     merged: Weights = {}
     for last in models:
         merged.update(last)
     for key, value in merged.items():
         holders = [k for k, model in enumerate(models) if key in model]
         for k in holders:
-            shared_keys({key: models[k][key]}, {key: value})
+            shared_keys({key: models[k][key]}, {key: value})  # raises on different shapes
         if not value.is_floating_point():
             merged[key] = value.clone()
             continue
         parts, plain = [models[k][key] for k in holders], [counts[k] for k in holders]
-        plain = plain if sum(plain) > 0 else [1.0] * len(plain)  # only models that count nothing have it
-        shares = [share / max(plain) for share in plain]
-        by = None if weight is None else [weight(k, key, v) for k, v in zip(holders, parts, strict=True)]
+        plain = plain if sum(plain) > 0 else [1.0] * len(plain)  # only models of weight 0 have this key
+        shares = [share / max(plain) for share in plain]  # a common scale must not overflow or underflow
+        by = None if fisher is None else [fisher(k, key, v) for k, v in zip(holders, parts, strict=True)]
         merged[key] = _mean(parts, shares, by).to(value.dtype)
     return merged
 
 
 def _mean(values: Sequence[Tensor], shares: Sequence[float], by: Sequence[Tensor] | None) -> Tensor:
-    """Average by one number a value, or times one number for each of its elements."""
+    """Average with one weight for each value, times one for each element if ``by`` is given."""
     total = torch.zeros_like(values[0], dtype=torch.float64)
     if by is None:
         for value, share in zip(values, shares, strict=True):
             total.add_(value, alpha=share)
         return total.div_(sum(shares))
+    # Fishers span many orders of magnitude: relative to the largest of each element, their sum lies between
+    # 1 and the number of models, and neither the products nor the quotient can overflow or vanish.
     largest = torch.stack([b * share for b, share in zip(by, shares, strict=True)]).amax(0)
     weight = torch.zeros_like(total)
     for value, share, b in zip(values, shares, by, strict=True):
-        mine = torch.where(largest > 0, b * share / largest, share)
+        mine = torch.where(largest > 0, b * share / largest, share)  # all Fishers 0: the plain average
         total.addcmul_(mine, value.double())
         weight.add_(mine)
     return total.div_(weight)

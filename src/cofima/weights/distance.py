@@ -1,4 +1,4 @@
-"""How far weights moved, and where on the way they are best kept."""
+"""Distances between weights, and the automatic share of the new ones (``lam=auto``)."""
 
 import math
 import warnings
@@ -29,7 +29,7 @@ def auto_lambda(
     *,
     fallback: float = 0.4,
 ) -> float:
-    r"""Return the share of the new weights that minimises the sum of two quadratic losses.
+    r"""Return the share of the new weights that minimizes the sum of two quadratic losses.
 
     With :math:`d = \theta_{new} - \theta_{old}` and the Fishers as curvatures of the old loss at
     ``old`` and of the new loss at ``new``, the minimum on the segment between them lies at
@@ -37,6 +37,9 @@ def auto_lambda(
     .. math:: \lambda^* = \frac{\langle F_{new}, d^2\rangle}
                                {\langle F_{old}, d^2\rangle + \langle F_{new}, d^2\rangle}
 
+    Derivation: on the segment :math:`\theta_{old} + \lambda d` the two losses are
+    :math:`\tfrac12 \lambda^2 \langle F_{old}, d^2\rangle` and
+    :math:`\tfrac12 (1-\lambda)^2 \langle F_{new}, d^2\rangle`; the derivative of their sum is 0 there.
     Where this is 0/0 (nothing moved, or both curvatures are 0 along ``d``), ``fallback`` is
     returned with a warning.
     """

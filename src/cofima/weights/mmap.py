@@ -1,7 +1,7 @@
-"""Tensors in files, mapped into memory: read and written without a copy of the whole model.
+"""Memory-mapped safetensors files, read and written without a copy of the whole model in memory.
 
-The pages of a mapped file belong to the file, and the system takes them back when it needs memory; so a
-model may be larger than the memory there is. The format is that of https://github.com/huggingface/safetensors:
+The pages of a mapped file belong to the file, and the system may drop them when it needs memory; so a
+model may be larger than the memory. The format is that of https://github.com/huggingface/safetensors:
 the length of a header (8 bytes), the header (JSON), and the bytes of the tensors one after the other.
 """
 
@@ -46,7 +46,7 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
-        """Return how much room the tensor takes."""
+        """Return the size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -56,7 +56,7 @@ def spec_of(value: Tensor) -> TensorSpec:
 
 
 def read_mapped(path: Path) -> tuple[Weights, dict[str, str]]:
-    """Return the tensors of a safetensors file, still on disk until they are used, and its metadata."""
+    """Return the tensors of a safetensors file, paged in on first use, and its metadata."""
     if not path.is_file():
         raise CofimaError(f"{path}: no such file")
     if path.suffix != ".safetensors":
@@ -73,7 +73,7 @@ def read_mapped(path: Path) -> tuple[Weights, dict[str, str]]:
 
 
 class MappedFile(dict[str, Tensor]):
-    """The tensors of a file that is being written: what is assigned to them is in the file.
+    """Writable tensors of a new file; assignments to them go into the file.
 
     Large ones are better written with :meth:`put`: each page that is touched for the first time
     through the mapping costs the system more than writing it.
@@ -99,30 +99,30 @@ class MappedFile(dict[str, Tensor]):
             content, at = content[done:], at + done
 
 
-def create_mapped(path: Path, kinds: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> MappedFile:
-    """Write a safetensors file of zeros, all its room taken at once; return its tensors, to be written to."""
-    keys = sorted(kinds, key=lambda key: (-kinds[key].dtype.itemsize, key))  # each at a multiple of its size
+def create_mapped(path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> MappedFile:
+    """Create a safetensors file of zeros with all its space allocated; return its writable tensors."""
+    keys = sorted(specs, key=lambda key: (-specs[key].dtype.itemsize, key))  # each at a multiple of its size
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     places, end = {}, 0
     for key in keys:
-        kind = kinds[key]
-        places[key] = slice(end, end := end + kind.bytes)
+        spec = specs[key]
+        places[key] = slice(end, end := end + spec.bytes)
         offsets = [places[key].start, places[key].stop]
-        header[key] = {"dtype": DTYPE_NAMES[kind.dtype], "shape": list(kind.shape), "data_offsets": offsets}
+        header[key] = {"dtype": DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": offsets}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     first = 8 + len(text)
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.flush()
-        _take_room(file.fileno(), first + end)
+        _allocate(file.fileno(), first + end)
     whole = torch.from_file(str(path), shared=True, size=first + end, dtype=torch.uint8)[first:]
-    tensors = {key: whole[at].view(kinds[key].dtype).view(kinds[key].shape) for key, at in places.items()}
+    tensors = {key: whole[at].view(specs[key].dtype).view(specs[key].shape) for key, at in places.items()}
     return MappedFile(path, tensors, {key: first + at.start for key, at in places.items()})
 
 
-def _take_room(handle: int, size: int) -> None:
-    """Make a file so long; a disk that is full says so now, and not by ending the process later."""
+def _allocate(handle: int, size: int) -> None:
+    """Extend a file and allocate its blocks: a full disk raises here, not as SIGBUS in a later write."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(handle, 0, size)
     else:

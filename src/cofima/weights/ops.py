@@ -1,4 +1,4 @@
-"""What every function on weights needs: which keys two models share, and tensors cut into pieces."""
+"""Operations shared by all functions on weights: common keys, chunks, scratch memory, snapshots."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,11 +9,11 @@ from cofima.core.errors import problems
 
 Weights = dict[str, Tensor]
 
-CHUNK = 131_072  # elements: what is computed on stays in a core's cache, and calls stay few
+CHUNK = 131_072  # elements: small enough for a core's cache, large enough to keep calls few
 
 
 def shared_keys(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> list[str]:
-    """Return the floating-point keys of both, in the order of ``new``; refuse what does not fit."""
+    """Return the floating-point keys of both, in the order of ``new``; raise if the weights do not fit."""
     wrong = [f"'{key}': only the old weights have it" for key in old if key not in new]
     for key in new:
         if key in old and old[key].shape != new[key].shape:
@@ -29,20 +29,20 @@ def compute_dtype(value: Tensor) -> torch.dtype:
 
 
 def chunks(value: Tensor) -> Iterator[slice]:
-    """Cut a CPU tensor into cache-sized pieces; leave one on a GPU whole."""
+    """Yield cache-sized slices of a flat CPU tensor; one slice for a tensor on a GPU."""
     size = CHUNK if value.device.type == "cpu" else max(value.numel(), 1)
     for start in range(0, value.numel(), size):
         yield slice(start, start + size)
 
 
 class Scratch:
-    """Memory that is used again and again for a result that nobody keeps."""
+    """A reusable buffer for temporary results."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
 
     def like(self, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return unfilled memory of the size, device and type of a flat ``value``."""
+        """Return uninitialized memory of the size, device and type of a flat ``value``."""
         dtype, there = dtype or value.dtype, self._memory
         if there.numel() < value.numel() or (there.dtype, there.device) != (dtype, value.device):
             self._memory = torch.empty_like(value, dtype=dtype)

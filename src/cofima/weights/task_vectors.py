@@ -1,4 +1,4 @@
-r"""Arithmetic with task vectors: what fine-tuning changed, :math:`\tau_k = \theta_k - \theta_0`.
+r"""Task vectors, :math:`\tau_k = \theta_k - \theta_0`: task arithmetic and TIES merging.
 
 Task arithmetic: Ilharco et al., "Editing Models with Task Arithmetic", ICLR 2023,
 https://arxiv.org/abs/2212.04089. TIES: Yadav et al., "TIES-Merging: Resolving Interference When Merging
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-_HALF = 16  # bits: a float32 is found by its upper half first, then by its lower
+_HALF = 16  # bits of a float32: the upper half is searched first, then the lower
 
 
 def task_arithmetic(base: Tensor, models: Sequence[Tensor], scales: Sequence[float]) -> Tensor:
@@ -57,7 +57,7 @@ def ties(
 
 
 def magnitudes(base: Tensor, model: Tensor) -> Tensor:
-    """Return how far each weight was moved, in single precision, as the trimming compares it."""
+    """Return the magnitude of a task vector, in single precision, as the trimming compares it."""
     moved: Tensor = (model.double() - base.double()).abs().float()
     return moved
 
@@ -65,9 +65,8 @@ def magnitudes(base: Tensor, model: Tensor) -> Tensor:
 def threshold(vectors: Callable[[], Iterable[Tensor]], count: int, density: float) -> float:
     """Return the least of the ``density`` largest of ``count`` magnitudes, exactly.
 
-    They are read twice, piece by piece, and never held together: numbers that are not negative are ordered
-    as the integers that their bits spell, so the one that is sought is found by its upper sixteen bits,
-    then by its lower.
+    The vectors are read twice, one at a time, and never held together: non-negative floats are ordered as
+    the integers with the same bits, so two histograms find the value, by its upper 16 bits, then its lower.
     """
     if density >= 1 or count == 0:
         return 0.0

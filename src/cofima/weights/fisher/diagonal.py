@@ -1,4 +1,11 @@
-"""The diagonal Fisher information of any classifier."""
+"""Diagonal Fisher information of any classifier: the public function, and the sum over batches.
+
+The work is shared between a fast and a slow way. The fast one (:mod:`per_sample`, :mod:`rules`,
+:mod:`kernels`) gets every sample's squared gradient out of one backward pass over a batch, by a rule for
+each torch function. The slow one (:mod:`reference`) runs one pass per sample and needs no rules.
+:mod:`verify` compares both on the first two samples, on the actual model, and decides parameter by
+parameter.
+"""
 
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -15,7 +22,7 @@ from cofima.weights.fisher.reference import add_each, add_mean
 from cofima.weights.fisher.verify import verified
 from cofima.weights.ops import Weights
 
-Batches = Iterable[tuple[Tensor, Tensor]]
+LabeledBatches = Iterable[tuple[Tensor, Tensor]]
 Estimator = Literal["sample", "batch"]
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -23,7 +30,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def diagonal_fisher(
     model: nn.Module,
-    batches: Batches,
+    batches: LabeledBatches,
     labels: LabelMode = "data",
     estimator: Estimator = "sample",
     *,
@@ -39,7 +46,7 @@ def diagonal_fisher(
     Gradients are squared sample by sample, in eval mode and at least single precision, at about the cost of
     one training epoch: one backward pass serves a whole batch. The result does not depend on how samples
     are batched. Parameters that the fast rules do not cover (or that the model also uses elsewhere) are
-    found out and computed one sample at a time. The model, its gradients, hooks and flags, and torch's
+    detected and computed one sample at a time. The model, its gradients, hooks and flags, and torch's
     random streams, are left as they were.
 
     Args:
@@ -54,7 +61,7 @@ def diagonal_fisher(
         columns: Logits that the softmax covers; class ids stay global.
         training: Keep dropout and batch statistics on, as the released code does; only with ``batch``.
         generator: Source of the sampled labels; by default a fresh one with seed 0.
-        drawn: What decides the sampled labels, if it was drawn before: a number from 0 to 1 for each sample.
+        drawn: Uniform numbers that decide the sampled labels, one for each sample, if drawn before.
 
     Raises:
         CofimaError: An unknown choice, no batches, a target without a logit, or gradients not finite.
@@ -74,15 +81,15 @@ def diagonal_fisher(
 
 
 class _Sums:
-    """Squares summed so far, and which parameters may be summed the fast way."""
+    """Sums of squares so far, and the sets of parameters for the fast and the slow way."""
 
     def __init__(self, model: nn.Module, labels: Labels, estimator: Estimator) -> None:
         self.model, self.labels, self.estimator = model, labels, estimator
         self.totals = {name: _zeros(p) for name, p in model.named_parameters()}
-        self.fast: set[str] | None = None  # unknown until two samples were seen
+        self.fast: set[str] | None = None  # unknown until verified on two samples
         self.slow = set(self.totals)
 
-    def over(self, batches: Batches) -> Weights:
+    def over(self, batches: LabeledBatches) -> Weights:
         count = 0
         for index, batch in enumerate(batches):
             try:
@@ -101,6 +108,7 @@ class _Sums:
         if images.shape[:1] != targets.shape or targets.is_floating_point():
             got = f"shapes {tuple(images.shape)} and {tuple(targets.shape)}, {targets.dtype}"
             raise CofimaError(f"expected one integer class id for each image, got {got}")
+        # images take the precision of the model, which may be a copy in single precision
         first = next((p for p in self.model.parameters() if p.is_floating_point()), images)
         dtype = first.dtype if images.is_floating_point() else images.dtype
         return images.detach().to(first.device, dtype), self.labels.picks(targets)
@@ -114,7 +122,7 @@ class _Sums:
             return 1
         done = 0
         if self.fast is None and len(images) > 1:
-            done = 2
+            done = 2  # the check itself adds its two samples, so none is computed twice
             pair = (images[:2], picks[:2])
             self.fast, self.slow = verified(self.model, *pair, self.labels, self.totals)
         self._add_samples(images[done:], picks[done:])
@@ -122,7 +130,7 @@ class _Sums:
 
     def _add_samples(self, images: Tensor, picks: Tensor) -> None:
         slow = set(self.totals)
-        if self.fast and len(images) > 1:
+        if self.fast and len(images) > 1:  # one sample alone is no faster the fast way
             _, left = add_batch(self.model, self.fast, images, picks, self.labels, self.totals)
             slow = self.slow | left
         if slow:
@@ -130,6 +138,7 @@ class _Sums:
 
 
 def _zeros(p: Tensor) -> Tensor:
+    # squares of half-precision gradients underflow: sums are kept in at least single precision
     dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
     return torch.zeros(p.shape, dtype=dtype, device=p.device)
 

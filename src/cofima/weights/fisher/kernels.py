@@ -1,4 +1,8 @@
-"""Sums over samples of squared per-sample gradients, one kernel for each kind of parameter."""
+"""Kernels that sum squared per-sample gradients over a batch, one for each kind of parameter.
+
+A per-sample gradient of a weight is as large as the weight; keeping those of a whole batch would need the
+model's memory times the batch size. Every kernel therefore squares and sums a few samples at a time.
+"""
 
 from collections.abc import Iterator
 
@@ -21,6 +25,8 @@ def add_products(grad: Tensor, given: Tensor, total: Tensor) -> None:
         kept = grad.any(2).any(0).nonzero()[:, 0]
         grad, given = grad[:, kept], given[:, kept]
     if grad.shape[1] == 1:
+        # One token: the gradient is an outer product, and its square is the outer product of squares. The
+        # sum over samples is then a single matrix product.
         total.addmm_(grad[:, 0].square().T, given[:, 0].square())
     elif grad.device.type == "cpu":
         _products_in_cache(grad, given, total)
@@ -46,7 +52,7 @@ def _parts(samples: int, at_once: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, samples, step))
 
 
-def add_sums(grad: Tensor, factor: Tensor | None, shape: torch.Size, total: Tensor) -> None:
+def add_sums(factor: Tensor | None, shape: torch.Size, grad: Tensor, total: Tensor) -> None:
     """Add the squared per-sample gradient of a tensor of ``shape`` that was broadcast over samples.
 
     It was added to its partner (``factor`` is ``None``) or multiplied with ``factor``.
@@ -59,14 +65,14 @@ def add_sums(grad: Tensor, factor: Tensor | None, shape: torch.Size, total: Tens
         total += g.square().sum(0).view(total.shape)
 
 
-def add_convolution(grad: Tensor, given: Tensor, weight: Tensor, how: "Convolution", total: Tensor) -> None:
+def add_convolution(given: Tensor, weight: Tensor, how: "Convolution", grad: Tensor, total: Tensor) -> None:
     """Add the squared per-sample gradients of a convolution's ``weight``."""
     given = functional.pad(given, how.before) if any(how.before) else given
     if how.is_pointwise(weight):
         add_products(grad.flatten(2).transpose(1, 2), given.flatten(2).transpose(1, 2), total.flatten(1))
         return
     for some in _parts(len(grad), how.at_once(given, weight)):
-        # Samples side by side as groups of one convolution keep their gradients apart.
+        # One call for several samples: as groups of a single convolution their gradients stay apart.
         g, a = grad[some], given[some]
         n = len(g)
         own = weight.expand(n, *weight.shape).flatten(0, 1)
@@ -87,7 +93,7 @@ def add_convolution(grad: Tensor, given: Tensor, weight: Tensor, how: "Convoluti
 
 
 class Convolution:
-    """How a convolution slides over its input; uneven padding is done before it."""
+    """Stride, padding, dilation and groups of a convolution; uneven padding is applied to its input first."""
 
     def __init__(
         self,
@@ -111,12 +117,12 @@ class Convolution:
             self.padding = _each(padding, dims)
 
     def is_pointwise(self, weight: Tensor) -> bool:
-        """Tell whether every output position sees exactly one input position."""
+        """Return True if every output position sees exactly one input position: a linear map of tokens."""
         alone = all(size == 1 for size in weight.shape[2:]) and self.groups == 1
         return alone and not any(self.padding) and all(step == 1 for step in self.stride)
 
     def at_once(self, given: Tensor, weight: Tensor) -> int:
-        """Count the samples that go into one call."""
+        """Return the number of samples in one call."""
         if given.device.type != "cpu":
             return _SPARE // weight.numel()
         depthwise = weight.shape[1] == 1 and self.groups > 1

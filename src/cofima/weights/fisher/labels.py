@@ -1,4 +1,4 @@
-"""Which labels the Fisher information is taken over, as gradients of log p(y|x) at the logits."""
+"""Labels of the Fisher information, as gradients of log p(y|x) with respect to the logits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Labels:
     drawn: Iterator[float] | None = None
 
     def picks(self, targets: Tensor) -> Tensor:
-        """Fix what decides each sample's label, so that computing a sample twice gives the same one."""
+        """Return what decides each sample's label, drawn once: a sample computed twice has one label."""
         if self.mode == "sampled" and self.drawn is not None:
             return torch.tensor(list(islice(self.drawn, len(targets))), dtype=torch.float64)
         if self.mode == "sampled":
@@ -76,10 +76,11 @@ class Labels:
 
 
 def _factor(p: Tensor) -> list[Tensor]:
-    """Split the covariance diag(p) - p p^T of a label into its Cholesky columns.
+    """Return the Cholesky columns of the covariance diag(p) - p p^T of a label.
 
-    The Fisher information is the sum of squared gradients along any factor of it; this one needs one
-    column less than there are classes.
+    The expectation over labels is sum_y p_y (J^T (e_y - p))^2, that is diag(J^T C J) with C the covariance:
+    the sum of squared gradients along the columns of any L with L L^T = C. C has rank classes - 1, so its
+    Cholesky factor saves one backward pass, and its columns are known in closed form.
     """
     tail = p.flip(1).cumsum(1).flip(1)
     columns = []

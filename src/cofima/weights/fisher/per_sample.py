@@ -1,4 +1,10 @@
-"""Squared gradients of every sample out of one backward pass over the whole batch."""
+"""Squared per-sample gradients out of one backward pass over the whole batch.
+
+Autograd sums a weight's gradient over samples before anybody can square it. But the gradient at the output
+of the function that used the weight is still separate for each sample, and together with the function's
+input it determines the per-sample gradient: for ``y = W x`` it is ``grad_y x^T``. So the forward pass is
+watched, a hook is put on each such output, and the rules turn its gradient into squares.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,9 +21,9 @@ from cofima.weights.ops import Weights
 
 
 class Taps(TorchFunctionMode):
-    """Watch a forward pass and tap the gradient wherever a parameter meets the samples.
+    """Hooks on the gradient of every torch function in a forward pass that receives a parameter.
 
-    Parameters are recognised where torch functions receive them, not by the module that owns them, so that
+    Parameters are recognized where torch functions receive them, not by the module that owns them, so that
     subclasses, activations fused into a norm, and functional calls are all seen as what they compute. All
     parameters stay frozen: autograd then spends nothing on summed weight gradients, which nobody needs.
     """
@@ -75,7 +81,10 @@ class Taps(TorchFunctionMode):
                 square(grad, self.totals[name])
 
     def understood(self) -> set[str]:
-        """Name the parameters that were used exactly once, and by a rule."""
+        """Return the parameters that were used exactly once, and by a rule.
+
+        With two uses the per-sample gradient is a sum of two terms, whose square is not the sum of squares.
+        """
         return {name for name, count in self.uses.items() if count == self.ruled[name] == 1}
 
 

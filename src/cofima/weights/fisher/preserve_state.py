@@ -1,4 +1,7 @@
-"""Leave a model, and the random streams, as they were."""
+"""Restore a model and the random streams after a computation on them.
+
+The Fisher information is a measurement: training after it must go on bit for bit as without it.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,17 +13,18 @@ from torch import Tensor, nn
 
 @contextmanager
 def preserved_state(model: nn.Module, training: bool = False) -> Iterator[None]:
-    """Freeze ``model`` in eval (or train) mode in full precision; afterwards nothing about it has changed."""
+    """Freeze ``model`` in eval (or train) mode, in full precision; restore everything about it on exit."""
     modules = [(module, module.training) for module in model.modules()]
     params = [(p, p.requires_grad, p._backward_hooks) for p in model.parameters()]
     buffers = [(b, b.clone()) for b in model.buffers()]
     devices = {t.device for t in (*model.parameters(), *model.buffers())}
     with ExitStack() as stack:
+        # fork_rng: dropout in training mode draws numbers that the training after it must not miss
         cuda = [d.index or 0 for d in devices if d.type == "cuda"]
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         stack.callback(_restore, modules, params, buffers)
         for kind in {d.type for d in devices} | {"cpu"}:
-            stack.enter_context(torch.autocast(kind, enabled=False))
+            stack.enter_context(torch.autocast(kind, enabled=False))  # squares would underflow in half
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for module, _ in modules:

@@ -1,4 +1,8 @@
-"""The slow, obvious squares of gradients: one forward and backward pass for each sample."""
+"""Reference implementation of squared gradients: one forward and backward pass for each sample.
+
+It makes no assumption about the model. The fast rules are checked against it, and parameters that they do
+not cover are computed by it.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +31,7 @@ def add_mean(
         if not logits.requires_grad:
             return
         for direction, more in labels.directions(logits.detach(), picks):
-            direction /= len(images)
+            direction /= len(images)  # of one image, the gradient itself
             grads = torch.autograd.grad(
                 logits, list(params.values()), direction, retain_graph=more, allow_unused=True
             )
@@ -39,7 +43,7 @@ def add_mean(
 
 @contextmanager
 def require_grad(model: nn.Module, names: set[str]) -> Iterator[Weights]:
-    """Let autograd follow the frozen parameters ``names`` for a while."""
+    """Turn gradients of the frozen parameters ``names`` on within the context."""
     params = {n: p for n, p in model.named_parameters() if n in names and p.is_floating_point()}
     for p in params.values():
         p.requires_grad_(True)

@@ -1,4 +1,10 @@
-"""Which torch functions keep samples apart, and how each turns an output gradient into squares."""
+"""Rules: for each torch function that keeps samples apart, squares from the gradient at its output.
+
+A rule gets the arguments of one call and returns, for each parameter among them, a function that adds the
+squared per-sample gradients once the gradient at the output is known. It returns nothing where samples do
+not lie along the first dimension or would mix, as in batch normalization with batch statistics: an empty
+answer is always correct, since such parameters are left to the reference.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,10 +26,13 @@ Rule = Callable[..., Parts]
 
 
 def linear(samples: int, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Parts:
-    """Read ``input @ weight.T + bias``, whose input may have any number of token dimensions."""
+    """Handle ``input @ weight.T + bias``, whose input may have any number of token dimensions."""
     if input.ndim < 2 or not _by_sample(samples, input) or weight.ndim != 2:
         return []
-    return [(weight, partial(_linear_weight, samples, input)), (bias, partial(_trailing, samples, None, 1))]
+    return [
+        (weight, partial(_linear_weight, samples, input)),
+        (bias, partial(_trailing_dims, samples, None, 1)),
+    ]
 
 
 def _linear_weight(samples: int, given: Tensor, grad: Tensor, total: Tensor) -> None:
@@ -38,14 +47,14 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Parts:
-    """Read layer normalisation over the last dimensions."""
+    """Handle layer normalization over the last dimensions."""
     dims = len(normalized_shape)
     if not _by_sample(samples, input) or input.ndim <= dims:
         return []
     scaled = partial(functional.layer_norm, input, normalized_shape, None, None, eps)
     return [
-        (weight, partial(_trailing, samples, scaled, dims)),
-        (bias, partial(_trailing, samples, None, dims)),
+        (weight, partial(_trailing_dims, samples, scaled, dims)),
+        (bias, partial(_trailing_dims, samples, None, dims)),
     ]
 
 
@@ -56,19 +65,19 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Parts:
-    """Read root-mean-square normalisation over the last dimensions."""
+    """Handle root-mean-square normalization over the last dimensions."""
     dims = len(normalized_shape)
     if not _by_sample(samples, input) or input.ndim <= dims:
         return []
     scaled = partial(functional.rms_norm, input, normalized_shape, None, eps)
-    return [(weight, partial(_trailing, samples, scaled, dims))]
+    return [(weight, partial(_trailing_dims, samples, scaled, dims))]
 
 
-def _trailing(
+def _trailing_dims(
     samples: int, factor: Callable[[], Tensor] | None, dims: int, grad: Tensor, total: Tensor
 ) -> None:
     given = None if factor is None else _tokens(samples, factor(), dims)
-    add_sums(_tokens(samples, grad, dims), given, total.shape, total)
+    add_sums(given, total.shape, _tokens(samples, grad, dims), total)
 
 
 def _by_sample(samples: int, x: Tensor) -> bool:
@@ -91,7 +100,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Parts:
-    """Read batch normalisation with stored statistics; those of the batch would mix samples."""
+    """Handle batch normalization with stored statistics; those of the batch would mix samples."""
     if training or len(input) != samples or running_mean is None or running_var is None:
         return []
     scaled = partial(functional.batch_norm, input, running_mean, running_var, None, None, False, 0.0, eps)
@@ -106,7 +115,7 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Parts:
-    """Read group normalisation."""
+    """Handle group normalization."""
     if len(input) != samples:
         return []
     return _channels(partial(functional.group_norm, input, num_groups, None, None, eps), weight, bias)
@@ -118,7 +127,7 @@ def _channels(scaled: Callable[[], Tensor], weight: Tensor | None, bias: Tensor 
 
 def _per_channel(factor: Callable[[], Tensor] | None, grad: Tensor, total: Tensor) -> None:
     shape = torch.Size([total.numel()] + [1] * (grad.ndim - 2))
-    add_sums(grad, None if factor is None else factor(), shape, total)
+    add_sums(None if factor is None else factor(), shape, grad, total)
 
 
 def convolution(
@@ -131,27 +140,23 @@ def convolution(
     dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> Parts:
-    """Read a convolution of any stride, padding, dilation and grouping."""
+    """Handle a convolution of any stride, padding, dilation and grouping."""
     if input.ndim != weight.ndim or len(input) != samples:
         return []
     how = Convolution(weight, stride, padding, dilation, groups)
     return [
-        (weight, partial(_convolution_weight, input, weight.detach(), how)),
+        (weight, partial(add_convolution, input, weight.detach(), how)),
         (bias, partial(_per_channel, None)),
     ]
 
 
-def _convolution_weight(given: Tensor, weight: Tensor, how: Convolution, grad: Tensor, total: Tensor) -> None:
-    add_convolution(grad, given, weight, how, total)
-
-
 def addition(samples: int, left: Any, right: Any) -> Parts:
-    """Read a parameter added to samples, such as a position embedding."""
+    """Handle a parameter added to samples, such as a position embedding."""
     return _broadcast(samples, left, right, None) + _broadcast(samples, right, left, None)
 
 
 def product(samples: int, left: Any, right: Any) -> Parts:
-    """Read a parameter that scales samples, such as a LayerScale."""
+    """Handle a parameter that scales samples, such as a LayerScale."""
     return _broadcast(samples, left, right, left) + _broadcast(samples, right, left, right)
 
 
@@ -162,19 +167,15 @@ def _broadcast(samples: int, data: Any, other: Any, factor: Tensor | None) -> Pa
     fits = all(b in (1, a) for a, b in zip(data.shape, aligned, strict=True))
     if not fits or data.ndim == 0 or len(data) != samples or aligned[0] != 1:
         return []
-    return [(other, partial(_broadcast_square, factor, other.shape))]
-
-
-def _broadcast_square(factor: Tensor | None, shape: torch.Size, grad: Tensor, total: Tensor) -> None:
-    add_sums(grad, factor, shape, total)
+    return [(other, partial(add_sums, factor, other.shape))]
 
 
 def expansion(samples: int, input: Tensor, *sizes: Any) -> Parts:
-    """Read a parameter repeated for every sample, such as a class token."""
+    """Handle a parameter repeated for every sample, such as a class token."""
     flat = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     front = len(flat) - input.ndim
     repeated = flat[0] == samples and (front > 0 or input.shape[0] == 1)
-    return [(input, partial(_broadcast_square, None, input.shape))] if repeated else []
+    return [(input, partial(add_sums, None, input.shape))] if repeated else []
 
 
 RULES: dict[Any, Rule] = {
@@ -192,4 +193,4 @@ RULES |= dict.fromkeys([torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__],
 RULES |= dict.fromkeys([torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__], product)
 
 RESHAPES = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.unsqueeze, torch.unsqueeze, Tensor.flatten}
-"""Functions that only rename the axes of a parameter: its squares keep their order."""
+"""Functions that only reshape a parameter: its squares keep their order, so the result stands for it."""

@@ -1,4 +1,4 @@
-"""Decide, on two samples, which parameters the one-pass rules get right in this very model."""
+"""Verification of the fast rules against the reference, on two samples of the actual model."""
 
 from collections import Counter
 from typing import Any
@@ -17,12 +17,13 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}  # well above rounding, 
 def verified(
     model: nn.Module, images: Tensor, picks: Tensor, labels: Labels, totals: Weights
 ) -> tuple[set[str], set[str]]:
-    """Add the squares of ``images`` one by one; name the parameters whose rules agree, and those that differ.
+    """Add the squares of ``images`` one by one; return the parameters whose rules agree, and the others.
 
-    A rule may not know everything: a hidden second use of a weight, samples that do not lie along the first
-    dimension, samples that influence each other. Each shows as a difference to the obvious computation, or
-    as more than one edge into the parameter in autograd's graph; such a parameter is left to the slow way.
-    A parameter that these samples do not reach is in neither set.
+    A rule cannot see everything: a second use of a weight in code that torch functions do not pass, samples
+    that do not lie along the first dimension, samples that influence each other. Each shows as a difference
+    to the reference, or as more than one edge into the parameter in autograd's graph; such a parameter is
+    left to the slow way. Two samples are needed: with one, samples cannot influence each other. A parameter
+    that these samples do not reach is in neither set.
     """
     names = set(totals)
     exact = {name: torch.zeros_like(total) for name, total in totals.items()}
@@ -41,7 +42,10 @@ def _agree(fast: Tensor, exact: Tensor) -> bool:
 
 
 def _edges(model: nn.Module, image: Tensor) -> Counter[str]:
-    """Count how often each parameter enters the graph of one forward pass."""
+    """Count the edges into each parameter in the graph of one forward pass.
+
+    The comparison alone could miss a second use whose gradient happens to be 0 on these two samples.
+    """
     with require_grad(model, {name for name, _ in model.named_parameters()}) as params:
         names = {id(p): name for name, p in params.items()}
         found: Counter[str] = Counter()
