@@ -46,10 +46,10 @@ class BiC(Method):
 
     Args:
         memory_size: Images kept in all, the same number of each class.
-        selection: How exemplars are chosen: features close to the class mean, or by chance.
+        selection: Choice of exemplars: features close to the class mean (herding), or random.
         validation: Share of a class's exemplars that the correction is fitted on; as many of each new class.
         temperature: Softens both predictions before they are compared.
-        correction: How the correction is fitted.
+        correction: Options of the correction.
     """
 
     memory_size: replay.MemorySize = 2000
@@ -71,19 +71,19 @@ class BiC(Method):
         return super().cost(plan).plus(plan.epochs * exemplars, plan.epochs * plan.later + plan.train)
 
     def stream(self, stream: Stream) -> Stream:
-        """Refuse, before any work, a memory without two images of each class."""
-        replay.refuse_small_memory(self.memory_size, len(stream.class_names), each=2)
+        """Raise, before any work, if the memory cannot hold two images of each class."""
+        replay.check_memory_size(self.memory_size, len(stream.class_names), each=2)
         return stream
 
     def begin(self, task: Task) -> None:
         """Keep the corrected network as the teacher, and hold a balanced part of the images out."""
-        replay.refuse_small_memory(self.memory_size, task.classes.stop, each=2)
+        replay.check_memory_size(self.memory_size, task.classes.stop, each=2)
         if task.index == 0:
-            self.memory = replay.nothing_of(task.train)
+            self.memory = replay.empty_memory(task.train)
         else:
             self.teacher = teacher_of(self.net)
             generator = self.context.seeds.generator("held out", task.index)
-            self.training_images, self.held_out = replay.apart(
+            self.training_images, self.held_out = replay.hold_out(
                 self.memory, task.train, self.validation, generator
             )
         super().begin(task)
@@ -120,8 +120,8 @@ class BiC(Method):
         return replay.memory_state(self.memory)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take the exemplars over."""
-        self.memory = replay.restored_memory(state)
+        """Restore the exemplars."""
+        self.memory = replay.restore_memory(state)
 
 
 def correct(net: Net, images: Images, how: Correction, context: Context, task: int) -> tuple[float, float]:

@@ -39,10 +39,10 @@ class CoFiMA(Aligned):
         lam: Share of the new weights where both sides matter the same; 0 keeps the old ones, 1 is SLCA;
             ``auto`` leaves all to the Fisher information, summed over tasks.
         fallback: As CoMA has it; here ``auto`` is always defined.
-        weight: What a task counts by where Fisher information is summed.
+        weight: Weight of a task in a sum of Fisher information.
         statistics: Gaussians from the merged weights, or from the trained ones (Algorithm 1 as printed).
-        fisher: How Fisher information is estimated.
-        variant: The paper's equations, or what the authors' released code does.
+        fisher: Options of the Fisher information.
+        variant: The paper's equations, or the authors' released code.
         fisher_history: The last task's Fisher information (Eq. 7), or the sum over all tasks (with
             lam 0.5 and ``weight=tasks`` this is Eq. 6). ``lam=auto`` always takes the sum, and lam 0.5.
     """
@@ -103,7 +103,7 @@ class CoFiMA(Aligned):
             return weighted(fisher, task, self.weight) if self.sums else fisher
 
     def share(self, task: Task, fisher: Weights) -> float:
-        """Return ``lam``; sums of Fisher information (``auto``) say by themselves what each side counts."""
+        """Return ``lam``; with ``auto`` the sums of Fisher information alone weigh the two sides."""
         return 0.5 if self.lam == "auto" else self.lam
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:

@@ -30,9 +30,9 @@ class CoMA(Aligned):
         lam: Share of the new weights; 0 keeps the old ones, 1 is SLCA; ``auto`` finds the minimum of
             the two tasks' quadratic losses between them (needs Fisher information).
         fallback: The share where ``auto`` is undefined.
-        weight: What a task counts by in the Fisher information summed for ``auto``.
+        weight: Weight of a task in the sum of Fisher information for ``auto``.
         statistics: Gaussians from the merged weights, or from the trained ones (Algorithm 1 as printed).
-        fisher: How Fisher information is estimated.
+        fisher: Options of the Fisher information.
     """
 
     lam: Share | Literal["auto"] = 0.4
@@ -68,14 +68,14 @@ class CoMA(Aligned):
         return self.lam == "auto"
 
     def trained_fisher(self, task: Task) -> Weights:
-        """Return the task's Fisher information, times what the task counts, where it is needed."""
+        """Return the task's Fisher information times the task's weight, where it is needed."""
         if not self.uses_fisher:
             return {}
         with self.timed("fisher"):
             return weighted(task_fisher(self.net, task, self.context, self.fisher), task, self.weight)
 
     def share(self, task: Task, fisher: Weights) -> float:
-        """Return ``lam``, or what it comes to where it is ``auto``."""
+        """Return ``lam``; ``auto`` is the minimum of the two quadratic losses."""
         if self.lam != "auto":
             return self.lam
         if task.index == 0:  # nothing to average with yet

@@ -22,7 +22,7 @@ from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.distillation import known_mse
-from cofima.methods.components.replay import MEMORY, Again, MemorySize, Reservoir
+from cofima.methods.components.replay import MEMORY, MemorySize, Replayed, Reservoir
 from cofima.methods.state import Entry
 from cofima.training.context import Batch
 
@@ -77,8 +77,8 @@ class DERpp(Method):
         return loss
 
     def after_step(self, batch: Batch) -> None:
-        """Let the batch pass by the memory as it is stored, with the logits from before the step."""
-        self.memory.add_part(batch.shard, batch.pixels, batch.labels, self.logits, generator=self.places)
+        """Add the batch to the reservoir, with the logits from before the step."""
+        self.memory.add_shard(batch.shard, batch.pixels, batch.labels, self.logits, generator=self.places)
 
     def end(self, task: Task) -> None:
         """Remember a first task that trained nothing (one class alone), too."""
@@ -89,9 +89,9 @@ class DERpp(Method):
                     logits = self.net(self.context.view.test(pixels.to(self.context.device)))
                     self.memory.add(pixels, labels, logits, self.places)
 
-    def replay(self, batch: Batch) -> tuple[Tensor, Again]:
-        """Return the present logits of images drawn and augmented anew, and what is kept of them."""
-        kept = self.memory.again(batch.shard, self.draws, self.context.device)
+    def replay(self, batch: Batch) -> tuple[Tensor, Replayed]:
+        """Return the present logits of images drawn from memory and augmented anew, and the stored facts."""
+        kept = self.memory.replay(batch.shard, self.draws, self.context.device)
         return self.net(self.context.view.train(kept.pixels, self.draws, kept.part)), kept
 
     def state(self) -> dict[str, Tensor]:
@@ -99,5 +99,5 @@ class DERpp(Method):
         return self.memory.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take the memory over."""
+        """Restore the memory."""
         self.memory = Reservoir.restore(self.memory_size, state)

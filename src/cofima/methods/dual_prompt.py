@@ -55,7 +55,7 @@ class DualPrompt(Prompted):
     equation: ClassVar[str] = "min CE(z(x; g, e_t), y) - γ cos(q, k_t);  at test e_s, s = argmax cos(q, k)"
 
     def check(self, backbone: nn.Module) -> None:
-        """Refuse layers that the backbone does not have, too."""
+        """Raise also if the backbone lacks a layer."""
         super().check(backbone)
         if problem := prefix_problem(backbone, (*self.g_layers, *self.e_layers)):
             raise CofimaError(f"options.g_layers, options.e_layers: {problem}")
@@ -95,6 +95,6 @@ class DualPrompt(Prompted):
         return super().state() | {"shared": self.shared.detach()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take it over, too."""
+        """Restore it as well."""
         super().restore(state)
         self.share(state["shared"])

@@ -26,7 +26,7 @@ class EMA(Aligned):
     """Follow the weights with a moving average, and go on from it.
 
     Args:
-        decay: What the average keeps of itself in each step; 0 is SLCA. With ``form=as_printed``, what
+        decay: Share that the average keeps of itself in each step; 0 is SLCA. With ``form=as_printed``, that
             it takes of the new weights.
         form: The usual moving average (standard), or the formula as printed in the paper (as_printed),
             which gives ``decay`` to the new weights and so hardly averages.
@@ -68,7 +68,7 @@ class EMA(Aligned):
         return super().task_state() | {f"shadow.{n}": value for n, value in enumerate(self.shadow)}
 
     def restore_task_state(self, state: Weights) -> None:
-        """Take the shadow over as well."""
+        """Restore the shadow as well."""
         super().restore_task_state(state)
         for n, shadow in enumerate(self.shadow):
             shadow.copy_(state[f"shadow.{n}"])

@@ -35,8 +35,8 @@ class EWC(Method):
         lamb: Strength of the penalty; 0 is fine-tuning with old rows that decay.
         form: One anchor, the last weights, and a decaying sum of Fisher information (online); or a
             penalty for each old task around its own weights (separate).
-        gamma: What the sum of old Fisher information is multiplied by before a task's own is added (online).
-        fisher: How Fisher information is estimated; by default of the loss that was trained.
+        gamma: Factor of the old Fisher information before a task's own is added (online).
+        fisher: Options of the Fisher information; by default that of the trained loss.
     """
 
     lamb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1000.0
@@ -59,7 +59,7 @@ class EWC(Method):
         return super().cost(plan).plus(steps=FISHER_PASS * plan.train)
 
     def begin(self, task: Task) -> None:
-        """Note what is held where, before the head grows: fresh rows are free."""
+        """Set the penalty before the head grows: fresh rows are free."""
         if task.index == 0:
             self.importance, self.center = Weights(), Weights()
         held = dict(self.net.named_parameters()) if task.index > 0 else {}
@@ -71,7 +71,7 @@ class EWC(Method):
         super().begin(task)
 
     def firmest(self, key: str) -> float:
-        """Return the Fisher information with which one step goes all the way back; more would overshoot."""
+        """Return the Fisher information at which one SGD step reaches the anchor; more would overshoot."""
         how = self.context.train
         rate = how.lr * (how.backbone_lr_scale if key.startswith("backbone.") else 1)
         return 1 / (rate * self.lamb) if rate * self.lamb > 0 else torch.inf
@@ -104,7 +104,7 @@ class EWC(Method):
         return tagged("fisher", self.importance) | tagged("centre", self.center)
 
     def restore(self, state: Weights) -> None:
-        """Take both over."""
+        """Restore both."""
         self.importance = untagged("fisher", state, self.context.device)
         self.center = untagged("centre", state, self.context.device)
 

@@ -22,11 +22,11 @@ from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.replay import (
     MEMORY,
     MemorySize,
+    check_memory_size,
+    empty_memory,
     greedy_balanced,
     memory_state,
-    nothing_of,
-    refuse_small_memory,
-    restored_memory,
+    restore_memory,
 )
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
@@ -59,16 +59,16 @@ class GDumb(Method):
         return Cost(plan.epochs * sum(min(self.memory_size, n) for n in seen), super().cost(plan).forward)
 
     def stream(self, stream: Stream) -> Stream:
-        """Refuse, before any work, more classes than images can be kept."""
-        refuse_small_memory(self.memory_size, len(stream.class_names))
+        """Raise, before any work, if there are more classes than the memory holds images."""
+        check_memory_size(self.memory_size, len(stream.class_names))
         return stream
 
     def begin(self, task: Task) -> None:
-        """Let the task's images pass by the memory; go back to the first backbone and a fresh head."""
-        refuse_small_memory(self.memory_size, task.classes.stop)
+        """Update the memory with the task's images; restart from the first backbone and a fresh head."""
+        check_memory_size(self.memory_size, task.classes.stop)
         if task.index == 0:
             self.start = {key: value.cpu() for key, value in snapshot(self.net.backbone).items()}
-            self.memory = nothing_of(task.train)
+            self.memory = empty_memory(task.train)
         self.memory = self.with_new(task.train, task.index)
         self.net.backbone.load_state_dict(self.start)
         generator, sizes = self.context.seeds.generator("head", task.index), self.net.head.sizes
@@ -97,6 +97,6 @@ class GDumb(Method):
         return memory_state(self.memory) | tagged("start", self.start)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take both over."""
-        self.memory = restored_memory(state)
+        """Restore both."""
+        self.memory = restore_memory(state)
         self.start = untagged("start", state)

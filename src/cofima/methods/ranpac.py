@@ -31,12 +31,12 @@ class RanPAC(Method):
     """Adapt to the first task, then solve a ridge regression on random hidden features.
 
     Args:
-        petl: What adapts the backbone in the first task: adapters beside the MLPs, scale and shift of
+        petl: Adaptation of the backbone in the first task: adapters beside the MLPs, scale and shift of
             every layer (ssf), prompt tokens in every block (vpt), or nothing.
         projection: Number of hidden features.
         ridge: Strength of the regularization; ``auto`` takes the power of ten from 1e-8 to 1e8 that is
             best on a fifth of each task's training images.
-        adapt: How the backbone is adapted.
+        adapt: Options of the adaptation.
     """
 
     petl: Petl = "adapter"
@@ -64,7 +64,7 @@ class RanPAC(Method):
         return super().cost(plan).plus(steps=plan.train / plan.tasks * epochs)
 
     def check(self, backbone: nn.Module) -> None:
-        """Refuse a backbone that cannot be adapted as the options say."""
+        """Raise if a backbone cannot be adapted as configured."""
         if problem := unsuited(backbone, self.petl):
             raise CofimaError(f"RanPAC: {problem}")
 
@@ -103,12 +103,12 @@ class RanPAC(Method):
         self.facts["notes"].append(f"ridge {self.chosen:g}")
 
     def state(self) -> dict[str, Tensor]:
-        """Keep the sums and the ridge; of the projection only what is needed to know it again."""
+        """Keep the sums and the ridge; of the projection only a sample, to recognize it."""
         ridge = torch.tensor(self.chosen, dtype=torch.float64)
         return vars(self.sums) | {"ridge": ridge, "projection": self.readout.sample()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take the sums over, if the projection is the one that they were made with."""
+        """Restore the sums, if the projection is the one that they were made with."""
         if not torch.equal(state["projection"], self.readout.sample()):
             raise CofimaError("this version of torch draws another random projection from the same seed")
         self.sums, self.chosen = RidgeSums(state["packed"], state["cross"]), float(state["ridge"])

@@ -1,4 +1,4 @@
-"""The schema of what a method keeps between tasks, and what can be done with it by that alone.
+"""Schema of the state that a method keeps between tasks, and the operations that need no more.
 
 :meth:`Method.state` is a flat dict of tensors. Each method declares what these are, so that a class can
 be taken out and models can be merged without anybody else knowing the method.
@@ -27,19 +27,19 @@ class Entry:
 
     Attributes:
         name: The entry's name; one that ends in a dot (``fisher.``) declares all that begin with it.
-        axis: What the rows are. ``class``: each class has one, along ``dim``. ``weight``: the rest of each
+        axis: Meaning of the rows. ``class``: each class has one, along ``dim``. ``weight``: the rest of each
             name is that of a parameter of the network, where ``head.blocks.N`` has one row for each class
             of block N. None: nothing about classes.
         dim: The dimension that counts classes, for ``class``.
-        merge: How the entries of several models become one. ``average``: as the weights themselves.
+        merge: Rule by which the entries of several models become one. ``average``: as the weights themselves.
             ``sum``. ``pool``: by the function ``pool``, class by class. ``last``: that of the last model.
             ``refuse``: not at all; a merged model goes on as another method, without it. What has one
             row a class is merged row by row, and a class that only one model has keeps its row.
         pool: Given the rows of one class in each model that has it, by the names after the prefix (by
             the whole name for a single entry), returns its row in the result.
-        same_start: Whether only models that began at the same weights can share it.
-        predicts: What the model predicts with beside backbone and linear head, where this is such a thing.
-        inseparable: Why no class can be taken out of it, where that is so.
+        same_start: True if only models that began at the same weights can share it.
+        predicts: Name of the part that predicts beside backbone and linear head, if this is one (prompts).
+        inseparable: The reason why no class can be removed from it; empty if one can.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Entry:
             raise ValueError(f"{self.name}: dim is that of axis='class'")
 
     def covers(self, key: str) -> bool:
-        """Tell whether an entry of this name is declared here."""
+        """Return True if this declares the entry ``key``."""
         return key.startswith(self.name) if self.name.endswith(".") else key == self.name
 
     def rest(self, key: str) -> str:
@@ -85,7 +85,7 @@ class Entry:
 
 
 def declared(kind: "type[Method]", keys: Iterable[str]) -> dict[str, Entry]:
-    """Return the declaration of each entry of a method's state; refuse one that has none."""
+    """Return the declaration of each entry of a method's state; raise if one has none."""
     found: dict[str, Entry] = {}
     for key in keys:
         mine = [entry for entry in kind.state_schema if entry.covers(key)]
@@ -101,7 +101,7 @@ def declared(kind: "type[Method]", keys: Iterable[str]) -> dict[str, Entry]:
 
 
 def check(kind: "type[Method]", state: Mapping[str, Tensor], sizes: Sequence[int]) -> dict[str, Entry]:
-    """Return the declarations of a state with these classes per block; refuse one that it does not fit."""
+    """Return the declarations of a state with these classes per block; raise if an entry does not fit."""
     entries = declared(kind, state)
     for key, entry in entries.items():
         rows, shape = entry.rows(key, sizes), list(state[key].shape)

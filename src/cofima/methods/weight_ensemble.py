@@ -25,7 +25,7 @@ class WeightEnsemble(Aligned):
     """Average the weights of all tasks, each counting the same.
 
     Args:
-        init: Where each task starts: from the weights before the first task (pretrained), or from the
+        init: Start of each task: from the weights before the first task (pretrained), or from the
             mean so far (previous), which is CoMA with lam = 1/t.
     """
 

@@ -1,4 +1,4 @@
-"""The model: a classifier that has learned some tasks, and can go on learning; kept in a model folder."""
+"""The model: a method with its network and all it has learned, saved to and loaded from a model folder."""
 
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
@@ -28,7 +28,7 @@ from cofima.store.model_folder import IMAGES, STATE, WEIGHTS, MethodFacts, Recor
 from cofima.training import device
 from cofima.training.context import Context
 
-LARGE = 200_000_000  # bytes; writing more than this is announced
+LARGE = 200_000_000  # bytes; larger models are announced before they are written
 
 
 @dataclass
@@ -36,8 +36,8 @@ class Model:
     """A method with its network, and what it has learned so far.
 
     Attributes:
-        serving: What a classifier in use needs beside it (calibration, distances); JSON-able.
-        images: Images that were held out of the training and that the user asked to keep, or none.
+        serving: Facts for predicting (calibration, distances); JSON-able.
+        images: Held-out images that the user asked to keep, or None.
     """
 
     config: Config
@@ -83,7 +83,7 @@ def attach(
 
 
 def save_model(model: Model, folder: Path, progress: Progress = SILENT) -> None:
-    """Write the next generation of a model folder, and put it into force."""
+    """Write the next generation of a model folder, and make it the current one."""
     weights, state = _plain(model.weights()), _plain(model.method.state())
     size = sum(value.nbytes for value in (*weights.values(), *state.values()))
     if size > LARGE:
@@ -104,13 +104,13 @@ def load_model(
     generation: Path | None = None,
     any_size: bool = False,
 ) -> Model:
-    """Read a model back, every file verified, ready to predict or to learn the next task.
+    """Load a model, every file verified, ready to predict or to learn the next task.
 
     Args:
         folder: The model folder.
         where: Name of the device.
-        progress: Hears what takes long.
-        generation: Another generation of the folder than the one in force.
+        progress: Reports long work.
+        generation: Path of a generation other than the current one.
         any_size: Take images of any size, also where the model learned from images that are stored small.
     """
     read = model_folder.read(Path(folder), generation)
@@ -169,7 +169,7 @@ def _build(record: Record, weights: dict[str, Tensor], state: dict[str, Tensor],
 
 
 def method_facts(kind: type[Method]) -> MethodFacts:
-    """Return what a model folder records of its method."""
+    """Return the facts about a method that a model folder records."""
     return MethodFacts(label=kind.label, all_at_once=kind.all_at_once, keeps_images=kind.keeps_images)
 
 

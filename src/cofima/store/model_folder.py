@@ -1,11 +1,11 @@
 """The model folder: one reader and one writer of its generations.
 
 A generation is the state of a model after one change (a task, an extension, a rename, a merge), a folder
-``0001``, ``0002``, ... complete in itself. ``CURRENT`` names the one in force. Three rules make a kill or a
+``0001``, ``0002``, ... complete in itself. ``CURRENT`` names the current one. Three rules make a kill or a
 power cut at any moment harmless:
 
 - A generation is written aside, flushed and renamed, and is never changed afterwards.
-- ``CURRENT`` is replaced last, in one rename. Until then the old generation is in force, from then on the
+- ``CURRENT`` is replaced last, in one rename. Until then the old generation is current, from then on the
   new one; a mixture of both cannot be read.
 - The generation before stays (two in all): it is what :func:`undo` returns to, and what is left should the
   new one prove damaged.
@@ -69,10 +69,10 @@ class Record(BaseModel):
     Attributes:
         config: The resolved configuration.
         backbone: Identity of the backbone.
-        preprocess: How images are prepared.
+        preprocess: Preparation of images.
         data: Facts about the images.
         tasks: Names of the classes, task by task; together the order of the logits.
-        serving: What a classifier in use needs beside the model, for example its calibration.
+        serving: Facts for predicting, for example the calibration.
         plugins: Name, file and sha256 of each plugin that the model was made with.
         versions: Filled in by the writer, as are ``files`` and ``format``.
     """
@@ -151,7 +151,7 @@ class Generation:
 
 
 def current(folder: Path) -> Path | None:
-    """Return the path of the generation in force, or None where nothing has been learned yet."""
+    """Return the path of the current generation, or None where nothing has been learned yet."""
     pointer = folder / CURRENT
     if not pointer.is_file():
         return None
@@ -162,7 +162,7 @@ def current(folder: Path) -> Path | None:
 
 
 def read(folder: Path, path: Path | None = None) -> Generation:
-    """Return the generation in force, or another one of the folder; tensors are not read."""
+    """Return the current generation, or another one of the folder; tensors are not read."""
     path = path or current(folder)
     if path is None:
         raise _not_a_model(folder)
@@ -170,7 +170,7 @@ def read(folder: Path, path: Path | None = None) -> Generation:
 
 
 def generation_id(folder: Path) -> str:
-    """Return what identifies the state in force: its name and the sha256 of its record; empty if none is."""
+    """Return the name of the current generation and the sha256 of its record; empty without any."""
     path = current(folder)
     return "" if path is None else f"{path.name} {file_digest(path / CONFIG)}"
 
@@ -181,7 +181,7 @@ def read_history(folder: Path) -> list[HistoryRow]:
 
 
 def finished(folder: Path) -> bool:
-    """Tell whether a folder has learned all that was planned."""
+    """Return True if a folder has learned all tasks planned."""
     path = current(folder)
     if path is None:
         return False
@@ -191,10 +191,10 @@ def finished(folder: Path) -> bool:
 
 @contextmanager
 def write(folder: Path, record: Record, history: Sequence[HistoryRow]) -> Iterator[Path]:
-    """Yield a folder for the tensors of a generation; in the end, put it into force.
+    """Yield a folder for the tensors of a new generation; in the end, make it the current one.
 
-    The model folder is held against other processes meanwhile. Whatever fails, the generation of before
-    stays in force, and nothing is left of the new one.
+    The model folder is locked meanwhile. Whatever fails, the previous generation stays current, and
+    nothing is left of the new one.
     """
     with folder_lock(folder):
         before = current(folder)
@@ -203,24 +203,26 @@ def write(folder: Path, record: Record, history: Sequence[HistoryRow]) -> Iterat
             aside.mkdir()
             yield aside
             (aside / HISTORY).write_text(dump_rows(history), "utf-8")
-            (aside / CONFIG).write_text(_sealed(aside, record).text(), "utf-8")
+            (aside / CONFIG).write_text(_completed(aside, record).text(), "utf-8")
             if _is_ours(folder / name):
-                # by a crash before CURRENT was replaced, or by undo: nothing in force needs it
+                # left by a crash before CURRENT was replaced, or by undo: CURRENT does not name it
                 shutil.rmtree(folder / name)
         write_text(folder / CURRENT, name + "\n")
-        shutil.rmtree(folder / INFLIGHT, ignore_errors=True)  # it went out from the state before
+        shutil.rmtree(
+            folder / INFLIGHT, ignore_errors=True
+        )  # a checkpoint that started from the previous generation
         clear_aside(folder)
         if not record.config.get("keep_checkpoints"):
             _prune(folder, name)
 
 
 def undo(folder: Path) -> tuple[Path, Generation]:
-    """Put the generation before into force again; return the path of the one left, and the one in force."""
+    """Go back to the previous generation; return the path of the one left, and the current one."""
     left = current(folder)
     if left is None:
         raise _not_a_model(folder)
     with folder_lock(folder):
-        left = current(folder) or left  # as it is now that nobody else can change it
+        left = current(folder) or left  # read again under the lock
         before = [path for path in _generations(folder) if path.name < left.name]
         if not before:
             raise CofimaError(f"{folder}: there is nothing to undo; no state before {left.name} is kept")
@@ -231,7 +233,7 @@ def undo(folder: Path) -> tuple[Path, Generation]:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise if a folder cannot be written, or if generations would meet folders of the user's."""
+    """Raise if a folder cannot be written, or has folders of the user's under names of generations."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise CofimaError(f"{folder} cannot be written: {there} is not a folder that may be written to")
@@ -244,7 +246,7 @@ def check_writable(folder: Path) -> None:
 
 
 def check_replaceable(folder: Path, mine: Path | None) -> None:
-    """Raise if a folder cannot be written, or holds another model, or a newer state than mine."""
+    """Raise if a folder cannot be written, or holds another model than ``mine``, or a newer generation."""
     check_writable(folder)
     there = current(folder)
     if there is None:
@@ -258,14 +260,14 @@ def check_replaceable(folder: Path, mine: Path | None) -> None:
 
 
 def is_empty(folder: Path) -> bool:
-    """Tell whether a folder holds nothing but, perhaps, what a killed process left of a generation."""
+    """Return True if a folder holds nothing but, perhaps, remains of a generation of a killed process."""
     return not (folder / CURRENT).exists() and all(
         path.name.startswith(".") or _is_ours(path) for path in folder.iterdir()
     )
 
 
-def _sealed(path: Path, record: Record) -> Record:
-    """Return the record with what is known once the other files are written: their sha256, and versions."""
+def _completed(path: Path, record: Record) -> Record:
+    """Return the record completed with the sha256 of the other files, and versions."""
     versions = {name: version(name) for name in ("cofima", "torch", "timm", "numpy")}
     versions["python"] = platform.python_version()
     files = {file.name: file_digest(file) for file in sorted(path.iterdir())}
@@ -281,7 +283,7 @@ def _prune(folder: Path, newest: str) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Tell a generation, or what a killed process left of one, from a folder that has such a name."""
+    """Return True for a generation or its remains, False for a user's folder of such a name."""
     there = {file.name for file in path.iterdir()} if path.is_dir() else {"a file"}
     return not there or bool(there & {WEIGHTS, STATE, HISTORY, CONFIG, IMAGES})
 

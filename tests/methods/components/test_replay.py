@@ -6,15 +6,15 @@ import torch
 from cofima.core.errors import CofimaError
 from cofima.data.image_set import ImageSet, concatenate
 from cofima.methods.components.replay import (
-    Both,
+    Concatenated,
     Reservoir,
-    apart,
     best_of_each,
+    check_memory_size,
     first_of_each,
     greedy_balanced,
     held_out,
     herding,
-    refuse_small_memory,
+    hold_out,
     with_exemplars,
 )
 
@@ -168,7 +168,7 @@ def test_what_is_held_out_is_balanced_and_leaves_each_class_an_image() -> None:
     small = held_out(torch.tensor([0, 0, 1, 1, 1]), 9, generator())
     assert small.sum() == 2
     memory, images = numbered([0] * 20 + [1] * 20), numbered([2] * 30, first=40)
-    left, spared = apart(memory, images, 0.1, generator())
+    left, spared = hold_out(memory, images, 0.1, generator())
     assert set(numbers(left)).isdisjoint(numbers(spared))
     assert sorted(numbers(left) + numbers(spared)) == list(range(70))
     taken = spared.batch(torch.arange(len(spared)))[1]
@@ -176,7 +176,7 @@ def test_what_is_held_out_is_balanced_and_leaves_each_class_an_image() -> None:
 
 
 def test_two_sets_are_read_as_one() -> None:
-    both = Both(numbered([0, 1, 2]), numbered([3, 4], first=100))
+    both = Concatenated(numbered([0, 1, 2]), numbered([3, 4], first=100))
     pixels, labels = both.batch(torch.tensor([4, 0, 3, 2, 4]))
     assert len(both) == 5
     assert pixels[:, 0, 0, 0].tolist() == [101, 0, 100, 2, 101]
@@ -193,6 +193,6 @@ def test_owned_pixels_are_copies_of_the_chosen_ones_alone() -> None:
 
 
 def test_a_memory_that_is_too_small_is_refused() -> None:
-    refuse_small_memory(6, 3, each=2)
+    check_memory_size(6, 3, each=2)
     with pytest.raises(CofimaError, match=r"options\.memory_size = 5: too small for 3 classes.*at least 6"):
-        refuse_small_memory(5, 3, each=2)
+        check_memory_size(5, 3, each=2)

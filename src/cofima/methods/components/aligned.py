@@ -29,7 +29,7 @@ class Aligned(Method):
     the average needs it). Analyses call the same hooks, to average again at another share.
 
     Args:
-        align: How the head is aligned; ``epochs`` 0 leaves it out.
+        align: Options of the alignment; ``epochs`` 0 leaves it out.
         alignment: After each task (each_task), or only after the last one planned (end).
     """
 

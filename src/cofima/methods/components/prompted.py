@@ -103,5 +103,5 @@ class Prompted(Method):
         return self.pool.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take them over."""
+        """Restore prompts and keys."""
         self.hold(Pool.restore(state))

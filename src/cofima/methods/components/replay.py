@@ -1,4 +1,4 @@
-"""Images of old classes that a method may keep: as uint8 pixels, decoded once, a stated number of them."""
+"""Replay memory: a limited number of training images as uint8 pixels, and their selection."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ MEMORY = Entry(
 )
 
 
-def refuse_small_memory(size: int, classes: int, each: int = 1) -> None:
-    """Refuse a memory that cannot hold ``each`` images of every class."""
+def check_memory_size(size: int, classes: int, each: int = 1) -> None:
+    """Raise if a memory cannot hold ``each`` images of every class."""
     if size < each * classes:
         raise CofimaError(
             f"options.memory_size = {size}: too small for {classes} classes, of which each needs "
@@ -29,25 +29,25 @@ def refuse_small_memory(size: int, classes: int, each: int = 1) -> None:
         )
 
 
-def nothing_of(images: ImageSet) -> ImageSet:
-    """Return an empty memory for such images."""
+def empty_memory(images: ImageSet) -> ImageSet:
+    """Return an empty memory for images of this form."""
     return concatenate(images.select(torch.empty(0, dtype=torch.int64)))
 
 
 def memory_state(memory: ImageSet) -> dict[str, Tensor]:
-    """Return a set with pixels of its own as tensors."""
+    """Return the memory as tensors."""
     return tagged("memory", {"pixels": memory.pixels, "labels": memory.labels})
 
 
-def restored_memory(state: dict[str, Tensor]) -> ImageSet:
-    """Build the set from what :func:`memory_state` returned."""
+def restore_memory(state: dict[str, Tensor]) -> ImageSet:
+    """Return the memory that :func:`memory_state` stored."""
     kept = untagged("memory", state, torch.device("cpu"))
     return image_set(kept["pixels"], kept["labels"])
 
 
 @dataclass(frozen=True, eq=False)
-class Both(Images):
-    """Two sets as one; no pixel is copied before it is taken."""
+class Concatenated(Images):
+    """Two image sets as one; pixels are copied only when a batch is read."""
 
     first: ImageSet
     second: ImageSet
@@ -65,7 +65,9 @@ class Both(Images):
         return pixels, labels
 
 
-def apart(memory: ImageSet, images: ImageSet, share: float, generator: torch.Generator) -> tuple[Both, Both]:
+def hold_out(
+    memory: ImageSet, images: ImageSet, share: float, generator: torch.Generator
+) -> tuple[Concatenated, Concatenated]:
     """Hold images out of both sets; return what is left, and what is held out.
 
     ``share`` of the images kept of an old class, at least one, and as many of each other class.
@@ -73,7 +75,9 @@ def apart(memory: ImageSet, images: ImageSet, share: float, generator: torch.Gen
     count = max(1, round(share * max(memory.counts().values())))
     out = held_out(torch.cat([memory.labels, images.labels]), count, generator)
     old, new = out[: len(memory)], out[len(memory) :]
-    return Both(memory.select(~old), images.select(~new)), Both(memory.select(old), images.select(new))
+    return Concatenated(memory.select(~old), images.select(~new)), Concatenated(
+        memory.select(old), images.select(new)
+    )
 
 
 def with_exemplars(
@@ -158,11 +162,11 @@ def best_of_each(labels: Tensor, count: int, features: Tensor | None, generator:
 
 
 @dataclass(frozen=True)
-class Again:
-    """Images that were drawn from a memory for one step: this process's part of them.
+class Replayed:
+    """Images drawn from a memory for one step: this process's shard of them.
 
-    ``weight`` is what a mean over them counts beside the mean over this process's part of the batch, and
-    ``known_weight`` what one over all their known logits does: 1 in a single process.
+    ``weight`` scales a mean over them, and ``known_weight`` a mean over all their known logits, so that
+    the average over processes is the mean over all images drawn: both are 1 in a single process.
     """
 
     pixels: Tensor
@@ -175,7 +179,7 @@ class Again:
 
 
 class Reservoir:
-    """A uniform sample of everything that passed by, with the logits it had then (Vitter, 1985).
+    """Reservoir: a uniform sample of all images seen, with their logits at that time (Vitter, 1985).
 
     ``known`` says how many classes had logits when an image was taken; columns beyond are 0.
     """
@@ -191,7 +195,7 @@ class Reservoir:
         return min(self.seen, self.size)
 
     def add(self, pixels: Tensor, labels: Tensor, logits: Tensor, generator: torch.Generator) -> None:
-        """Let images pass by: the n-th takes a place of 0..n-1, if there is such a place."""
+        """Add images to the stream: the n-th takes a random place of 0..n-1, if the memory has that place."""
         number = torch.arange(self.seen, self.seen + len(labels))
         drawn = torch.rand(len(labels), generator=generator, dtype=torch.float64) * (number + 1)
         places = torch.where(number < self.size, number, drawn.long()).tolist()
@@ -207,8 +211,8 @@ class Reservoir:
         self.pixels[to], self.labels[to] = pixels[at].cpu(), labels.cpu()[at]
         self.logits[to], self.known[to] = logits.float().cpu()[at], logits.shape[1]
 
-    def add_part(self, batch: distributed.Shard, *part: Tensor, generator: torch.Generator) -> None:
-        """Let a batch pass by of which this process has a part: its pixels, labels and logits."""
+    def add_shard(self, batch: distributed.Shard, *part: Tensor, generator: torch.Generator) -> None:
+        """Add a batch of which this process has a shard: its pixels, labels and logits."""
         pixels, labels, logits = (batch.gather(rows) for rows in part)
         self.add(pixels, labels, logits, generator)
 
@@ -217,24 +221,24 @@ class Reservoir:
         at = torch.randperm(len(self), generator=generator)[:count]
         return self.pixels[at], self.labels[at], self.logits[at], self.known[at]
 
-    def again(self, batch: distributed.Shard, generator: torch.Generator, device: torch.device) -> Again:
+    def replay(self, batch: distributed.Shard, generator: torch.Generator, device: torch.device) -> Replayed:
         """Draw as many images as the batch has, the same for all processes, and return this one's part."""
         drawn = self.draw(batch.whole, generator)
         known, part = drawn[3].double(), distributed.current_shard(len(drawn[0]))
         weight = part.weight / batch.weight
         even = weight * float(known[part.rows].mean() / known.mean())
         pixels, labels, logits, own = (kept[part.rows].to(device) for kept in drawn)
-        return Again(pixels, labels, logits, own, part, weight, even)
+        return Replayed(pixels, labels, logits, own, part, weight, even)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what is kept as tensors."""
+        """Return the memory as tensors."""
         names = ("pixels", "labels", "logits", "known")
         kept: dict[str, Tensor] = {name: getattr(self, name)[: len(self)] for name in names}
         return tagged("memory", kept | {"seen": torch.tensor(self.seen)})
 
     @classmethod
     def restore(cls, size: int, state: dict[str, Tensor]) -> "Reservoir":
-        """Build from what :meth:`state` returned."""
+        """Return the memory that :meth:`state` stored."""
         made, kept = cls(size), untagged("memory", state, torch.device("cpu"))
         made.seen = int(kept.pop("seen"))
         made.pixels = torch.empty(size, *kept["pixels"].shape[1:], dtype=torch.uint8)
