@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from cofima.core.errors import CofimaError
 from cofima.methods import bic
+from cofima.methods.bic import Correction, fit_correction
 from cofima.methods.components.distillation import distillation
 from cofima.training.loop import plain_batches
 
@@ -143,3 +144,29 @@ def test_classes_with_a_single_image_are_learnt(tiny) -> None:
 def test_a_memory_without_two_images_of_each_class_is_refused(tiny) -> None:
     with pytest.raises(CofimaError, match=r"options\.memory_size = 11: too small for 6 classes"):
         tiny.model(tiny.config("bic", options={"memory_size": 11}), tiny.stream((2, 2, 2)))
+
+
+def test_a_planted_bias_is_recovered() -> None:
+    """Labels are drawn from the softmax of corrected logits: their alpha and beta must come back."""
+    rng = torch.Generator().manual_seed(0)
+    logits, alpha, beta = 2 * torch.randn(20_000, 6, generator=rng), 0.6, -1.2
+    true = torch.cat([logits[:, :4], alpha * logits[:, 4:] + beta], 1)
+    labels = torch.multinomial(true.softmax(1), 1, generator=rng).flatten()
+    found = fit_correction(logits, labels, 4, Correction(epochs=10), 128, rng)
+    assert found == pytest.approx((alpha, beta), abs=0.06)
+
+
+def test_the_default_fit_ends_at_the_minimum_and_none_is_the_identity() -> None:
+    rng = torch.Generator().manual_seed(1)
+    logits = torch.randn(200, 6, generator=rng)
+    labels = (logits + torch.randn(200, 6, generator=rng)).argmax(1)
+    shifted = torch.cat([logits[:, :3], 2 * logits[:, 3:] + 1.5], 1)
+    alpha, beta = fit_correction(shifted, labels, 3, Correction(), 128, rng)
+
+    def loss(a: float, b: float) -> float:
+        return cross_entropy(torch.cat([shifted[:, :3], a * shifted[:, 3:] + b], 1), labels).item()
+
+    grid = min(loss(a / 20, b / 20) for a in range(0, 41) for b in range(-60, 41))
+    assert loss(alpha, beta) < grid + 2e-3 < loss(1, 0)
+    assert fit_correction(shifted, labels, 3, Correction(epochs=0), 128, rng) == (1, 0)
+    assert fit_correction(shifted[:0], labels[:0], 3, Correction(), 128, rng) == (1, 0)

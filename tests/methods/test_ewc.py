@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from cofima.methods.components.fisher import FisherOptions, task_fisher
+from cofima.methods.ewc import quadratic
 from cofima.training.loop import plain_batches
 
 
@@ -126,3 +127,19 @@ def test_what_sgd_cannot_follow_is_held_less_firmly_and_said(tiny) -> None:
     for task in stream:
         made.learn(task)  # and it does not diverge
     assert all(torch.isfinite(v).all() for v in made.net.state_dict().values() if v.is_floating_point())
+
+
+def test_the_quadratic_and_its_gradient_are_the_analytic_ones() -> None:
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(3, 4), (5,), ()]
+    weights = [torch.randn(s, generator=rng, dtype=torch.float64).requires_grad_() for s in shapes]
+    center, importance = (
+        [torch.rand(s, generator=rng, dtype=torch.float64) for s in shapes] for _ in range(2)
+    )
+    value = quadratic(weights, center, importance)
+    slow = sum((f * (w - c) ** 2).sum() / 2 for w, c, f in zip(weights, center, importance, strict=True))
+    torch.testing.assert_close(value, slow)
+    for mine, other in zip(
+        torch.autograd.grad(7 * value, weights), torch.autograd.grad(7 * slow, weights), strict=True
+    ):
+        torch.testing.assert_close(mine, other)
