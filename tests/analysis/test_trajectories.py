@@ -43,14 +43,14 @@ def test_the_three_ways_of_the_paper(folders: list[Path]) -> None:
 
 def test_training_before_a_merge_is_drawn_where_it_led(folders: list[Path]) -> None:
     from cofima.analysis.plane import principal
-    from cofima.analysis.trajectories import _way
+    from cofima.analysis.trajectories import _trajectory
 
     run = open_run(folders[2])
     states = [run.backbone(t) for t in range(4)]
     flat = principal(states)
     task = relearn(run, 3, SILENT)
     trained = {key: task.trained[f"backbone.{key}"] for key in run.parameters}
-    (start, end) = _way(flat, run, "", states).steps[-1]
+    (start, end) = _trajectory(flat, run, "", states).steps[-1]
     assert end == pytest.approx(flat.coordinates(trained)[:2], rel=1e-3, abs=1e-5)
     assert start == pytest.approx(flat.coordinates(states[2])[:2])
 
@@ -84,5 +84,5 @@ def test_runs_that_cannot_share_a_plane_are_refused(folders: list[Path], kept: A
     assert "learned other tasks" in str(caught.value)
     norms = [kept("coma", "resnet_test"), kept("slca", "resnet_test")]
     assert len(trajectories(norms, grid=0).rows) == 8
-    with pytest.raises(CofimaError, match=r"batch normalisation.*--grid 0"):
+    with pytest.raises(CofimaError, match=r"batch normalization.*--grid 0"):
         trajectories(norms, grid=5)
