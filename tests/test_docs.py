@@ -26,6 +26,7 @@ from cofima.cli.catalog import options
 from cofima.cli.main import app, split_plugins
 from cofima.core import plugins
 from cofima.core.errors import CofimaWarning
+from cofima.core.settings import flat
 from cofima.data.sources.in_memory import blobs
 from cofima.experiment import config
 from cofima.experiment.launch import launch
@@ -92,9 +93,9 @@ def test_every_option_and_key_has_a_meaning(tables: ModuleType) -> None:
 
 
 def test_the_configuration_page_has_every_key() -> None:
-    flat = config._flat(Config().model_dump(exclude={"options"}))
+    keys = flat(Config().model_dump(exclude={"options"}))
     page = (ROOT / "docs" / "configuration.md").read_text("utf-8")
-    assert not [key for key in flat if f"| `{key}` |" not in page]
+    assert not [key for key in keys if f"| `{key}` |" not in page]
 
 
 def test_every_method_has_a_page_that_names_its_options(subtests: pytest.Subtests) -> None:
