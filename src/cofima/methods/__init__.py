@@ -1,4 +1,4 @@
-"""The folder is the registry: ``methods/coma.py`` is the method ``coma``."""
+"""Registry of methods: the folder itself. ``methods/coma.py`` is the method ``coma``."""
 
 import inspect
 import pkgutil
@@ -26,7 +26,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Method]:
-    """Return the class of a method, importing its file alone."""
+    """Return the class of a method; no other method is imported."""
     if name not in names():
         raise CofimaError(f"unknown method '{name}'{did_you_mean(name, names())}")
     if name not in _packaged():
@@ -39,15 +39,15 @@ def find(name: str) -> type[Method]:
 
 
 def build(name: str, options: dict[str, Any] | None = None) -> Method:
-    """Make a method with its options checked."""
+    """Return a method with these options, validated."""
     method: Method = TypeAdapter(find(name)).validate_python(options or {})
     return method
 
 
 def fallback_for(entries: Collection[str]) -> str:
-    """Return the method as which a model goes on of whose state these declared entries are left.
+    """Return the method that a model can go on as when only these entries of its state are left.
 
-    Of the generic methods that need no others it is the one that needs the most.
+    Of the methods marked ``is_fallback`` whose entries are all there, the one that uses the most.
     """
     needs = {
         name: {entry.name for entry in kind.state_schema}
@@ -58,20 +58,19 @@ def fallback_for(entries: Collection[str]) -> str:
 
 
 def first_task_key(method: Method) -> tuple[Any, ...] | None:
-    """Return all that a first task depends on, if the class itself says so; else None.
+    """Return everything that a first task depends on, if the class itself defines it; else None.
 
-    What a base class says is not believed: it does not know what a class derived from it adds.
+    A key defined by a base class does not count: it does not know what a derived class adds.
     """
     return method.first_task_key() if "first_task_key" in vars(type(method)) else None
 
 
 def _packaged() -> list[str]:
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return [name for name in found if name not in NOT_METHODS and not name.startswith("_")]
+    return [module.name for module in pkgutil.iter_modules(__path__) if module.name not in NOT_METHODS]
 
 
 def _own() -> dict[str, type[Method]]:
-    """Return the methods of plugins: like those of the package, one a file, and named after it."""
+    """Return the methods of plugins by name: one in each file, named after the file."""
     found: dict[str, type[Method]] = {}
     for plugin in plugins.loaded():
         classes = _classes(plugin.module)
@@ -86,7 +85,7 @@ def _own() -> dict[str, type[Method]]:
 
 
 def _classes(module: ModuleType) -> list[type[Method]]:
-    """Return the methods that a module defines itself."""
+    """Return the methods defined in a module, not those imported into it."""
     members = [member for _, member in inspect.getmembers(module, inspect.isclass)]
     return [kind for kind in members if issubclass(kind, Method) and kind.__module__ == module.__name__]
 

@@ -42,7 +42,7 @@ WEIGHTS = "model.safetensors"
 STATE = "state.safetensors"
 HISTORY = "history.jsonl"
 IMAGES = "images.safetensors"  # only where the user asked for images to be kept
-INFLIGHT = "inflight"  # the task that is being learned, as far as it is
+INFLIGHT = "inflight"  # checkpoint in the middle of the task being learned
 NUMBER = "[0-9]" * 4  # the name of a generation, as a glob
 CHANGED = "its content is not what was written (sha256 differs)"
 

@@ -1,6 +1,6 @@
 """Small modules that adapt a frozen vision transformer: adapters, scale and shift, deep prompts.
 
-They are hung onto the modules that are there, by hooks: the backbone keeps all its names and gains
+They are attached to existing modules by hooks: the backbone keeps all its names and gains
 theirs (``blocks.0.adapter.down.weight``), so that its weights are saved and loaded as ever.
 """
 
@@ -56,7 +56,7 @@ class Adapt(BaseModel):
 
 
 class Inserted(nn.Module):
-    """A module that changes what passes through the one it hangs on, as long as it is on."""
+    """A module that changes the output of the one it is attached to, while it is on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Adapter(Inserted):
         block.register_forward_hook(self.add)
 
     def keep(self, norm: nn.Module, args: tuple[Any, ...]) -> None:
-        """Keep what the MLP's branch starts from."""
+        """Keep the input of the MLP's branch."""
         self.seen: Tensor | None = args[0]
 
     def add(self, block: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -125,12 +125,12 @@ class Prompt(Inserted):
         return torch.cat([args[0], self.tokens.expand(args[0].shape[0], -1, -1)], dim=1), *args[1:]
 
     def leave(self, block: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Take them away."""
+        """Remove the tokens."""
         return output[:, : -len(self.tokens)] if self.on else output
 
 
 def unsuited(backbone: nn.Module, petl: Petl) -> str | None:
-    """Return why a backbone cannot be adapted in this way, or None."""
+    """Return the reason why a backbone cannot be adapted in this way, or None."""
     if petl == "none":
         return None
     from timm.models.vision_transformer import VisionTransformer
@@ -145,7 +145,7 @@ def unsuited(backbone: nn.Module, petl: Petl) -> str | None:
 
 
 def insert(backbone: nn.Module, petl: Petl, how: Adapt, generator: torch.Generator) -> list[Inserted]:
-    """Freeze a backbone, hang what adapts it into it, and return that."""
+    """Freeze a backbone, attach the modules that adapt it, and return these."""
     backbone.requires_grad_(False)
     if petl == "none":
         return []
@@ -172,7 +172,7 @@ def adapt(
     context: Context,
     hooks: Hooks = NO_HOOKS,
 ) -> bool:
-    """Train what was inserted, below a cosine head that is thrown away, on images labeled from 0.
+    """Train the inserted modules below a temporary cosine head, on images labeled from 0.
 
     With a single class there is nothing to learn: it is switched off, and False is returned.
     """

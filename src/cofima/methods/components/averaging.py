@@ -1,4 +1,4 @@
-"""Averages that replace a network in place, and what they need beside the weights themselves."""
+"""Averaging of weights in place, with batch normalization and the distance moved."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,5 +35,5 @@ def averaged_in_place(
 
 
 def distance_moved(old: Weights, backbone: nn.Module) -> float:
-    """Return how far a backbone's parameters are from what they were."""
+    """Return the Euclidean distance of a backbone's parameters from their old values."""
     return weight_distance(old, dict(backbone.named_parameters()))

@@ -1,4 +1,4 @@
-"""The cost of a run in images that pass through the network: the first guess of its time.
+"""The cost of a run in images that pass through the network, for a first estimate of its time.
 
 Only the network counts; alignment, ridge regressions and the reading of files are small beside it.
 """

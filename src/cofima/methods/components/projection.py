@@ -38,7 +38,7 @@ class ProjectedHead(Head):
         return super().forward(self.hidden(features))
 
     def sample(self) -> Tensor:
-        """Return a few numbers of the projection, by which to know it again."""
+        """Return a few numbers of the projection, to recognize it by."""
         return self.matrix[-1, :16].cpu().clone()
 
 
@@ -55,7 +55,7 @@ class RidgeSums:
         return cls(_zeros(width * (width + 1) // 2), _zeros(width, 0))
 
     def add_images(self, head: ProjectedHead, features: Tensor, labels: Tensor, classes: int) -> None:
-        """Add images by their features; of several processes each computes a part of the sums."""
+        """Add images by their features; each of several processes sums its shard."""
         part = distributed.current_shard(len(labels))
         pairs = hidden_pairs(head, features[part.rows], labels[part.rows])
         self.add(pairs, classes, shared=part.shared)
@@ -63,7 +63,7 @@ class RidgeSums:
     def add(self, pairs: Iterable[tuple[Tensor, Tensor]], classes: int, shared: bool = False) -> None:
         """Add hidden features [images, width] with labels; columns of new classes start at 0.
 
-        Where they are ``shared``, what the other processes were given is added as well.
+        If ``shared``, the sums of the other processes are added as well.
         """
         new = _zeros(len(self.cross), classes - self.cross.shape[1])
         self.cross = torch.cat([self.cross, new], dim=1)

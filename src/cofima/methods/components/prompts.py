@@ -61,14 +61,14 @@ class Pool(nn.Module):
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor]) -> "Pool":
-        """Build from what :meth:`state` returned."""
+        """Return the pool that :meth:`state` stored."""
         pool = cls()
         pool.add(state["prompts"], state["keys"])
         return pool
 
 
 def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Draw between -1 and 1: what prompts and keys start from."""
+    """Draw initial prompts or keys, uniformly between -1 and 1."""
     return torch.empty(*shape).uniform_(-1, 1, generator=generator)
 
 
@@ -80,7 +80,7 @@ def voted(chosen: Tensor, pool: int) -> Tensor:
 
 
 def adam(parameters: Sequence[nn.Parameter], lr: float, clip: float | None) -> Adam:
-    """Return Adam that first cuts the norm of all gradients together to ``clip``."""
+    """Return Adam that first clips the norm of all gradients together to ``clip``."""
     optimizer = Adam(parameters, lr)
 
     def cut(*_: Any) -> None:
@@ -93,9 +93,9 @@ def adam(parameters: Sequence[nn.Parameter], lr: float, clip: float | None) -> A
 
 @contextmanager
 def tokens_inserted(vit: "VisionTransformer", tokens: Tensor) -> Iterator[slice]:
-    """Let tokens [B, n, width] join those of each image, behind class token and registers; yield where.
+    """Insert tokens [B, n, width] into each image's, behind class token and registers; yield their places.
 
-    They stand at the position of the class token, where it has one.
+    They get the position embedding of the class token, where it has one.
     """
     first = vit.num_prefix_tokens
     if vit.pos_embed is not None and not vit.no_embed_class:
@@ -113,7 +113,7 @@ def tokens_inserted(vit: "VisionTransformer", tokens: Tensor) -> Iterator[slice]
 
 
 def mean_of_tokens(vit: "VisionTransformer", images: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean output, after the final norm, at the places of tokens that were let in."""
+    """Return the mean output, after the final norm, at the places of inserted tokens."""
     with tokens_inserted(vit, tokens) as places:
         outputs: Tensor = vit.forward_features(images)
     return outputs[:, places].mean(1)
@@ -121,7 +121,7 @@ def mean_of_tokens(vit: "VisionTransformer", images: Tensor, tokens: Tensor) -> 
 
 @contextmanager
 def prefixes(vit: "VisionTransformer", by_layer: Mapping[int, Tensor]) -> Iterator[None]:
-    """Let prefixes [B, 2, length, width] (first keys, then values) join the attention of these layers."""
+    """Add prefixes [B, 2, length, width] (first keys, then values) to the attention of these layers."""
     handles: list[RemovableHandle] = []
     try:
         for layer, prefix in by_layer.items():
@@ -135,7 +135,9 @@ def prefixes(vit: "VisionTransformer", by_layer: Mapping[int, Tensor]) -> Iterat
 def _prefix(attention: nn.Module, prefix: Tensor) -> list[RemovableHandle]:
     """Make room for more tokens, put the prefix where their keys and values are, drop their outputs."""
     keys, values = prefix.unbind(1)
-    rows = torch.cat([torch.zeros_like(keys), keys, values], dim=2)  # queries are of no consequence
+    rows = torch.cat(
+        [torch.zeros_like(keys), keys, values], dim=2
+    )  # their outputs are dropped, so any query will do
     length = rows.shape[1]
 
     def make_room(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -156,7 +158,7 @@ def _prefix(attention: nn.Module, prefix: Tensor) -> list[RemovableHandle]:
 
 
 def prefix_problem(vit: "VisionTransformer", layers: Sequence[int]) -> str | None:
-    """Return why prefixes cannot go into these layers, or None."""
+    """Return the reason why prefixes cannot go into these layers, or None."""
     from timm.models.vision_transformer import Attention
 
     if late := [layer for layer in layers if layer >= len(vit.blocks)]:
