@@ -58,9 +58,9 @@ def test_the_principal_plane_is_that_of_all_points() -> None:
     points = [make(seed) for seed in range(6)]
     plane = principal(points)
     vectors = np.stack([vector(point) for point in points])
-    centred = vectors - vectors.mean(0)
-    _, values, axes = np.linalg.svd(centred, full_matrices=False)
-    expected = centred @ axes[:2].T
+    centered = vectors - vectors.mean(0)
+    _, values, axes = np.linalg.svd(centered, full_matrices=False)
+    expected = centered @ axes[:2].T
     expected *= np.sign(expected[-1])
     found = np.array([plane.coordinates(point)[:2] for point in points])
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-9)

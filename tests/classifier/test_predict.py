@@ -44,9 +44,9 @@ def test_paths_images_arrays_and_tensors_get_the_same_answer(
     ]
 
 
-def test_grey_and_transparent_images_are_taken(clf: cofima.Classifier) -> None:
-    grey = np.full((20, 30), 128, np.uint8)
-    assert torch.allclose(clf.probabilities(grey), clf.probabilities(np.stack([grey] * 3, axis=2)), atol=1e-6)
+def test_gray_and_transparent_images_are_taken(clf: cofima.Classifier) -> None:
+    gray = np.full((20, 30), 128, np.uint8)
+    assert torch.allclose(clf.probabilities(gray), clf.probabilities(np.stack([gray] * 3, axis=2)), atol=1e-6)
     clear = Image.new("RGBA", (20, 20), (255, 0, 0, 0))
     white = Image.new("RGB", (20, 20), "white")
     assert torch.allclose(clf.probabilities(clear), clf.probabilities(white), atol=1e-6)

@@ -20,12 +20,12 @@ QUICK: dict[str, Any] = {
 
 
 def pictures(classes: tuple[str, ...], count: int = 8, first: int = 0) -> tuple[Any, Any]:
-    colours = {"red": (220, 30, 30), "green": (30, 190, 40), "blue": (30, 60, 220), "yellow": (230, 220, 40)}
+    colors = {"red": (220, 30, 30), "green": (30, 190, 40), "blue": (30, 60, 220), "yellow": (230, 220, 40)}
     images, labels = [], []
     for name in classes:
         for number in range(first, first + count):
             noise = np.random.default_rng([number, len(name)]).normal(0, 12, (20, 24, 3))
-            images.append((np.array(colours[name]) + noise).clip(0, 255).astype(np.uint8))
+            images.append((np.array(colors[name]) + noise).clip(0, 255).astype(np.uint8))
             labels.append(name)
     return np.stack(images), np.array(labels)
 

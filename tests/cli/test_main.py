@@ -80,7 +80,7 @@ def test_quiet_prints_results_only(cofima: Run, finished: Path) -> None:
     assert "Last-Acc" in quiet.stdout
 
 
-def test_no_colour_codes_without_a_terminal(cofima: Run, finished: Path) -> None:
+def test_no_color_codes_without_a_terminal(cofima: Run, finished: Path) -> None:
     assert "\x1b[" not in cofima("show", "cofima", cwd=finished).stdout
     assert "\x1b[3" not in cofima("list", "methods", cwd=finished, FORCE_COLOR="1", NO_COLOR="1").stdout
 

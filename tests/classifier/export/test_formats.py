@@ -48,7 +48,7 @@ def images(count: int) -> torch.Tensor:
     return torch.randint(256, (count, 3, 16, 16), generator=torch.Generator().manual_seed(1)).byte()
 
 
-def test_one_network_holds_crop_normalisation_head_and_temperature(learned: Any) -> None:
+def test_one_network_holds_crop_normalization_head_and_temperature(learned: Any) -> None:
     model = learned("cofima")
     model.serving["temperature"] = 2.0
     with torch.inference_mode():

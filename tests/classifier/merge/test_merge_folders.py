@@ -192,7 +192,7 @@ def test_what_a_mixture_becomes(methods, label: str, left: str | None, learn, tm
         assert note.endswith(f"leaves behind: {left}") if left else "leaves behind" not in note
 
 
-def test_ewc_with_centres_goes_on_as_fine_tuning(learn, tmp_path: Path) -> None:
+def test_ewc_with_centers_continues_as_fine_tuning(learn, tmp_path: Path) -> None:
     paths = [learn("ewc", FIRST, form="separate"), learn("ewc", SECOND, form="separate")]
     assert "leaves behind: centre, fisher" in cofima.merge(paths, tmp_path / "out").notes[0]
     load_model(tmp_path / "out")
@@ -222,7 +222,7 @@ def test_prototypes_are_joined_but_not_averaged(learn, tmp_path: Path, same_bits
 def test_batch_norm_nets_are_merged_with_a_note(learn, tmp_path: Path, same_bits) -> None:
     paths = [learn("seq_ft", FIRST, "resnet_test"), learn("seq_ft", SECOND, "resnet_test")]
     done = cofima.merge(paths, tmp_path / "out", lam=0.3)
-    assert "batch normalisation" in done.notes[0]
+    assert "batch normalization" in done.notes[0]
     a, b, found = (load_model(path) for path in (*paths, tmp_path / "out"))
     same_bits(backbone(found), average(backbone(a), backbone(b), 0.3))
     assert cofima.merge(paths, tmp_path / "end", lam=1).notes == []

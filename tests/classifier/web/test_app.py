@@ -27,7 +27,7 @@ FIGURES = Path(__file__).parents[3] / "docs" / "figures"
 
 
 def paint(folder: Path, name: str, count: int, first: int = 0) -> list[Path]:
-    """Write photographs of a class: its colour, with noise and a brighter spot somewhere."""
+    """Write photographs of a class: its color, with noise and a brighter spot somewhere."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for number in range(first, first + count):
@@ -51,7 +51,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train.lr=0.05",
         "train.backbone_lr_scale=0.02",
     ]
-    where = folder / "colours"
+    where = folder / "colors"
     cofima.learn(
         folder / "photos", where, backbone="vit_test", epochs=8, seed=1, keep_images=2, settings=settings
     )
@@ -60,7 +60,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(learned: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(learned, tmp_path / "colours"))
+    return Path(shutil.copytree(learned, tmp_path / "colors"))
 
 
 def test_many_ask_and_a_new_class_is_learned_and_undone(model: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from cofima.core.extras import import_extra
 from cofima.core.progress import Progress
 
 T = TypeVar("T")
+UPLOAD: dict[str, Any] = {"file_count": "multiple", "file_types": ["image"], "height": 220}
 ANSWERS = ["image", "answer", "probability", "nearest classes"]
 CHANGES = ["class", "before %", "after %", "change"]
 HISTORY = ["", "what", "classes", "images", "accuracy %", "date"]
@@ -41,25 +42,14 @@ def build(session: Session) -> Any:
     with page:
         head = gradio.Markdown(_head(session), elem_id="head")
         with gradio.Tab("Ask"):
-            asked = gradio.File(
-                label="Drop images here",
-                file_count="multiple",
-                file_types=["image"],
-                height=220,
-                elem_id="asked",
-            )
+            asked = gradio.File(label="Drop images here", elem_id="asked", **UPLOAD)
             ask = gradio.Button("Name the classes", variant="primary", elem_id="ask")
             gallery = gradio.Gallery(label="Answers", columns=4, height=260, interactive=False)
             answers = gradio.Dataframe(headers=ANSWERS, interactive=False, wrap=True, elem_id="answers")
         with gradio.Tab("Add a class"):
             name = gradio.Textbox(label="Name of the new class", max_lines=1, elem_id="name")
-            photos = gradio.File(
-                label="Drop a few photographs of it, ten or more if you can",
-                file_count="multiple",
-                file_types=["image"],
-                height=220,
-                elem_id="photos",
-            )
+            label = "Drop a few photographs of it, ten or more if you can"
+            photos = gradio.File(label=label, elem_id="photos", **UPLOAD)
             with gradio.Row():
                 add = gradio.Button("Learn it", variant="primary", elem_id="add")
                 undo = gradio.Button("Undo the last change", elem_id="undo")
