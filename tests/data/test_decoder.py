@@ -76,14 +76,14 @@ def test_grey_with_alpha_is_laid_on_white(tmp_path: Path) -> None:
     assert got.getpixel((0, 0)) == (255, 255, 255)
 
 
-@pytest.mark.parametrize(("transparent", "colour"), [(False, (200, 30, 40)), (True, (255, 255, 255))])
+@pytest.mark.parametrize(("transparent", "color"), [(False, (200, 30, 40)), (True, (255, 255, 255))])
 def test_palette_and_its_transparent_entry(
-    tmp_path: Path, transparent: bool, colour: tuple[int, int, int]
+    tmp_path: Path, transparent: bool, color: tuple[int, int, int]
 ) -> None:
     image = Image.new("P", (3, 3), 1)
     image.putpalette([0, 0, 0, 200, 30, 40])
     got = saved(image, tmp_path / "a.png", **({"transparency": 1} if transparent else {}))
-    assert got.getpixel((1, 1)) == colour
+    assert got.getpixel((1, 1)) == color
 
 
 def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_the_limit_is_ours_not_only_pillows(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("size", [(64, 64), (100, 75), (75, 100), (301, 64), (20, 20), (33, 170), (65, 64)])
-def test_fit_is_resize_and_centre_crop(size: tuple[int, int]) -> None:
+def test_fit_is_resize_and_center_crop(size: tuple[int, int]) -> None:
     image = photo(*size)
     resized = Resize(64, InterpolationMode.BICUBIC, antialias=True)(image)
     expected = torch.from_numpy(np.array(CenterCrop(64)(resized))).permute(2, 0, 1)

@@ -160,7 +160,7 @@ def damage(root: Path) -> None:
     whole.write_bytes(whole.read_bytes()[:-150])
     (root / "train" / "hollow").mkdir()
     (root / "test" / "hollow").mkdir()
-    picture(root / "train" / "learnt" / "0.png", 6)
+    picture(root / "train" / "learned" / "0.png", 6)
     picture(root / "test" / "examined" / "0.png", 7)
 
 
@@ -176,7 +176,7 @@ def test_every_problem_is_in_one_error(tmp_path: Path) -> None:
         f"{tmp_path}/test/dog/gone.png: no such file",
         f"{tmp_path}/train/dog/half.jpg: truncated",
         "class 'hollow': no images",
-        "class 'learnt': images in train only, none in test",
+        "class 'learned': images in train only, none in test",
         "class 'examined': images in test only, none in train",
         "duplicate class names, the same but for case, spaces or Unicode form: 'train/Cat ', 'test/Cat '",
     ):

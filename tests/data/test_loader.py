@@ -44,7 +44,7 @@ def on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Send even a few images to a cache of this test's own, three to a piece."""
     monkeypatch.setenv("COFIMA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(loader, "IN_MEMORY", 0)
-    monkeypatch.setattr(cache, "_PIECE", 3 * FORM.bytes)
+    monkeypatch.setattr(cache, "_CHUNK", 3 * FORM.bytes)
     return tmp_path / "cache" / "pixels"
 
 

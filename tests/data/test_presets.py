@@ -32,14 +32,14 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def grey_levels(view: View, images: Tensor) -> Tensor:
-    """Undo the normalisation."""
+def gray_levels(view: View, images: Tensor) -> Tensor:
+    """Undo the normalization."""
     mean, std = (torch.tensor(c).view(3, 1, 1) for c in (view.mean, view.std))
     return 255 * (images * std + mean)
 
 
 @pytest.mark.parametrize(
-    ("preset", "dataset", "normalise"),
+    ("preset", "dataset", "normalize"),
     [
         ("slca", "imagenet_r", IMAGENET),
         ("slca", "cub200", IMAGENET),
@@ -49,24 +49,24 @@ def grey_levels(view: View, images: Tensor) -> Tensor:
     ],
 )
 def test_photographs_are_tested_exactly_as_published(
-    preset: Preset, dataset: str, normalise: tv.Normalize
+    preset: Preset, dataset: str, normalize: tv.Normalize
 ) -> None:
     view = transforms.preset_view(preset, dataset, WANTS)
     for shape in [(500, 375), (240, 320)]:
         image = photo(*shape)
-        expected = tv.Compose([*TEST, normalise])(image)
+        expected = tv.Compose([*TEST, normalize])(image)
         torch.testing.assert_close(
             view.test(view.pixel_format.encode(image)[None])[0], expected, rtol=1e-6, atol=2e-6
         )
 
 
-@pytest.mark.parametrize(("preset", "normalise"), [("slca", CIFAR), ("pilot", PLAIN)])
-def test_cifar_is_tested_as_published_to_within_rounding(preset: Preset, normalise: tv.Normalize) -> None:
+@pytest.mark.parametrize(("preset", "normalize"), [("slca", CIFAR), ("pilot", PLAIN)])
+def test_cifar_is_tested_as_published_to_within_rounding(preset: Preset, normalize: tv.Normalize) -> None:
     view = replace(transforms.preset_view(preset, "cifar100", WANTS), shape=(32, 32))
     pictures = [photo(32, 32, seed) for seed in range(4)]
     stored = torch.stack([tv.PILToTensor()(picture) for picture in pictures])
-    expected = torch.stack([tv.Compose([*TEST, normalise])(picture) for picture in pictures])
-    difference = (grey_levels(view, view.test(stored)) - grey_levels(view, expected)).abs()
+    expected = torch.stack([tv.Compose([*TEST, normalize])(picture) for picture in pictures])
+    difference = (gray_levels(view, view.test(stored)) - gray_levels(view, expected)).abs()
     assert difference.max() < 1.01
     assert (difference > 0.01).float().mean() < 0.01
 
@@ -135,7 +135,7 @@ def test_windows_of_small_images_are_cut_from_the_enlarged_whole() -> None:
     view = replace(transforms.preset_view("slca", "fashion", SMALL), flip=False, shape=(16, 16))
     image = photo(16, 16)
     big = tv.Compose([tv.Resize((38, 38), BICUBIC), tv.PILToTensor()])(image).float()
-    seen = grey_levels(view, view.train(tv.PILToTensor()(image).repeat(5, 1, 1, 1), generator()))
+    seen = gray_levels(view, view.train(tv.PILToTensor()(image).repeat(5, 1, 1, 1), generator()))
     for one in seen:
         nearest = min(
             float((one - big[:, t : t + 28, left : left + 28]).abs().max())
@@ -162,7 +162,7 @@ def test_boxes_within_any_shape_are_distributed_as_torchvisions(shape: tuple[int
 
 
 @pytest.mark.parametrize("shape", [(30, 300), (300, 30)])
-def test_where_no_shape_fits_the_largest_centre_is_taken(shape: tuple[int, int]) -> None:
+def test_where_no_shape_fits_the_largest_center_is_taken(shape: tuple[int, int]) -> None:
     ours = crop_boxes(torch.tensor(shape).expand(50, 2), 0.95, generator())
     blank = torch.zeros(3, *shape)
     assert {tuple(box) for box in ours.tolist()} == {
@@ -184,7 +184,7 @@ def test_boxes_keep_their_place_when_an_image_is_squeezed() -> None:
 def test_random_crops_of_what_is_kept_are_close_to_those_of_the_original() -> None:
     view = replace(transforms.preset_view("slca", "imagenet_r", WANTS), flip=False)
     image = photo(25, 19).resize((500, 375), Image.Resampling.BICUBIC)  # as smooth as photographs are
-    seen = grey_levels(view, view.train(view.pixel_format.encode(image).repeat(6, 1), generator(5)))
+    seen = gray_levels(view, view.train(view.pixel_format.encode(image).repeat(6, 1), generator(5)))
     boxes = crop_boxes(torch.tensor([375, 500]).expand(6, 2), 0.08, generator(5))
     for one, (top, left, height, width) in zip(seen, boxes.tolist(), strict=True):
         expected = tv.functional.resized_crop(image, top, left, height, width, [224, 224], BICUBIC)
@@ -233,7 +233,7 @@ def test_squares_are_tested_like_rows() -> None:
         view.test(view.pixel_format.encode(image)[None]),
         view.test(center_square(image, view.stored)[None]),
     )
-    assert (grey_levels(view, rows) - grey_levels(view, squares)).abs().max() < 2.01
+    assert (gray_levels(view, rows) - gray_levels(view, squares)).abs().max() < 2.01
     with pytest.raises(ValueError, match="expected uint8"):
         view.train(center_square(image, view.stored)[None], generator())
 

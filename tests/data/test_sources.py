@@ -154,7 +154,7 @@ def test_a_dealt_split_is_checked_by_its_sum() -> None:
     assert count_problem(replace(source, test=range(5_000)), about)  # type: ignore[arg-type]
 
 
-def test_swapped_cars_are_recognised() -> None:
+def test_swapped_cars_are_recognized() -> None:
     about = sources.info("cars196")
     assert about.variant(8_041, 8_144) == "swapped"
     source = about.source(([], []), [str(n) for n in range(196)])

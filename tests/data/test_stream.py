@@ -28,7 +28,7 @@ PUBLISHED = {
 
 
 def tiny(classes: int, seed: int = 0) -> Dataset:
-    """One-pixel images whose colour is their own number, so that each can be recognised anywhere."""
+    """One-pixel images whose color is their own number, so that each can be recognized anywhere."""
     count = 5 * classes
     pixels = torch.arange(count).remainder(256).to(torch.uint8).view(-1, 1, 1, 1).repeat(1, 3, 1, 1)
     labels = (

@@ -32,7 +32,7 @@ def pixels(count: int, side: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("size", "crop_pct"), [(224, 0.875), (224, 0.9), (64, 1.0), (64, 0.875)])
 @pytest.mark.parametrize("shape", [(300, 300), (500, 375), (375, 500)])
-def test_test_view_is_resize_and_centre_crop_of_the_original(
+def test_test_view_is_resize_and_center_crop_of_the_original(
     size: int, crop_pct: float, shape: tuple[int, int]
 ) -> None:
     image, stored = photo(*shape), stored_side(size, crop_pct)
@@ -50,7 +50,7 @@ def test_stored_side_is_rounded_down(size: int, crop_pct: float, side: int) -> N
     assert stored_side(size, crop_pct) == side
 
 
-def test_normalisation_is_that_of_torchvision() -> None:
+def test_normalization_is_that_of_torchvision() -> None:
     image = pixels(2, 8)
     expected = tv.Normalize(MEAN, STD)(image / 255)
     torch.testing.assert_close(View(8, 8, MEAN, STD).test(image), expected)

@@ -45,7 +45,7 @@ def numbers(*shape: int) -> Tensor:
 
 
 def mlp_head(prefix: str) -> Weights:
-    """A projection head of linear layers and batch normalisation, as MoCo v3 and DINO have."""
+    """A projection head of linear layers and batch normalization, as MoCo v3 and DINO have."""
     norm = {f"{prefix}.1.{k}": torch.ones(6) for k in ("weight", "bias", "running_mean", "running_var")}
     counter = {f"{prefix}.1.num_batches_tracked": torch.tensor(9)}
     return {f"{prefix}.0.weight": numbers(6, 12), **norm, **counter, f"{prefix}.3.weight": numbers(5, 6)}
@@ -130,7 +130,7 @@ def test_every_format_is_named_in_the_error_for_another(tmp_path: Path) -> None:
     assert all(suffix in FORMATS for suffix in (".pth", ".pth.tar", ".safetensors", ".npz"))
 
 
-def test_layouts_are_recognised_in_safetensors_too(tmp_path: Path) -> None:
+def test_layouts_are_recognized_in_safetensors_too(tmp_path: Path) -> None:
     source, target = vit(), scrambled(vit(), 2)
     save_file(moco_v3(source)["state_dict"], tmp_path / "moco.safetensors")
     assert load_checkpoint(target, tmp_path / "moco.safetensors") == SAID["MoCo v3"]
@@ -193,7 +193,7 @@ def test_torchvisions_resnet_gives_the_same_features(old: bool, tmp_path: Path) 
     torch.save(weights, tmp_path / "resnet.pth")
     target = timm.create_model("resnet10t", num_classes=0, stem_type="", stem_width=64, avg_down=False)
     said = load_checkpoint(target, tmp_path / "resnet.pth")
-    counters = "; 12 counters of batch normalisation set to 0" if old else ""
+    counters = "; 12 counters of batch normalization set to 0" if old else ""
     assert said == f"torchvision's names; left out fc (2){counters}"
     images = numbers(2, 3, 32, 32)
     source.fc = nn.Identity()
@@ -235,13 +235,13 @@ def jax_arrays(net: VisionTransformer, classes: int = 5) -> dict[str, np.ndarray
     return found
 
 
-@pytest.mark.parametrize("form", ["augreg", "original", "with optimiser"])
+@pytest.mark.parametrize("form", ["augreg", "original", "with optimizer"])
 def test_jax_archives_fill_every_weight(form: str, tmp_path: Path) -> None:
     source, target = vit(), scrambled(vit(), 2)
     arrays = jax_arrays(source)
     if form == "original":  # ViT-B_16.npz has a layer before its classifier
         arrays |= {"pre_logits/kernel": np.ones((12, 12), np.float32), "pre_logits/bias": np.ones(12)}
-    if form == "with optimiser":
+    if form == "with optimizer":
         arrays = {f"opt/target/{key}": value for key, value in arrays.items()}
     np.savez(tmp_path / "vit.npz", **arrays)
     said = load_checkpoint(target, tmp_path / "vit.npz")

@@ -57,7 +57,7 @@ def seeded(build, *args, **options) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = build(*args, **options).double()
-        for p in model.parameters():  # zero-initialised branches would hide mistakes
+        for p in model.parameters():  # zero-initialized branches would hide mistakes
             p.data += 0.02 * torch.randn_like(p)
         return model
 

@@ -13,7 +13,7 @@ _HASHED_AT_ONCE = 1024
 
 
 class Images(Protocol):
-    """Labeled images that can be taken a batch at a time, however they are kept."""
+    """Labeled images that can be taken a batch at a time, however they are stored."""
 
     def __len__(self) -> int: ...
 
@@ -44,8 +44,8 @@ class ImageSet:
         """Return the images at these positions (or where the mask is true); no pixel is copied."""
         return ImageSet(self.pixels, self.rows[index_or_mask], self.labels[index_or_mask])
 
-    def named(self) -> list[tuple[int, int]]:
-        """Return where each image is stored, and its label."""
+    def rows_and_labels(self) -> list[tuple[int, int]]:
+        """Return the stored row and the label of each image."""
         return list(zip(self.rows.tolist(), self.labels.tolist(), strict=True))
 
     def counts(self) -> dict[int, int]:
@@ -76,6 +76,6 @@ def image_set(pixels: Tensor, labels: Tensor) -> ImageSet:
 
 
 def concatenate(*sets: ImageSet) -> ImageSet:
-    """Copy the images of ``sets``, and no others, into one set with pixels of its own."""
+    """Copy the images of ``sets`` into one set with its own pixels; :func:`join` copies nothing."""
     pixels = torch.cat([one.pixels[one.rows] for one in sets])
     return image_set(pixels, torch.cat([one.labels for one in sets]))

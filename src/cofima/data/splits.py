@@ -1,4 +1,4 @@
-"""Splits: images chosen by chance within each class, and the name and hash that tell splits apart."""
+"""Splits: a random choice of images within each class, and the name and hash that identify a split."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from hashlib import sha256
@@ -55,13 +55,13 @@ def choose_images(images: ImageSet, how_many: Callable[[int], int], seed: int) -
 
 
 def share_of(count: int, share: float) -> int:
-    """Return how many of ``count`` are ``share`` of them: at least one, and at least one is left."""
+    """Return ``share`` of ``count``, rounded: at least one, and at least one is left."""
     return max(1, min(count - 1, round(share * count))) if count > 1 else 0
 
 
 def by_row(images: ImageSet) -> Named:
     """Name images that have no names by where they are stored."""
-    return ((str(row), label) for row, label in images.named())
+    return ((str(row), label) for row, label in images.rows_and_labels())
 
 
 def split_hash(train: Named, test: Named) -> str:

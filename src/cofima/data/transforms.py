@@ -78,18 +78,18 @@ class View:
 
     @property
     def pixel_format(self) -> PixelFormat:
-        """Return how images must be stored to be seen through this view."""
+        """Return the format in which images must be stored for this view."""
         return PixelFormat(self.stored, self.size, self.whole)
 
     def test(self, pixels: Tensor) -> Tensor:
-        """Resize, crop the center and normalise, on the device of ``pixels``.
+        """Resize, crop the center and normalize, on the device of ``pixels``.
 
         Squares of ``stored`` pixels are accepted whatever the form of the training images.
         """
         return self._normalized(self._center(pixels))
 
     def train(self, pixels: Tensor, generator: torch.Generator, part: Shard | None = None) -> Tensor:
-        """Crop, mirror and brighten each image by chance, then normalise.
+        """Crop, mirror and brighten each image by chance, then normalize.
 
         All chance comes from the CPU ``generator``: the same on every device. These images may be a ``part``
         of a batch; then each is varied as it would be if all of the batch were here.

@@ -1,4 +1,4 @@
-"""Which backbone this is: its name and tag, its weights, what they have seen, how it takes images."""
+"""Facts of a backbone: name and tag, hash of the weights, pre-training, preparation of images."""
 
 import hashlib
 import math
@@ -20,7 +20,7 @@ ELSEWHERE = ("hf-hub:", "hf_hub:", "local-dir:")  # how names begin that timm do
 
 @dataclass(frozen=True)
 class BackboneFacts:
-    """What identifies a backbone and says how images must be prepared for it."""
+    """Identity of a backbone, and the preparation of its images."""
 
     name: str
     features: int
@@ -40,11 +40,11 @@ class BackboneFacts:
 
     @property
     def stored(self) -> int:
-        """Side of the square that is cut from an image before the centre crop."""
+        """Side of the square that is cut from an image before the center crop."""
         return math.floor(self.size / self.crop_pct)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what goes into a model folder."""
+        """Return the entries of a model folder."""
         return asdict(self)
 
 
@@ -97,7 +97,7 @@ def _full_name(name: str, module: nn.Module, options: ModelOptions) -> tuple[str
 
 
 def _pretraining(name: str, resolved: str, tag: str, options: ModelOptions) -> str:
-    """Say which images the weights have seen, and on what that rests."""
+    """Describe the images of the pre-training, and the basis of that statement."""
     if options.checkpoint is not None:
         said = ALIASES[name].pretraining if name in ALIASES else "not known"
         return f"{said} (weights from {options.checkpoint.name})"

@@ -1,4 +1,4 @@
-"""What the user may choose about the backbone."""
+"""Options of the backbone; imports no torch."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +9,7 @@ from cofima.core.settings import RECORDED
 
 
 class ModelOptions(BaseModel):
-    """Where a backbone's weights come from, and at which image size it works."""
+    """Source of a backbone's weights, and its image size."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

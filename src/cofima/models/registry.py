@@ -30,7 +30,7 @@ class Alias:
 
     @property
     def hub(self) -> bool:
-        """Tell whether timm can fetch the weights itself."""
+        """Return True if timm can fetch the weights itself."""
         return "." in self.timm
 
 
@@ -125,7 +125,7 @@ ALIASES: dict[str, Alias] = {
         parameters=85_798_656,
         features=768,
         file="https://storage.googleapis.com/vit_models/sam/ViT-B_16.npz",
-        note="trained with sharpness-aware minimisation",
+        note="trained with sharpness-aware minimization",
     ),
     "resnet18": Alias(
         timm="resnet18.tv_in1k",

@@ -1,4 +1,4 @@
-"""Which backbones are vision transformers as prompts need them."""
+"""Check for the vision transformers that prompts and adapters support."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ _OWN = ("forward", "forward_features", "forward_head", "_pos_embed")
 
 
 def incompatibility(backbone: nn.Module) -> str | None:
-    """Return why a backbone is not timm's VisionTransformer with its class token as feature, or None.
+    """Return a reason why a backbone is not timm's VisionTransformer with a class token, or None.
 
     Registers, a norm before the blocks, layer scale and any positions are welcome.
     """

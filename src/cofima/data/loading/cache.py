@@ -1,4 +1,4 @@
-"""Pixels on disk, mapped into memory: decoded once, whatever reads them next.
+"""Cache of decoded pixels on disk, mapped into memory.
 
 A cache is a folder with ``pixels.u8``, the images one after the other, and ``index.json``, which is
 written last: without it, the folder is one that was cut off, and its journal says how far it came.
@@ -27,15 +27,17 @@ from cofima.data.loading.pixel_format import PixelFormat
 
 FORMAT = 1
 PIXELS, INDEX, JOURNAL = "pixels.u8", "index.json", "journal.jsonl"
-_PIECE = 64_000_000  # bytes that are decoded, flushed and noted at once: what a kill costs at most
+_CHUNK = 64_000_000  # bytes that are decoded, flushed and noted at once: what a kill costs at most
 
-Found = tuple[str, str]  # the hash of a picture's content, and what is wrong with it, if anything
-Fill = Callable[[Tensor, Iterable[int]], Iterator[Found]]  # loads the samples at these places of the pixels
+HashAndFault = tuple[str, str]  # of a sample's content; the fault is empty where it can be read
+FillRows = Callable[
+    [Tensor, Iterable[int]], Iterator[HashAndFault]
+]  # loads the samples at these places of the pixels
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Where the pixels of some samples are kept, and in which format."""
+    """Folder and format of the pixels of some samples."""
 
     place: Path
     pixel_format: PixelFormat
@@ -54,7 +56,7 @@ class Cache:
 
 
 def folder() -> Path:
-    """Return where the pixels of datasets are kept."""
+    """Return the folder of all caches."""
     return cache_folder() / "pixels"
 
 
@@ -64,14 +66,14 @@ def cache_for(pixel_format: PixelFormat, names: Sequence[str], stamps: Sequence[
     return Cache(folder() / sha256(said.encode()).hexdigest()[:32], pixel_format, len(names))
 
 
-def open_or_build(cache: Cache, fill: Fill, progress: Progress) -> list[Found]:
-    """Return what is known of each picture; read those that are not in the cache yet."""
-    found = _verified(cache, progress)
+def open_or_build(cache: Cache, fill: FillRows, progress: Progress) -> list[HashAndFault]:
+    """Return hash and fault of each sample; read those that are not in the cache yet."""
+    found = _read_index(cache, progress)
     if found is None:
-        _refuse_no_room(cache)
+        _require_space(cache)
         cache.place.mkdir(parents=True, exist_ok=True)
         with _locked(cache.place.with_suffix(".lock"), progress):
-            found = _verified(cache, progress)  # another process may have built it while this one waited
+            found = _read_index(cache, progress)  # another process may have built it while this one waited
             if found is None:
                 found = _build(cache, fill, progress)
     return found
@@ -83,13 +85,13 @@ def remove(cache: Cache) -> None:
     shutil.rmtree(cache.place, ignore_errors=True)
 
 
-def _build(cache: Cache, fill: Fill, progress: Progress) -> list[Found]:
+def _build(cache: Cache, fill: FillRows, progress: Progress) -> list[HashAndFault]:
     try:
         with (cache.place / PIXELS).open("ab") as file:
             file.truncate(cache.bytes)
             if hasattr(os, "posix_fallocate"):  # a full disk is told here, and not by a signal later
                 os.posix_fallocate(file.fileno(), 0, cache.bytes)
-        found = _resumed(cache, progress)
+        found = _resume_journal(cache, progress)
         shape = (cache.count, *cache.pixel_format.shape)
         pixels = np.memmap(cache.place / PIXELS, np.uint8, mode="r+", shape=shape)
         label = f"reading images into {cache.place}"
@@ -106,9 +108,11 @@ def _build(cache: Cache, fill: Fill, progress: Progress) -> list[Found]:
     return found
 
 
-def _read(cache: Cache, pixels: "np.memmap[Any, Any]", fill: Fill, done: Sequence[Found]) -> Iterator[Found]:
+def _read(
+    cache: Cache, pixels: "np.memmap[Any, Any]", fill: FillRows, done: Sequence[HashAndFault]
+) -> Iterator[HashAndFault]:
     """Read the samples after those that are done, piece by piece; note each piece once it is on disk."""
-    target, step = torch.from_numpy(pixels), max(1, _PIECE // cache.pixel_format.bytes)
+    target, step = torch.from_numpy(pixels), max(1, _CHUNK // cache.pixel_format.bytes)
     with (cache.place / JOURNAL).open("a", encoding="utf-8") as journal:
         for start in range(len(done), cache.count, step):
             stop, found = min(start + step, cache.count), []
@@ -121,9 +125,9 @@ def _read(cache: Cache, pixels: "np.memmap[Any, Any]", fill: Fill, done: Sequenc
             os.fsync(journal.fileno())
 
 
-def _resumed(cache: Cache, progress: Progress) -> list[Found]:
-    """Return what the journal of a build that was cut off vouches for, and drop the rest of it."""
-    found: list[Found] = []
+def _resume_journal(cache: Cache, progress: Progress) -> list[HashAndFault]:
+    """Return the samples that the journal of an interrupted build proves to be on disk; drop the rest."""
+    found: list[HashAndFault] = []
     good: list[str] = []
     path = cache.place / JOURNAL
     lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
@@ -143,8 +147,8 @@ def _resumed(cache: Cache, progress: Progress) -> list[Found]:
     return found
 
 
-def _verified(cache: Cache, progress: Progress) -> list[Found] | None:
-    """Return what the index says, or None where there is no cache; a damaged one is removed."""
+def _read_index(cache: Cache, progress: Progress) -> list[HashAndFault] | None:
+    """Return the entries of the index, or None where there is no cache; remove a damaged one."""
     if not (cache.place / INDEX).is_file():
         return None
     try:
@@ -162,7 +166,7 @@ def _verified(cache: Cache, progress: Progress) -> list[Found] | None:
     return found
 
 
-def _refuse_no_room(cache: Cache) -> None:
+def _require_space(cache: Cache) -> None:
     there = next(path for path in (cache.place, *cache.place.absolute().parents) if path.is_dir())
     if not os.access(there, os.W_OK):
         raise CofimaError(

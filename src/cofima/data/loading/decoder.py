@@ -45,7 +45,7 @@ def decode_file(path: Path) -> Image.Image:
 
 
 def fault_of(error: BadImageError | OSError) -> str:
-    """Return why an image could not be read or decoded, without its name."""
+    """Return the reason of an error with an image, without its name."""
     return error.reason if isinstance(error, BadImageError) else (error.strerror or str(error)).lower()
 
 

@@ -1,4 +1,4 @@
-"""The loader: samples become pixels in one format, in threads, in memory or in a cache on disk."""
+"""Loading: samples are decoded in threads into pixels of one format, in memory or in a cache on disk."""
 
 import os
 from collections import deque
@@ -19,7 +19,7 @@ from torch import Tensor
 from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet
 from cofima.data.loading import cache as caches
-from cofima.data.loading.cache import Found
+from cofima.data.loading.cache import HashAndFault
 from cofima.data.loading.decoder import BadImageError, decode, fault_of
 from cofima.data.loading.pixel_format import PixelFormat
 
@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """The pixels of some samples; for each a hash of its content and what is wrong with it, if anything."""
+    """Pixels of loaded samples; for each a hash of its content, and its fault if it cannot be read."""
 
     pixels: Tensor
     hashes: list[str]
@@ -71,7 +71,7 @@ class Loaded:
 
 
 class DecodedImage(NamedTuple):
-    """One image of a stream: its pixels, or why its file cannot be read."""
+    """One decoded image: its pixels, or the fault of its file."""
 
     name: str
     pixels: Tensor | None
@@ -86,7 +86,7 @@ def load(
     despite_faults: bool = False,
     progress: Progress = SILENT,
 ) -> Loaded:
-    """Load every picture once; ``on_disk`` puts many into a cache, where the next load finds them.
+    """Load every sample once; ``on_disk`` puts many into a cache, where the next load finds them.
 
     A cache with unreadable samples is kept with ``despite_faults`` only.
     """
@@ -97,7 +97,7 @@ def load(
         reading = _fill(samples, pixel_format, pixels, range(len(samples)))
         return _loaded(pixels, list(progress.track(reading, len(samples), "reading images")))
     stamps = list(progress.track(map(_stamp, samples), len(samples), "looking for images read before"))
-    cache = caches.cache_for(pixel_format, [picture.name for picture in samples], stamps)
+    cache = caches.cache_for(pixel_format, [sample.name for sample in samples], stamps)
     progress.say(f"{len(samples):,} images, {cache.bytes / 1e9:,.1f} GB, are kept in {cache.place}")
     found = caches.open_or_build(
         cache, lambda pixels, places: _fill(samples, pixel_format, pixels, places), progress
@@ -113,12 +113,12 @@ def load_small(parts: Sequence[Sequence[Sample]]) -> list[Loaded] | None:
 
     Such images are enlarged when they are seen: CIFAR is 60 times smaller so.
     """
-    samples = [picture for part in parts for picture in part]
+    samples = [sample for part in parts for sample in part]
     if not samples or _file(samples[0].read):
         return None
     contents: list[NDArray[np.uint8]] = []
-    for picture in samples:
-        content = picture.read()
+    for sample in samples:
+        content = sample.read()
         if isinstance(content, bytes) or content.dtype != np.uint8 or content.ndim != 3:
             return None
         contents.append(content)
@@ -130,9 +130,9 @@ def load_small(parts: Sequence[Sequence[Sample]]) -> list[Loaded] | None:
     return [_loaded(pixels[start:stop], found[start:stop]) for start, stop in pairwise(stops)]
 
 
-def check(samples: Sequence[Sample], progress: Progress = SILENT) -> list[Found]:
-    """Decode every picture and keep nothing of it but its hash and its fault."""
-    reading = _threaded(lambda picture: _use(picture, lambda image: None), samples)
+def check(samples: Sequence[Sample], progress: Progress = SILENT) -> list[HashAndFault]:
+    """Decode every sample; return hashes and faults only."""
+    reading = _threaded(lambda sample: _use(sample, lambda image: None), samples)
     return list(progress.track(reading, len(samples), "checking images"))
 
 
@@ -161,25 +161,25 @@ def hash_of(content: Content) -> str:
     return sha256(str(content.shape).encode() + np.ascontiguousarray(content).tobytes()).hexdigest()
 
 
-def _loaded(pixels: Tensor, found: list[Found], cache: caches.Cache | None = None) -> Loaded:
+def _loaded(pixels: Tensor, found: list[HashAndFault], cache: caches.Cache | None = None) -> Loaded:
     return Loaded(pixels, [hashed for hashed, _ in found], [fault for _, fault in found], cache)
 
 
 def _fill(
     samples: Sequence[Sample], pixel_format: PixelFormat, pixels: Tensor, places: Iterable[int]
-) -> Iterator[Found]:
-    """Load the samples at ``places`` into the same places of ``pixels``; yield what was found of each."""
+) -> Iterator[HashAndFault]:
+    """Load the samples at ``places`` into the same rows of ``pixels``; yield hash and fault of each."""
 
-    def place(at: int) -> Found:
+    def place(at: int) -> HashAndFault:
         return _use(samples[at], lambda image: pixels[at].copy_(pixel_format.encode(image)))
 
     return _threaded(place, places)
 
 
-def _use(picture: Sample, use: Callable[[Image.Image], object]) -> Found:
-    """Decode a picture and use it."""
+def _use(sample: Sample, use: Callable[[Image.Image], object]) -> HashAndFault:
+    """Decode a sample and pass it to ``use``; return its hash and fault."""
     try:
-        content = picture.read()
+        content = sample.read()
         use(decode(content))
     except (BadImageError, OSError) as error:
         return "", fault_of(error)
@@ -201,12 +201,12 @@ def _threaded(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator
         pool.shutdown(cancel_futures=True)  # on Ctrl-C, do not read the rest first
 
 
-def _stamp(picture: Sample) -> str:
-    """Return what changes with a picture: size and time of its file, or else a hash of its content."""
-    path = _file(picture.read)
+def _stamp(sample: Sample) -> str:
+    """Return a text that changes with a sample: size and time of its file, or a hash of its content."""
+    path = _file(sample.read)
     try:
         if path is None:
-            return hash_of(picture.read())
+            return hash_of(sample.read())
         about = path.stat()
     except (OSError, BadImageError) as error:
         return f"unreadable: {error}"
@@ -214,6 +214,6 @@ def _stamp(picture: Sample) -> str:
 
 
 def _file(read: Callable[[], object]) -> Path | None:
-    """Return the file of a picture that is read by ``path.read_bytes``, the whole of it."""
+    """Return the file of a sample that is read by ``path.read_bytes``, or None."""
     owner = getattr(read, "__self__", None)
     return owner if isinstance(owner, Path) and read.__name__ == "read_bytes" else None

@@ -34,7 +34,7 @@ class PixelFormat:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of one image as it is kept."""
+        """Return the shape of one stored image."""
         if not self.whole:
             return (3, self.side, self.side)
         return (_HEADER + 3 * self.size**2 + (0 if self.only_tested else 3 * self.whole**2),)
@@ -46,11 +46,11 @@ class PixelFormat:
 
     @property
     def bytes(self) -> int:
-        """Return the size of one image as it is kept."""
+        """Return the bytes of one stored image."""
         return math.prod(self.shape)
 
     def encode(self, image: Image.Image) -> Tensor:
-        """Return what is kept of an image."""
+        """Return the stored form of an image."""
         if not self.whole:
             return center_square(image, self.side)
         header = np.array([image.height, image.width], "<u4").view(np.uint8)
@@ -61,7 +61,7 @@ class PixelFormat:
         return torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
 
     def decode_test(self, rows: Tensor) -> Tensor:
-        """Return what tests see of images kept as rows: uint8 [B, 3, size, size]."""
+        """Return the test images of stored rows: uint8 [B, 3, size, size]."""
         return _picture(rows, _HEADER, self.size)
 
     def decode_train(self, rows: Tensor) -> tuple[Tensor, Tensor]:

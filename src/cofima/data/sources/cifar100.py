@@ -89,7 +89,7 @@ def _unpacked(archive: Path) -> dict[str, bytes]:
 
 
 def _values(name: str, content: bytes, found: list[str]) -> dict[str, Any]:
-    """Return what one of the files holds; append what is wrong with it to ``found``."""
+    """Return the values of one of the files; append its problem, if any, to ``found``."""
     try:
         values = plain_dict(content)
         wrong = _wrong_meta(values) if name == "meta" else _wrong_part(values)

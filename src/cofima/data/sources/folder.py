@@ -151,7 +151,7 @@ def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Folder
 
 
 def _left_out(listing: Listing, usable: list[ImageFile]) -> dict[str, str]:
-    """Return, for each class that cannot be both learned and tested, why."""
+    """Return the reason for each class that cannot be both learned and tested."""
     counts = Counter((file.class_name, file.part) for file in usable)
     reasons = {name: _too_few(name, listing, counts) for name in sorted(listing.folders)}
     return {name: reason for name, reason in reasons.items() if reason}
@@ -168,7 +168,7 @@ def _too_few(name: str, listing: Listing, counts: Counter[tuple[str, str]]) -> s
 
 
 def has_train_and_test(folder: Path) -> bool:
-    """Tell whether a folder has both a training and a test part."""
+    """Return True if a folder has both a training and a test part."""
     return (folder / TRAIN).is_dir() and any((folder / test).is_dir() for test in TESTS)
 
 

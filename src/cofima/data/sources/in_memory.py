@@ -68,7 +68,7 @@ def source_of(dataset: Dataset) -> Source:
     def samples(images: ImageSet) -> list[Sample]:
         return [
             Sample(str(row), label, partial(_pixels, images, place))
-            for place, (row, label) in enumerate(images.named())
+            for place, (row, label) in enumerate(images.rows_and_labels())
         ]
 
     variant = dataset.facts["split_id"].rpartition(":")[2]

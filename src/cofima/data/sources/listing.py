@@ -56,7 +56,7 @@ class Listing:
 
     @property
     def unsplit(self) -> bool:
-        """Tell whether there are no parts for training and testing."""
+        """Return True if there are no parts for training and testing."""
         return "all" in self.parts
 
     @property
@@ -122,7 +122,7 @@ class LabeledImages:
         return torch.tensor([number.get(file.class_name, -1) for file in self.files], dtype=torch.int64)
 
     def held_out(self, share: float, seed: int) -> Tensor:
-        """Return which images are not trained on: the test part, or a share of each class of five or more.
+        """Return a mask of held-out images: the test part, or a share of each class of five or more.
 
         An image that is there twice is never held out: its copy would have been trained on.
         """
@@ -235,7 +235,7 @@ def duplicate_class_names(listing: Listing) -> list[str]:
 
 
 def _is_part(folder: Path | None) -> bool:
-    """Tell a lone part, full of class folders, from a class that happens to be called ``train``."""
+    """Return True for a lone part, full of class folders; False for a class that is called ``train``."""
     return folder is not None and bool(_folders(folder)) and not _images_in(folder)
 
 

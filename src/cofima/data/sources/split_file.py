@@ -108,7 +108,7 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 @contextmanager
 def _explained(file: Path) -> Iterator[None]:
-    """Say what is wrong with a file in one sentence."""
+    """Turn errors in a split file into one sentence."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Vision transformers as Google published them: .npz archives with JAX's names, read by timm's own loader."""
+"""Google's vision transformers: .npz archives with JAX's names, read by timm's own loader."""
 
 import zipfile
 import zlib
@@ -39,7 +39,7 @@ _IN_A_BLOCK = {
 
 
 def fill_backbone(module: nn.Module, path: Path) -> str:
-    """Fill a vision transformer from a .npz file, and return how it was read.
+    """Fill a vision transformer from a .npz file; return a description of the conversion.
 
     All names and sizes are checked first. Then every weight becomes NaN before timm's loader fills it,
     so that none can stay as it was.
@@ -70,7 +70,7 @@ def fill_backbone(module: nn.Module, path: Path) -> str:
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every array in an archive, under names without the optimiser's prefix."""
+    """Return the shape of every array in an archive, under names without the optimizer's prefix."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name.removeprefix("opt/target/"): archive[name].shape for name in archive.files}

@@ -1,6 +1,6 @@
-"""The layouts in which published checkpoints keep their weights, each turned into timm's names.
+"""Layouts of published checkpoints, each converted to timm's names.
 
-A layout is recognised by its keys. What a conversion leaves out or changes is told, never done silently.
+A layout is recognized by its keys. Whatever a conversion leaves out or changes is reported.
 """
 
 import math
@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor, nn
 
-Weights = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 _WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before each name
 
 
-def to_timm(weights: Weights, module: nn.Module) -> tuple[Weights, str]:
-    """Return weights under the names of a backbone without classifier, and what was done to them."""
+def to_timm(weights: StateDict, module: nn.Module) -> tuple[StateDict, str]:
+    """Return weights under the names of a backbone without classifier, and a description of the change."""
     keys = _unwrapped(weights)
     layout, convert = next((name, convert) for name, seen, convert in LAYOUTS if seen(keys))
     kept = _without_classifier(convert(keys), module)
@@ -25,33 +25,33 @@ def to_timm(weights: Weights, module: nn.Module) -> tuple[Weights, str]:
     return kept, "; ".join([layout, *done])
 
 
-def moco_v3(weights: Weights) -> Weights:
+def moco_v3(weights: StateDict) -> StateDict:
     """Take MoCo v3's encoder; its momentum twin and predictor serve the pre-training alone."""
     return _below(weights, "base_encoder.")
 
 
-def dino(weights: Weights) -> Weights:
+def dino(weights: StateDict) -> StateDict:
     """Take the backbone out of a whole DINO checkpoint, where the projection head stands beside it."""
     return _below(weights, "backbone.")
 
 
-def mae(weights: Weights) -> Weights:
+def mae(weights: StateDict) -> StateDict:
     """Take MAE's encoder; the decoder paints the masked patches."""
     return {k: v for k, v in weights.items() if k != "mask_token" and not k.startswith("decoder_")}
 
 
-def dinov2(weights: Weights) -> Weights:
+def dinov2(weights: StateDict) -> StateDict:
     """Leave out DINOv2's mask token; the other names are timm's."""
     return {k: v for k, v in weights.items() if k != "mask_token"}
 
 
-def _as_they_are(weights: Weights) -> Weights:
+def _as_they_are(weights: StateDict) -> StateDict:
     return dict(weights)
 
 
-Recogniser = Callable[[Collection[str]], bool]
+Recognizer = Callable[[Collection[str]], bool]
 # in this order: the last takes what no other does
-LAYOUTS: tuple[tuple[str, Recogniser, Callable[[Weights], Weights]], ...] = (
+LAYOUTS: tuple[tuple[str, Recognizer, Callable[[StateDict], StateDict]], ...] = (
     ("MoCo v3", lambda keys: any(k.startswith("base_encoder.") for k in keys), moco_v3),
     ("DINO", lambda keys: any(k.startswith("backbone.") for k in keys), dino),
     ("MAE", lambda keys: "mask_token" in keys and "decoder_embed.weight" in keys, mae),
@@ -61,18 +61,18 @@ LAYOUTS: tuple[tuple[str, Recogniser, Callable[[Weights], Weights]], ...] = (
 )
 
 
-def _below(weights: Weights, prefix: str) -> Weights:
+def _below(weights: StateDict, prefix: str) -> StateDict:
     return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
 
 
-def _unwrapped(weights: Weights) -> Weights:
+def _unwrapped(weights: StateDict) -> StateDict:
     for prefix in _WRAPPERS:
         if weights and all(key.startswith(prefix) for key in weights):
             weights = _below(weights, prefix)
     return weights
 
 
-def _without_classifier(weights: Weights, module: nn.Module) -> Weights:
+def _without_classifier(weights: StateDict, module: nn.Module) -> StateDict:
     """Leave out the classifier, and the layer before it that timm's old names call ``pre_logits``."""
     name = classifier(module)
     return {k: v for k, v in weights.items() if not k.startswith((f"{name}.", "pre_logits."))}
@@ -88,14 +88,14 @@ def _owner(key: str) -> str:
     return key.removeprefix("base_encoder.").removeprefix("backbone.").split(".")[0]
 
 
-def _origins(before: Weights, after: Weights) -> set[str]:
+def _origins(before: StateDict, after: StateDict) -> set[str]:
     """Return the keys whose tensors are kept, whatever they are called now."""
     kept = {id(value) for value in after.values()}
     return {key for key, value in before.items() if id(value) in kept}
 
 
-def _positions(weights: Weights, module: nn.Module) -> list[str]:
-    """Bring a square grid of position embeddings to the backbone's grid, as timm does for its own weights."""
+def _positions(weights: StateDict, module: nn.Module) -> list[str]:
+    """Resample a square grid of position embeddings to the backbone's grid, as timm does."""
     from timm.layers import resample_abs_pos_embed
 
     ours, theirs = getattr(module, "pos_embed", None), weights.get("pos_embed")
@@ -110,9 +110,9 @@ def _positions(weights: Weights, module: nn.Module) -> list[str]:
     return [f"positions {side} x {side} resampled to {grid[0]} x {grid[1]}"]
 
 
-def _batch_counts(weights: Weights, module: nn.Module) -> list[str]:
+def _batch_counts(weights: StateDict, module: nn.Module) -> list[str]:
     """Start the counters that files from before torch 0.4.1 do not have; they are never read here."""
     names = [k for k in module.state_dict() if k.endswith(".num_batches_tracked") and k not in weights]
     has = [k for k in names if k.replace("num_batches_tracked", "running_mean") in weights]
     weights |= {key: torch.tensor(0) for key in has}
-    return [f"{len(has)} counters of batch normalisation set to 0"] if has else []
+    return [f"{len(has)} counters of batch normalization set to 0"] if has else []

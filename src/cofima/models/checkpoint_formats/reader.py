@@ -1,4 +1,4 @@
-"""Weights from a file: read without running code, converted to timm's names, and checked key by key."""
+"""Reader of checkpoints: without running code, converted to timm's names, checked key by key."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from cofima.models.checkpoint_formats import jax
 from cofima.models.checkpoint_formats.layouts import to_timm
 
 FORMATS = ".pth, .pth.tar, .pt, .bin, .safetensors, .npz"
-_INNER = (
+_NESTED = (
     "state_dict",
     "model",
     "teacher",
@@ -23,7 +23,7 @@ _SHOWN = 20
 
 
 def load_checkpoint(module: nn.Module, path: Path) -> str:
-    """Fill a backbone from a file, every parameter of it, and return how the file was read."""
+    """Fill every parameter of a backbone from a file; return a description of the conversion."""
     if path.suffix == ".npz":
         _refuse_absent(path)
         return jax.fill_backbone(module, path)
@@ -48,7 +48,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ) from error
     except Exception as error:  # pickle.UnpicklingError and what a foreign pickle may raise
         raise CofimaError(_refusal(path, error)) from error
-    for key in _INNER:
+    for key in _NESTED:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     if not isinstance(loaded, Mapping) or not all(isinstance(v, Tensor) for v in loaded.values()):
@@ -57,7 +57,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         )
         raise CofimaError(
             f"checkpoint {path}: expected a mapping of names to tensors, at the top or below one of "
-            f"{', '.join(_INNER)}; found {found or 'nothing'}"
+            f"{', '.join(_NESTED)}; found {found or 'nothing'}"
         )
     return {str(key): value for key, value in loaded.items()}
 
@@ -68,7 +68,7 @@ def _refuse_absent(path: Path) -> None:
 
 
 def _refusal(path: Path, error: Exception) -> str:
-    """Say what a file holds beside tensors, and how its tensors are taken out without risk."""
+    """Return the message for a file with more than tensors, with a safe way to extract these."""
     named = re.search(r"GLOBAL (\S+)", str(error))
     what = f" ({named[1]})" if named else ""
     return (
