@@ -1,1 +1,1 @@
-"""From a configuration to a finished run."""
+"""Runs and grids of runs: from a configuration to a learned model folder."""

@@ -1,4 +1,4 @@
-"""From a configuration to a finished run; the same call continues one that was cut off."""
+"""From a configuration to a finished run; the same call resumes an interrupted one."""
 
 import signal
 from collections.abc import Sequence
@@ -41,11 +41,11 @@ def launch(
     listeners: Sequence[Listener] = (),
     tasks: int | None = None,
 ) -> Model:
-    """Learn what ``config`` says into ``folder``, from where it was cut off if it was.
+    """Learn the stream of ``config`` into ``folder``, or resume the run in it.
 
-    ``tasks`` ends it after so many tasks. A finished run is returned as it is. A folder that holds a run
-    of another configuration, or of other images, is refused and left alone; so is one that another
-    process is writing. Processes that ``torchrun`` started share the work.
+    ``tasks`` stops it after so many tasks. A finished run is returned unchanged. A folder with a run of
+    another configuration or of other images is refused and left alone, as is one that another process is
+    writing. Processes that ``torchrun`` started share the work.
     """
     refuse_several(config, None)
     with distributed.process_group(device.choose(config.device)):
@@ -84,14 +84,14 @@ def _continue(
 
 
 def pending(folder: Path) -> dict[str, Any]:
-    """Return the description of a run's task in progress; {} where there is none that can go on."""
+    """Return the description of a run's unfinished task; {} if there is none that can be resumed."""
     if checkpoint.interval() is None or distributed.world_size() > 1:
         return {}
     return checkpoint.pending(folder / model_folder.INFLIGHT, model_folder.generation_id(folder))
 
 
 def _interrupted(error: KeyboardInterrupt, folder: Path) -> Interrupted:
-    """Say where the same command will go on."""
+    """Return the interruption with the place where the same command resumes."""
     midway, done = pending(folder), model_folder.current(folder)
     if midway:
         kept = f"the same command continues at {checkpoint.describe(midway)}"
@@ -111,7 +111,7 @@ def _learn(
     listeners: Sequence[Listener],
     tasks: int | None,
 ) -> Model:
-    absent = datasets.missing(config.dataset, config.data)  # before a backbone is fetched
+    absent = datasets.missing(config.dataset, config.data)  # before a backbone is downloaded
     if absent:
         raise CofimaError(absent)
     module, facts = (
@@ -141,12 +141,12 @@ def _refuse_change(before: dict[str, Any], now: Config, folder: Path, *advice: s
     if changed:
         raise problems(
             f"{folder} holds a run of another configuration, which is kept as it is; it",
-            [*changed, "give another folder with --out, or the configuration of before", *advice],
+            [*changed, "give another folder with --out, or the former configuration", *advice],
         )
 
 
 def refuse_several(config: Config, module: nn.Module | None) -> None:
-    """Raise if a run would compute in several processes something else than in one."""
+    """Raise if several processes would not compute what one computes."""
     count = max(torchrun.world_size(), distributed.world_size())
     if count == 1:
         return

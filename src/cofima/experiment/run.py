@@ -1,7 +1,7 @@
-"""The one learning path: a task is learned, measured, and gets its row of the history.
+"""The one learning path: learn a task, evaluate it, and make its row of the history.
 
-:func:`run` learns the tasks of a stream into a folder. A classifier learns task by task with
-:func:`learn_task`, and measures and writes by itself.
+:func:`run` learns the tasks of a stream into a folder. A classifier calls :func:`learn_task` for each task,
+and evaluates and saves by itself.
 """
 
 import resource
@@ -36,7 +36,7 @@ from cofima.weights.distance import weight_distance
 def run(
     model: Model, stream: Stream, folder: Path, progress: Progress, listeners: Sequence[Listener] = ()
 ) -> Model:
-    """Learn the tasks that the model has not learned yet; each is on disk before the next begins."""
+    """Learn the remaining tasks of a stream; each is saved before the next begins."""
     method = model.method
     log = MetricsLog(folder, model.history, listeners if distributed.rank() == 0 else ())
     checkpoint = _checkpoint(model, folder)
@@ -44,6 +44,7 @@ def run(
         seen = stream[: task.index + 1]
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
             log.begin()
+            # a checkpoint is valid for the generation that its task started from, and no other
             checkpoint.start_task(task.index, model_folder.generation_id(folder))
             row = learn_task(
                 model,
@@ -54,11 +55,11 @@ def run(
                 evaluate=partial(method.score, seen),
             )
         if distributed.rank() > 0:
-            continue  # the first process writes
+            continue  # the first process measures and saves
         row.distance = _distance(model, folder)
         model.history.append(row)
         save_model(model, folder, progress)
-        log.task(row)
+        log.task(row)  # after the model: a kill in between is mended from the history
         progress.say(_summary(model, row, len(stream)))
     return model
 
@@ -74,18 +75,18 @@ def learn_task(
     on_epoch: OnEpoch | None = None,
     evaluate: Callable[[], Score] | None = None,
 ) -> HistoryRow:
-    """Learn one task and return its row of the history, which the caller adds when all is measured.
+    """Learn one task and return its row of the history, which the caller completes and appends.
 
     Args:
-        model: Learns, and counts the task among its own.
+        model: Trained in place; the classes of the task are added to it.
         task: New classes, or more images of known ones.
-        kind: The row's kind.
-        train: Training options of this task; those of the configuration by default.
-        patience: Stop when the task's test images got no better for so many epochs. They must be images
-            held out for that, and not those that a result is reported on.
-        checkpoint: Keeps how far the training is.
-        on_epoch: Told each epoch's task, number, losses and learning rates.
-        evaluate: Scores the model when the task is learned.
+        kind: The kind of the row.
+        train: Training options of this task; by default those of the configuration.
+        patience: Stop after so many epochs without a smaller loss on the task's test images, which must be
+            held out for this purpose and not those that results are reported on.
+        checkpoint: Saves the training within the task.
+        on_epoch: Called with the task, number, losses and learning rates of each epoch.
+        evaluate: Scores the model after the task.
     """
     method = model.method
     train = method.context.train if train is None else train
@@ -104,7 +105,7 @@ def learn_task(
 
 
 def _checkpoint(model: Model, folder: Path) -> Checkpoint:
-    """Return what keeps tasks in progress; several processes go on after finished tasks only."""
+    """Return the checkpoint within tasks; several processes resume after finished tasks only."""
     every = interval()
     if every is None or distributed.world_size() > 1:
         return NO_CHECKPOINT
@@ -122,14 +123,14 @@ def _checkpoint(model: Model, folder: Path) -> Checkpoint:
 
 
 class EarlyStop:
-    """Stop the training when the loss on held-out images got no smaller for some epochs."""
+    """Stopping rule: no smaller loss on held-out images for some epochs."""
 
     def __init__(self, method: Method, task: Task, patience: int) -> None:
         self.method, self.task, self.patience = method, task, patience
         self.best, self.waited = torch.inf, 0
 
     def __call__(self) -> bool:
-        """Score the weights after an epoch; true after ``patience`` epochs without a smaller loss."""
+        """Measure the loss after an epoch; return True after ``patience`` epochs without a smaller one."""
         modes = [(module, module.training) for module in self.method.net.modules()]
         self.method.net.eval()
         loss = self._loss()
@@ -141,7 +142,7 @@ class EarlyStop:
 
     @torch.no_grad()
     def _loss(self) -> float:
-        """Return the mean loss over the task's own classes, or over all where it has only one."""
+        """Return the mean loss over the task's own classes, or over all classes if it has only one."""
         classes = self.task.classes
         span = slice(classes.start, classes.stop) if len(classes) > 1 else slice(0, classes.stop)
         total = 0.0
@@ -152,15 +153,15 @@ class EarlyStop:
 
 
 class _Epochs:
-    """Count the epochs of a task, and pass each on."""
+    """Epoch callback that counts epochs and forwards them."""
 
-    def __init__(self, pass_on: OnEpoch | None) -> None:
-        self.pass_on, self.count = pass_on, 0
+    def __init__(self, forward: OnEpoch | None) -> None:
+        self.forward, self.count = forward, 0
 
     def __call__(self, task: int, epoch: int, losses: Tensor, rates: list[float]) -> None:
         self.count = max(self.count, epoch + 1)
-        if self.pass_on is not None:
-            self.pass_on(task, epoch, losses, rates)
+        if self.forward is not None:
+            self.forward(task, epoch, losses, rates)
 
 
 def _row(model: Model, task: Task, kind: Kind, score: Score | None, epochs: int) -> HistoryRow:
@@ -178,18 +179,18 @@ def _row(model: Model, task: Task, kind: Kind, score: Score | None, epochs: int)
         epochs=epochs or None,
         notes=facts["notes"],
         processes=distributed.world_size(),
-        **({} if score is None else asdict(score)),  # named as in the history
+        **({} if score is None else asdict(score)),  # its fields have the names of the row
     )
 
 
 def _summary(model: Model, row: HistoryRow, tasks: int) -> str:
-    """Say in one line what a task came to."""
+    """Return the result of a task in one line."""
     learned = f"task {row.task}/{tasks} learned, {row.overall:.1f} % on {len(model.classes)} classes"
     return f"{model.method.label}: {learned}, {row.seconds['total']:.0f} s"
 
 
 def _distance(model: Model, folder: Path) -> Distance:
-    """Measure how far the backbone is from the task before, which is on disk, and from its start."""
+    """Measure the distance of the backbone from the previous task, read from disk, and from its start."""
     moved = _from_before(model, folder)
     trained = model.method.facts.get("trained_distance", moved)
     return Distance(trained=trained, merged=moved, from_start=_from_start(model))
@@ -206,7 +207,7 @@ def _from_before(model: Model, folder: Path) -> float | None:
 
 
 def _from_start(model: Model) -> float | None:
-    """Return the distance from the pre-trained weights, which are read again, not kept."""
+    """Return the distance from the pre-trained weights, which are read again instead of kept in memory."""
     how = model.config.model.model_copy(update={"img_size": model.backbone.size})
     start, facts = backbone.create(model.backbone.name, how, model.config.seed)
     if facts.sha256 != model.backbone.sha256:
@@ -215,7 +216,7 @@ def _from_start(model: Model) -> float | None:
 
 
 def _peak_memory() -> float:
-    """Return the most memory used so far in MB: the GPU's where there is one, else the process's."""
+    """Return the peak memory in MB: of the GPU if there is one, else of the process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
     unit = 1 if sys.platform == "darwin" else 1024

@@ -1,4 +1,4 @@
-"""The stream of tasks that a configuration asks for, and the view through which a network sees images."""
+"""Stream of tasks and image preprocessing of a configuration."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from cofima.store.config import Config
 
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
-    """Load the images and deal them into tasks, as the method takes them."""
+    """Load the images and split them into tasks, as the method takes them."""
     pixel_format = make_view(config, facts).pixel_format
     dataset = datasets.load(config.dataset, pixel_format, options=config.data, progress=progress)
     how = config.stream
@@ -38,7 +38,7 @@ def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILEN
 
 
 def stream_view(config: Config, facts: BackboneFacts, stream: Stream) -> View:
-    """Return the view of a stream's images, which vary as the dataset allows and may be stored small."""
+    """Return the preprocessing of a stream, with its augmentation and its stored size of images."""
     view = make_view(config, facts, stream.flip, stream.crop)
     stored = tuple(stream[0].train.pixels.shape[1:])
     if stored == view.pixel_format.shape:
@@ -48,9 +48,9 @@ def stream_view(config: Config, facts: BackboneFacts, stream: Stream) -> View:
 
 
 def make_view(config: Config, facts: BackboneFacts, flip: bool = False, crop: float = 1.0) -> View:
-    """Prepare images as the preset says for a backbone; ``data.flip`` and ``data.crop`` have the last word.
+    """Return the preset's preprocessing for a backbone; ``data.flip`` and ``data.crop`` override it.
 
-    ``flip`` and ``crop`` are how far training images may vary where the configuration does not say it.
+    ``flip`` and ``crop`` are the dataset's augmentation, used unless the configuration sets them.
     """
     wants = InputDefaults(facts.size, facts.crop_pct, facts.mean, facts.std, facts.interpolation, flip, crop)
     preset = transforms.choose_preset(config.data.preset, config.dataset)

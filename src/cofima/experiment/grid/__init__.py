@@ -1,1 +1,1 @@
-"""Grids of runs: cells, scheduling, executors, estimates."""
+"""Grids: many runs of one recipe, on this machine or a cluster."""

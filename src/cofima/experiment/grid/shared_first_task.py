@@ -1,4 +1,4 @@
-"""A first task that several cells share is learned once.
+"""Sharing of first tasks: one that several cells have in common is learned once.
 
 Cells that agree in what decides the state after the first task (:func:`cofima.methods.first_task_key`),
 and in everything else that a configuration holds, take it over from one folder, file by file.
@@ -19,12 +19,12 @@ from cofima.store import model_folder
 from cofima.store.config import Config
 from cofima.store.model import method_facts
 
-FOLDER = ".first"  # hidden: what is in it is no result
+FOLDER = ".first"  # hidden: reports do not read it
 NOTE = "the first task was taken over from cells that share it"
 
 
 def key(config: Config) -> str | None:
-    """Return the name of a cell's first task, which equal first tasks share, or None if it shares none."""
+    """Return the name of a cell's first task, shared by equal first tasks; None if it cannot be shared."""
     first = methods.first_task_key(methods.build(config.method, config.options))
     if first is None:
         return None
@@ -35,8 +35,8 @@ def key(config: Config) -> str | None:
 def shared(cells: Mapping[Path, Config], out: Path) -> dict[Path, list[Path]]:
     """Return the folders of first tasks, each with the cells that begin from it.
 
-    Only cells that have not begun are looked at. A task that one cell alone needs is left to that cell,
-    unless it has been learned already.
+    Only cells that have not begun count. A task that only one cell needs is left to that cell, unless it
+    has been learned already.
     """
     found: dict[Path, list[Path]] = {}
     for folder, config in cells.items():
@@ -47,7 +47,7 @@ def shared(cells: Mapping[Path, Config], out: Path) -> dict[Path, list[Path]]:
 
 
 def learned(first: Path) -> bool:
-    """Tell whether a first task is there; one that is damaged is removed."""
+    """Return True if a first task is learned; a damaged one is removed."""
     try:
         return model_folder.current(first) is not None
     except CofimaError:
@@ -56,7 +56,7 @@ def learned(first: Path) -> bool:
 
 
 def take(first: Path, config: Config, folder: Path) -> bool:
-    """Begin a cell with the first task of another, unless it has begun; tell whether it was done."""
+    """Begin a cell with a shared first task; return False if it has begun or the task is not there."""
     if model_folder.current(folder) is not None or not learned(first):
         return False
     source = model_folder.read(first)
@@ -76,7 +76,7 @@ def take(first: Path, config: Config, folder: Path) -> bool:
 
 
 def clear(groups: Mapping[Path, list[Path]]) -> None:
-    """Remove first tasks that every cell of their group has begun from."""
+    """Remove first tasks that all their cells have begun from."""
     for first, group in groups.items():
         if all(model_folder.current(folder) is not None for folder in group):
             shutil.rmtree(first, ignore_errors=True)
@@ -85,7 +85,7 @@ def clear(groups: Mapping[Path, list[Path]]) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it; neither is ever changed."""
+    """Hard-link a file, or copy it; files of a generation are never changed."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""One job in the process that does it: what it says goes into a log in its folder."""
+"""Execution of one job in a worker process, with its output in a log in the job's folder."""
 
 import gc
 import os
@@ -22,14 +22,14 @@ from cofima.experiment.grid.executors.base import Job
 from cofima.experiment.launch import launch
 
 LOG = "log.txt"
-EVERY = 30.0  # seconds between two lines about one and the same work
-PATIENCE = 60.0  # seconds that a process of before, which is being killed, may still hold a folder
+EVERY = 30.0  # seconds between two lines about the same work
+PATIENCE = 60.0  # seconds to wait for the folder of a process that is being killed
 
 T = TypeVar("T")
 
 
 def learn(job: Job) -> str | None:
-    """Learn a job, and return None, or what went wrong; nothing of it is left in this process."""
+    """Learn a job; return None, or an error message. The process can run another job afterwards."""
     refresh()
     torch.set_num_threads(job.threads or 1)
     with logged(job.folder):
@@ -43,7 +43,7 @@ def learn(job: Job) -> str | None:
         except CofimaError as error:
             log.say(f"failed: {error}")
             return str(error)
-        except KeyboardInterrupt as error:  # a signal: what it was doing is written down
+        except KeyboardInterrupt as error:  # a signal: the checkpoint is saved
             log.say(f"interrupted; {error}")
             raise SystemExit(128 + getattr(error, "signal", signal.SIGINT)) from None
         except Exception as error:
@@ -54,7 +54,7 @@ def learn(job: Job) -> str | None:
 
 
 def _take(first: Path, job: Job, log: Progress) -> None:
-    """Begin with a first task that others share, if it can be read."""
+    """Begin with a shared first task, if it can be read."""
     try:
         if shared_first_task.take(first, job.config, job.folder):
             log.say(shared_first_task.NOTE)
@@ -63,18 +63,18 @@ def _take(first: Path, job: Job, log: Progress) -> None:
 
 
 def refresh() -> None:
-    """Let go of what the job before held, and measure memory anew."""
+    """Free the memory of the previous job, and reset the peak."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):  # only Linux can forget the peak of a process
+    with suppress(OSError):  # only Linux can reset the peak of a process
         Path("/proc/self/clear_refs").write_text("5")
 
 
 @contextmanager
 def logged(folder: Path) -> Iterator[None]:
-    """Append whatever this process prints, also below Python, to the log in a folder."""
+    """Redirect all output of this process, also of native code, to the log in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -95,14 +95,14 @@ def logged(folder: Path) -> Iterator[None]:
 
 
 class Log(Progress):
-    """Write what happens as lines with their time."""
+    """Progress as lines with timestamps."""
 
     def say(self, message: str) -> None:
         """Write a line."""
         print(time.strftime("%Y-%m-%d %H:%M:%S"), message, flush=True)
 
     def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
-        """Yield ``items``, and say now and then how many are done."""
+        """Yield ``items``, and log now and then how many are done."""
         said = time.monotonic()
         for done, item in enumerate(items, start=1):
             yield item
@@ -112,7 +112,7 @@ class Log(Progress):
 
     @contextmanager
     def stage(self, label: str) -> Iterator[None]:
-        """Say that wider work begins."""
+        """Log the beginning of a stage."""
         self.say(label)
         yield
 

@@ -1,1 +1,1 @@
-"""Configurations that come with the package."""
+"""Packaged recipes."""
