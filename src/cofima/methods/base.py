@@ -287,14 +287,14 @@ class Method:
         self.context.progress.say(text)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the next task needs beside the backbone and the head that predicts."""
+        """Return the tensors that the next task needs beside backbone and predicting head."""
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Restore what :meth:`state` returned; backbone and predicting head are already loaded."""
 
     def task_state(self) -> dict[str, Tensor]:
-        """Return what the steps of a task change beside the network, for a checkpoint between two steps.
+        """Return the tensors that a task's steps change beside the network, for a checkpoint between two.
 
         A resumed run calls :meth:`begin` again, which makes the same of the previous state and the seed;
         here is only what has changed since. Random generators among the attributes are included.

@@ -68,7 +68,7 @@ class Entry:
         return key.removeprefix(self.name) or key
 
     def rows(self, key: str, sizes: Sequence[int]) -> int | None:
-        """Return how many rows an entry must have with these classes per block, or None if any number."""
+        """Return the number of rows that an entry must have with these classes per block; None for any."""
         if self.axis == "class":
             return sum(sizes)
         block = self.head_block(key)

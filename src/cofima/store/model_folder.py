@@ -124,7 +124,7 @@ class Generation:
         return self._tensors(WEIGHTS)
 
     def state(self) -> dict[str, "Tensor"]:
-        """Return what the method needs beside the weights for the next task."""
+        """Return the tensors that the method needs beside the weights for the next task."""
         return self._tensors(STATE)
 
     def images(self) -> dict[str, "Tensor"] | None:

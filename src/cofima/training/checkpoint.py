@@ -45,7 +45,7 @@ class Learner(Protocol):
     """Interface of a method to checkpoints."""
 
     def task_state(self) -> dict[str, Tensor]:
-        """Return what the steps so far have changed in the method itself, beside the network."""
+        """Return the changes of the steps so far in the method itself, beside the network."""
 
     def restore_task_state(self, state: dict[str, Tensor]) -> None:
         """Restore what :meth:`task_state` returned."""

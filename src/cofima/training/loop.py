@@ -133,7 +133,7 @@ def batches(count: int, size: int, generator: torch.Generator, repeats: Tensor |
 
 
 def repeats(images: Images, balance: float, generator: torch.Generator) -> Tensor | None:
-    """Return how often each image is seen in an epoch, or None where that is once.
+    """Return the number of times that each image is seen in an epoch, or None if that is once.
 
     A class of n images, where the largest has N, is seen (N/n)^balance times as often; the fraction
     beyond a whole number is a probability.

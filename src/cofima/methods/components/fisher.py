@@ -80,7 +80,7 @@ def add_fisher(total: Weights, fisher: Weights) -> Weights:
 
 
 def _drawn(part: distributed.Shard, batch: int, generator: torch.Generator) -> Iterator[float]:
-    """Return what decides the labels of this part's images: what one process would draw for them."""
+    """Return the random numbers that decide this shard's labels: those that one process would draw."""
     sizes = [len(at) for at in ordered_batches(part.whole, batch)]
     numbers = [torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes]
     return iter(torch.cat(numbers)[part.rows].tolist())

@@ -134,7 +134,7 @@ def herding(features: Tensor, count: int) -> Tensor:
 
 
 def greedy_balanced(labels: Tensor, held: int, size: int, generator: torch.Generator) -> Tensor:
-    """Return which images are kept when those after the first ``held`` arrive one by one.
+    """Return the positions kept when the images after the first ``held`` arrive one by one.
 
     GDumb's sampler: an image is taken if its class has fewer than its share of ``size``; if the memory
     is full, a random image of the largest class makes room. A full memory also takes an image that
