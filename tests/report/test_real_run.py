@@ -23,7 +23,7 @@ def test_a_real_run_is_read_and_tabulated(folder):
     coma = next(run for run in runs if run.method == "coma")
     assert coma.finished
     assert [len(row) for row in coma.matrix] == [1, 2, 3]
-    assert coma.lam[1] == 0.4
+    assert coma.history[1].lam == 0.4
     assert all(distance > 0 for distance in coma.distances)
     assert all(seconds > 0 for seconds in coma.seconds)
     (comparison,) = report.compare(runs)

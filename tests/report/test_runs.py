@@ -13,7 +13,7 @@ def test_a_run_is_read_as_written(make_run):
     assert (run.label, run.method, run.seed, run.finished) == ("CoMA", "coma", 7, True)
     assert run.matrix == matrix
     assert run.sizes == [70, 71]
-    assert run.lam == [None, 0.4]
+    assert [row.lam for row in run.history] == [None, 0.4]
     assert run.distances == [1.75, 2.0]
     assert run.seconds == [13.5, 13.5]
     assert run.config["options"] == {"lam": 0.4}

@@ -150,7 +150,7 @@ def _task(run: Run, t: int) -> list[Cell]:
     step = run.history[t]
     old, new = metrics.old_new(run.matrix, run.sizes)[t]
     seen = metrics.accuracies_over_time(run.matrix, run.sizes)[t]
-    lam = step.lam if isinstance(step.lam, str) else _number(step.lam, 3)
+    lam = _number(step.lam, 3)
     moves = [_number(d, 3) for d in (step.distance.trained, step.distance.merged, step.distance.from_start)]
     shown = [str(step.task), ", ".join(step.classes), str(step.sizes[-1])]
     shown += [*(_number(value, 2) for value in (new, old, seen)), lam, *moves, _number(run.seconds[t], 1)]

@@ -122,11 +122,6 @@ class Run:
         return self.history[-1].sizes if self.history else []
 
     @property
-    def lam(self) -> list[float | None]:
-        """Return the share of the new weights at each task."""
-        return [row.lam for row in self.history]
-
-    @property
     def distances(self) -> list[float | None]:
         """Return the distance of the backbone from its pre-trained weights after each task."""
         return [row.distance.from_start for row in self.history]

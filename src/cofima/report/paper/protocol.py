@@ -7,6 +7,7 @@ from typing import Any
 from cofima.core.settings import flat
 from cofima.models.registry import ALIASES
 from cofima.report import metrics
+from cofima.report.comparison import MEASURES
 from cofima.report.groups import comparable, compared, differences
 from cofima.report.metrics import Summary
 from cofima.report.paper.layouts import DATASETS, IN_THE_PAPER, LAYOUTS, Layout, Line
@@ -41,7 +42,8 @@ class Entry:
     def values(self, column: ColumnKey) -> dict[int, float]:
         """Return one value per seed."""
         dataset, metric = column
-        found = {int(run.seed): _measure(run, metric) for run in self.runs.get(dataset, [])}
+        measure = next(measure for measure in MEASURES if measure.title == metric)
+        found = {run.seed: measure.of(run) for run in self.runs.get(dataset, [])}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def summary(self, column: ColumnKey) -> Summary | None:
@@ -148,12 +150,6 @@ def _images(run: Run, dataset: str) -> list[str]:
     if preset != "slca":
         wrong.append(f"preset {preset}: the table has slca")
     return wrong
-
-
-def _measure(run: Run, metric: str) -> float | None:
-    if metric == "Last-Acc":
-        return metrics.last(run.matrix, run.sizes)
-    return None if run.all_at_once else metrics.incremental(run.matrix, run.sizes)
 
 
 def _one_protocol(placed: Sequence[Placed], apart: list[tuple[Run, list[str]]]) -> list[Placed]:

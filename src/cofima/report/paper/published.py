@@ -6,10 +6,14 @@ from importlib.resources import files
 from pydantic import BaseModel, ConfigDict
 
 
-class PublishedNumber(BaseModel):
-    """One number of a table of the paper, under the paper's own names."""
+class _Strict(BaseModel):
+    """Base of the records of published.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PublishedNumber(_Strict):
+    """One number of a table of the paper, under the paper's own names."""
 
     table: str
     method: str
@@ -22,10 +26,8 @@ class PublishedNumber(BaseModel):
     lam: str = ""
 
 
-class CellPattern(BaseModel):
+class CellPattern(_Strict):
     """A cell of a table, or a row or column if names are left out, and the value in another source."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str | None = None
     dataset: str | None = None
@@ -36,10 +38,8 @@ class CellPattern(BaseModel):
     std: float | None = None
 
 
-class Disagreement(BaseModel):
+class Disagreement(_Strict):
     """A contradiction between the paper's tables and another source, or another page of the paper."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tables: list[str]
     text: str
@@ -47,10 +47,8 @@ class Disagreement(BaseModel):
     cells: list[CellPattern]
 
 
-class Published(BaseModel):
+class Published(_Strict):
     """All of published.json."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     paper: str
     sources: dict[str, str]
