@@ -184,6 +184,14 @@ def test_the_check_itself_sees_a_file_or_a_name_that_is_gone() -> None:
     assert wrong_paths(here) + wrong_modules(here) == []
 
 
+def test_what_a_method_declares_and_overrides_has_these_names() -> None:
+    cells = first_cells("../CONTRIBUTING.md", "Adding a method")
+    cells |= first_cells("tutorial_researcher.md", "Add a method")
+    named = {re.split(r"[( =:]", cell)[0] for cell in cells}
+    assert {"state_schema", "first_task_key", "cost", "loss", "fixed_features"} <= named
+    assert not {name for name in named if not hasattr(methods.Method, name)}
+
+
 def test_the_index_links_to_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text("utf-8")
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in DOCS if page.name != "README.md"]
