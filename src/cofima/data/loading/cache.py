@@ -30,9 +30,7 @@ PIXELS, INDEX, JOURNAL = "pixels.u8", "index.json", "journal.jsonl"
 _CHUNK = 64_000_000  # bytes that are decoded, flushed and noted at once: what a kill costs at most
 
 HashAndFault = tuple[str, str]  # of a sample's content; the fault is empty where it can be read
-FillRows = Callable[
-    [Tensor, Iterable[int]], Iterator[HashAndFault]
-]  # loads the samples at these places of the pixels
+FillRows = Callable[[Tensor, Iterable[int]], Iterator[HashAndFault]]  # loads samples into these rows
 
 
 @dataclass(frozen=True)
