@@ -69,25 +69,10 @@ def run_grid(
     }
     status = GridStatus.of(todo, executor.slots)
     try:
-        _run(_Schedule(made, out, executor, status), outcome, watch or StatusLines(progress))
+        _Schedule(made, out, executor, status).run(outcome, watch or StatusLines(progress))
     finally:
         executor.stop()
     return outcome
-
-
-def _run(schedule: "_Schedule", outcome: Outcome, watch: Watch) -> None:
-    """Wait for jobs, record their ends, and start those that waited for them."""
-    schedule.begin()
-    while schedule.running:
-        for job, fault in schedule.executor.ended(PULSE):
-            folder = schedule.end(job, fault)
-            if folder is not None and fault is None:
-                outcome.done.append(folder)
-            elif folder is not None:
-                outcome.failed[folder] = fault or ""
-        schedule.status.update()
-        watch(schedule.status)
-    shared_first_task.clear(schedule.groups)
 
 
 class _Schedule:
@@ -98,7 +83,17 @@ class _Schedule:
         self.groups = shared_first_task.shared({folder: job.config for folder, job in jobs.items()}, out)
         self.running: dict[Job, Path] = {}
 
-    def begin(self) -> None:
+    def run(self, outcome: Outcome, watch: Watch) -> None:
+        """Wait for jobs, record their ends, and start those that waited for them."""
+        self._begin()
+        while self.running:
+            for job, fault in self.executor.ended(PULSE):
+                self._end(job, fault, outcome)
+            self.status.update()
+            watch(self.status)
+        shared_first_task.clear(self.groups)
+
+    def _begin(self) -> None:
         """Submit shared first tasks, then the cells that wait for none."""
         waiting: set[Path] = set()
         for first, group in self.groups.items():
@@ -113,15 +108,17 @@ class _Schedule:
             if folder not in waiting:
                 self._submit_cell(folder)
 
-    def end(self, job: Job, fault: str | None) -> Path | None:
-        """Record the end of a job; return the folder of a cell, or start the cells that waited."""
+    def _end(self, job: Job, fault: str | None, outcome: Outcome) -> None:
+        """Record the end of a cell, or start the cells that waited for a first task."""
         folder = self.running.pop(job)
         self.status.end(folder, fault)
-        if folder not in self.groups:
-            return folder
-        for cell in self.groups[folder]:  # if it failed they try for themselves, and say why
-            self._submit_cell(cell)
-        return None
+        if folder in self.groups:  # if it failed, each cell learns it by itself and reports the reason
+            for cell in self.groups[folder]:
+                self._submit_cell(cell)
+        elif fault is None:
+            outcome.done.append(folder)
+        else:
+            outcome.failed[folder] = fault
 
     def _submit_cell(self, folder: Path) -> None:
         first = next((first for first, group in self.groups.items() if folder in group), None)
