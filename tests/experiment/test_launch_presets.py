@@ -59,7 +59,7 @@ def test_a_run_records_its_preset_and_is_loaded_with_it(
             center_square(image, model.view.stored)[None],
         )
     assert torch.equal(again.logits(row), model.logits(row))
-    assert model.logits(square).shape == (1, 4)  # a single file needs no more than its centre
+    assert model.logits(square).shape == (1, 4)  # a single file needs no more than its center
 
 
 @pytest.mark.parametrize("method", ["cofima", "bic"])
