@@ -30,7 +30,7 @@ class Format(StrEnum):
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, folders of those, or studies (.jsonl).")],
     folder: Annotated[Path | None, out_option("Folder of report.md, .csv, .tex and .html.")] = None,
     tables: Annotated[
         list[Paper] | None,

@@ -13,11 +13,25 @@ from pydantic import TypeAdapter
 from cofima.core import plugins
 from cofima.core.errors import CofimaError, did_you_mean
 from cofima.methods.base import Method
+from cofima.methods.components.cost import Cost, Plan
+from cofima.methods.state import Entry
 from cofima.training.context import Batch
 
 NOT_METHODS = {"base", "components", "state"}
 
-__all__ = ["Batch", "Method", "build", "fallback_for", "find", "first_task_key", "names", "options_of"]
+__all__ = [
+    "Batch",
+    "Cost",
+    "Entry",
+    "Method",
+    "Plan",
+    "build",
+    "fallback_for",
+    "find",
+    "first_task_key",
+    "names",
+    "options_of",
+]
 
 
 def names() -> list[str]:
