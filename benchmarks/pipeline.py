@@ -51,7 +51,7 @@ def jpegs() -> list[bytes]:
 
 def theirs(dataset: str, train: bool) -> tv.Compose:
     """Return the published transforms."""
-    normalise = tv.Normalize(*(transforms.CIFAR if dataset == "cifar100" else IMAGENET))
+    normalize = tv.Normalize(*(transforms.CIFAR if dataset == "cifar100" else IMAGENET))
     if not train:
         first = [tv.Resize(256, BICUBIC), tv.CenterCrop(224)]
     elif dataset == "cub200":
@@ -59,7 +59,7 @@ def theirs(dataset: str, train: bool) -> tv.Compose:
     else:
         first = [tv.RandomResizedCrop(224, interpolation=BICUBIC), tv.RandomHorizontalFlip()]
         first += [tv.ColorJitter(brightness=63 / 255)] if dataset == "cifar100" else []
-    return tv.Compose([*first, tv.ToTensor(), normalise])
+    return tv.Compose([*first, tv.ToTensor(), normalize])
 
 
 def compare(dataset: str, train: bool, files: list[bytes], samples: list[Image.Image]) -> str:
@@ -103,7 +103,7 @@ def storing(files: list[bytes]) -> float:
 
 
 def differences(photos: list[Image.Image]) -> dict[str, float]:
-    """Return mean differences in grey levels of random crops, of the stored form and for comparison."""
+    """Return mean differences in gray levels of random crops, of the stored form and for comparison."""
     form, found = PixelFormat(256, 224, 300), {"stored": [], "moved": [], "bilinear": [], "pillow": []}
     for number, photo in enumerate(photos):
         shape = torch.tensor([[photo.height, photo.width]])
@@ -185,7 +185,7 @@ def main() -> str:
             "`python benchmarks/pipeline.py`: images per CPU second, one thread, batches of 32, the",
             "published transforms (`slca`) at 224 px, and how much faster ours is, pair by pair. torchvision",
             "decodes each file with Pillow and transforms it; `cofima` takes it from its stored form. Both",
-            "end with a normalised float32 batch.",
+            "end with a normalized float32 batch.",
             "",
             "| what | torchvision | cofima | median | smallest |",
             "|---|---|---|---|---|",
@@ -196,7 +196,7 @@ def main() -> str:
             "rounds differ by a tenth): the faster preparation counts where a GPU waits for images.",
             "",
             "Random crops come from the stored 300 px form instead of the original: on two photographs of",
-            f"640 x 427 px they differ by {found['stored']:.1f} grey levels of 255 in the mean from the same",
+            f"640 x 427 px they differ by {found['stored']:.1f} gray levels of 255 in the mean from the same",
             f"place of the original, and by {found['moved']:.1f} if the box is not moved there to whole",
             f"stored pixels. Bilinear instead of bicubic resizing makes {found['bilinear']:.1f}, PyTorch's",
             f"resizing instead of Pillow's {found['pillow']:.2f}. Tests, and windows of fixed size (CUB,",

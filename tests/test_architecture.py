@@ -113,6 +113,26 @@ def test_the_check_itself_tells_right_from_wrong() -> None:
     assert wrong_way(right, "cofima.weights.average") == []
 
 
+def test_a_type_name_names_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_docstring_begins_as_an_indirect_question() -> None:
+    found = []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                first = (ast.get_docstring(node) or "").partition(" ")[0]
+                if first in ("What", "How", "Who", "Where", "Whether", "Which", "When"):
+                    found.append(f"{module}: {getattr(node, 'name', 'module')}")
+    assert not found, "\n".join(found)
+
+
 def test_no_module_is_called_utils() -> None:
     names = {part for module in MODULES for part in module.split(".")}
     assert not {name for name in names if "util" in name or name in ("helpers", "common", "misc")}

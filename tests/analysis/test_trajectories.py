@@ -18,7 +18,7 @@ from cofima.weights import weight_distance
 
 @pytest.fixture(scope="module")
 def folders(kept: Any) -> list[Path]:
-    """Return the paper's three: re-initialised, averaged over tasks, averaged at a constant share."""
+    """Return the paper's three: re-initialized, averaged over tasks, averaged at a constant share."""
     mean = kept("weight_ensemble", options={"init": "previous"})
     return [kept("weight_ensemble"), mean, kept("coma")]
 

@@ -20,11 +20,11 @@ from cofima.methods.components import fisher as fisher_module
 from cofima.methods.components.fisher import FisherOptions, released_fisher, task_fisher
 from cofima.training import device
 
-COLOUR = (0.5, 0.5, 0.5)
+COLOR = (0.5, 0.5, 0.5)
 VIEWS = {
-    "crop": View(16, 20, COLOUR, COLOUR, flip=True, crop=0.3, brightness=0.2),
-    "window": View(16, 20, COLOUR, COLOUR, flip=True, whole=20, window=True, shape=(24, 22)),
-    "plain": View(16, 16, COLOUR, COLOUR),
+    "crop": View(16, 20, COLOR, COLOR, flip=True, crop=0.3, brightness=0.2),
+    "window": View(16, 20, COLOR, COLOR, flip=True, whole=20, window=True, shape=(24, 22)),
+    "plain": View(16, 16, COLOR, COLOR),
 }
 
 

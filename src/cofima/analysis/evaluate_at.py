@@ -25,7 +25,7 @@ _TASKS = {"old": slice(-1), "new": slice(-1, None), "all": slice(None)}
 
 
 @dataclass(frozen=True)
-class Measure:
+class Measurement:
     """Accuracy (%) and cross-entropy over all classes seen, on each task, and its number of images."""
 
     accuracy: list[float]
@@ -51,9 +51,9 @@ class Measure:
 
 
 @torch.inference_mode()
-def measure(predict: Callable[[Tensor], Tensor], seen: Sequence[Task], context: Context) -> Measure:
+def measure(predict: Callable[[Tensor], Tensor], seen: Sequence[Task], context: Context) -> Measurement:
     """Measure ``predict`` on the test images of the tasks seen, over all their classes."""
-    found = Measure([], [], [])
+    found = Measurement([], [], [])
     for task in seen:
         label = f"test {task.index + 1}/{len(seen)}"
         pairs = [(predict(x).float(), y) for x, y in plain_batches(task.test, context, label)]
@@ -101,7 +101,7 @@ class Evaluator:
         self.net = Net(empty, facts.features, sizes).to(self.context.device).eval()
         self.stale = statistics_moved(task.old, task.trained)
 
-    def measure(self, weights: Weights, *, statistics: bool = False) -> Measure:
+    def measure(self, weights: Weights, *, statistics: bool = False) -> Measurement:
         """Measure these weights; batch statistics are estimated anew unless ``statistics`` are theirs."""
         self.net.load_state_dict(weights)
         if self.stale and not statistics:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cofima.analysis.evaluate_at import NAMES, Evaluator, HeadKind, Measure
+from cofima.analysis.evaluate_at import NAMES, Evaluator, HeadKind, Measurement
 from cofima.analysis.output import Result
 from cofima.analysis.plane import Plane, through
 from cofima.analysis.plots import Spot, Surface, plane
@@ -41,7 +41,7 @@ class GridPoint:
     x: float
     y: float
     name: str
-    found: Measure
+    found: Measurement
 
 
 def landscape(

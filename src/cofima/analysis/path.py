@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cofima.analysis.evaluate_at import NAMES, PARTS, Evaluator, HeadKind, Measure
+from cofima.analysis.evaluate_at import NAMES, PARTS, Evaluator, HeadKind, Measurement
 from cofima.analysis.output import Result
 from cofima.analysis.plots import Curve, Mark, curves
 from cofima.analysis.relearn import Relearned, refuse_unsuited, relearn
@@ -23,7 +23,7 @@ class MeasuredPath:
     """A measure at each share of the trained weights."""
 
     shares: list[float]
-    measures: list[Measure]
+    measures: list[Measurement]
 
     def barrier(self, part: str) -> float:
         """Return the largest rise of the loss above the straight line between its ends, at least 0."""

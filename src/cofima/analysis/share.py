@@ -15,7 +15,7 @@ from typing import Literal
 
 from cofima import methods
 from cofima.analysis.cells import configure, incremental, last, learn, recipe_methods
-from cofima.analysis.evaluate_at import NAMES, PARTS, Measure, measure
+from cofima.analysis.evaluate_at import NAMES, PARTS, Measurement, measure
 from cofima.analysis.output import Result
 from cofima.analysis.plots import Curve, Mark, curves
 from cofima.analysis.relearn import Relearned, averaging, relearn
@@ -178,7 +178,7 @@ def posthoc(
     return Result("lambda_posthoc", _posthoc_rows(learned, every, found), {"lambda_posthoc": figure}, said)
 
 
-def merge_and_measure(task: Relearned, lam: float) -> Measure:
+def merge_and_measure(task: Relearned, lam: float) -> Measurement:
     """Merge at one share, and measure the predictions of the method."""
     model = task.merge_again(lam)
     model.method.net.eval()
@@ -186,7 +186,7 @@ def merge_and_measure(task: Relearned, lam: float) -> Measure:
 
 
 def _posthoc_rows(
-    task: Relearned, shares: Sequence[float], found: Sequence[Measure]
+    task: Relearned, shares: Sequence[float], found: Sequence[Measurement]
 ) -> list[dict[str, object]]:
     return [
         task.columns() | {"lam": lam, "of_run": lam == task.lam} | point.columns()

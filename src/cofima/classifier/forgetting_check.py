@@ -26,7 +26,7 @@ DRAWN = 200  # features of each class
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OldClassComparison:
     """Accuracy on old classes before and after an extension, and its basis in words."""
 
     before: Accuracy
@@ -52,7 +52,7 @@ class Comparison:
 class ForgettingError(CofimaError):
     """Old classes would lose more accuracy than allowed; the model is unchanged."""
 
-    def __init__(self, comparison: Comparison, allowed: float) -> None:
+    def __init__(self, comparison: OldClassComparison, allowed: float) -> None:
         self.comparison, self.allowed = comparison, allowed
         super().__init__(
             f"old classes would lose {comparison.drop:.1f} points, more than the {allowed:g} allowed "
@@ -75,7 +75,7 @@ class ForgettingCheck:
         self.learned: list[ImageSet] = []
         """Images that the extension learned; the estimate takes the drift of their features."""
 
-    def compare(self, new: Model) -> Comparison | None:
+    def compare(self, new: Model) -> OldClassComparison | None:
         """Measure the loss of old classes on images of them, or else estimate it if possible."""
         if self.images is not None and self.before is not None:
             after = answers(new, self.images, "old classes, after")
@@ -108,15 +108,17 @@ def answers(model: Model, images: ImageSet, label: str) -> Tensor:
     return logits_of(model, images, label).argmax(1)
 
 
-def measure(before: Tensor, after: Tensor, images: ImageSet, classes: list[str], source: str) -> Comparison:
+def measure(
+    before: Tensor, after: Tensor, images: ImageSet, classes: list[str], source: str
+) -> OldClassComparison:
     """Compare the answers of two models on images of old classes."""
     was, now = (Accuracy.of(found, images.labels, classes) for found in (before, after))
-    return Comparison(was, now, True, f"measured on {len(images)} images {source}")
+    return OldClassComparison(was, now, True, f"measured on {len(images)} images {source}")
 
 
 def estimate(
     gaussians: ClassGaussians, old: Model, new: Model, features_old: Tensor, features_new: Tensor
-) -> Comparison:
+) -> OldClassComparison:
     """Draw features of old classes, and move them as the new images moved between the two backbones.
 
     Each feature takes the drift of one new image: old classes are assumed to drift as new ones do.
@@ -127,4 +129,4 @@ def estimate(
     drift = (features_new - features_old)[torch.randint(len(features_new), (len(labels),), generator=chance)]
     was = Accuracy.of(logits_of_features(old, features).argmax(1), labels, classes)
     now = Accuracy.of(logits_of_features(new, features + drift).argmax(1), labels, classes)
-    return Comparison(was, now, False, "estimated from stored statistics: no images of old classes")
+    return OldClassComparison(was, now, False, "estimated from stored statistics: no images of old classes")

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cofima.classifier.calibrate import calibrate, remember_distances
-from cofima.classifier.forgetting_check import Comparison, ForgettingCheck, ForgettingError, old_class_images
+from cofima.classifier.forgetting_check import (
+    ForgettingCheck,
+    ForgettingError,
+    OldClassComparison,
+    old_class_images,
+)
 from cofima.classifier.scoring import Accuracy, accuracy_of
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
@@ -146,7 +151,7 @@ class Extension:
     more: list[str]
     train_images: int
     accuracy: Accuracy
-    old: Comparison | None
+    old: OldClassComparison | None
     rows: list[HistoryRow] = field(default_factory=list)
 
 

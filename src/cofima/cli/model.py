@@ -35,7 +35,7 @@ from cofima.store import model_folder
 if TYPE_CHECKING:
     from cofima.classifier.classifier import Classifier
     from cofima.classifier.evaluate import Evaluation
-    from cofima.classifier.forgetting_check import Comparison
+    from cofima.classifier.forgetting_check import OldClassComparison
     from cofima.classifier.learn import Extension
     from cofima.classifier.predict import Prediction
     from cofima.store.history import HistoryRow
@@ -376,7 +376,7 @@ def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
     yield from _kept(made)
 
 
-def _lost(old: Comparison | None) -> str:
+def _lost(old: OldClassComparison | None) -> str:
     if old is None:
         return "Old classes: unknown; give --check FOLDER with images of them"
     before, after = old.before.mean_of_classes, old.after.mean_of_classes
@@ -384,7 +384,7 @@ def _lost(old: Comparison | None) -> str:
     return f"Old classes: {before:.1f} % before, {after:.1f} % after{sure} ({old.rests_on})"
 
 
-def _losses(old: Comparison) -> Table:
+def _losses(old: OldClassComparison) -> Table:
     """Return the accuracy of each old class before and after, greatest loss first."""
     table = Table("class", "images", "before %", "after %", "change")
     before, after = old.before.by_class, old.after.by_class

@@ -18,7 +18,7 @@ class DataOptions(BaseModel):
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of each class that is tested on, for data without a test part of its own."""
     split_seed: int = 0
-    """Which images that share takes."""
+    """Seed that chooses the images of that share."""
     skip_unreadable: Annotated[bool, RECORDED] = False
     """Leave out unreadable images and one-sided classes instead of refusing the folder."""
     max_train_per_class: Annotated[int, Field(ge=1)] | None = None
@@ -32,8 +32,8 @@ class DataOptions(BaseModel):
     crop: Annotated[float, Field(gt=0, le=1)] | None = None
     """Least share of the area that a random training crop keeps; as the preset says, if not given."""
     root: Annotated[Path | None, MACHINE] = None
-    """Where relative folders are looked for; by default in $COFIMA_DATA, then in the working directory."""
+    """Parent of relative folders; by default $COFIMA_DATA, then the working directory."""
     layout: Annotated[str | None, SOURCE] = None
-    """Which copy to take where a dataset is found in several layouts; the first one, if not given."""
+    """Layout of the copy to take where a dataset is found in several; the first one, if not given."""
     split_file: Annotated[Path | None, SOURCE] = None
     """Says what is trained and tested on: a manifest, two lists, or the names of the test images."""

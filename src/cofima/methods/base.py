@@ -83,7 +83,7 @@ class Method:
 
     # What is kept between tasks.
     state_schema: ClassVar[tuple[Entry, ...]] = ()
-    """What :meth:`state` returns, entry by entry. What is not declared cannot be merged or lose a class."""
+    """Declarations of the entries of :meth:`state`; others cannot be merged, and can lose no class."""
     steps_change_state: ClassVar[bool] = False
     """The steps of a task change :meth:`state` too, not only its end; a checkpoint then includes it."""
     keeps_images: ClassVar[bool] = False

@@ -48,7 +48,7 @@ class EWC(Method):
     paper: ClassVar[str] = "Kirkpatrick et al., PNAS 2017, https://arxiv.org/abs/1612.00796"
     equation: ClassVar[str] = "L = CE(z_new, y) + λ/2 Σ_i F_i (θ_i - θ_{t-1,i})²,  F = γ F + F_t"
     frozen_old_heads: ClassVar[bool] = False
-    state_schema: ClassVar[tuple[Entry, ...]] = (FISHER, Entry("centre.", axis="weight"))
+    state_schema: ClassVar[tuple[Entry, ...]] = (FISHER, Entry("center.", axis="weight"))
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on what is kept: nothing is held yet."""
@@ -101,12 +101,12 @@ class EWC(Method):
 
     def state(self) -> Weights:
         """Keep the Fisher information, and where the separate form is centered."""
-        return tagged("fisher", self.importance) | tagged("centre", self.center)
+        return tagged("fisher", self.importance) | tagged("center", self.center)
 
     def restore(self, state: Weights) -> None:
         """Restore both."""
         self.importance = untagged("fisher", state, self.context.device)
-        self.center = untagged("centre", state, self.context.device)
+        self.center = untagged("center", state, self.context.device)
 
 
 def quadratic(weights: list[Tensor], center: list[Tensor], importance: list[Tensor]) -> Tensor:

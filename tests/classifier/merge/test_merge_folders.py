@@ -194,7 +194,7 @@ def test_what_a_mixture_becomes(methods, label: str, left: str | None, learn, tm
 
 def test_ewc_with_centers_continues_as_fine_tuning(learn, tmp_path: Path) -> None:
     paths = [learn("ewc", FIRST, form="separate"), learn("ewc", SECOND, form="separate")]
-    assert "leaves behind: centre, fisher" in cofima.merge(paths, tmp_path / "out").notes[0]
+    assert "leaves behind: center, fisher" in cofima.merge(paths, tmp_path / "out").notes[0]
     load_model(tmp_path / "out")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cofima import methods
-from cofima.classifier.merge.inputs import Checkpoint, Inputs, ModelFolder, network_merges
+from cofima.classifier.merge.inputs import CheckpointFile, Inputs, ModelFolder, network_merges
 from cofima.classifier.merge.method_after import MethodAfter, StateMerge, choose_method
 from cofima.classifier.merge.request import MergeSettings
 from cofima.classifier.merge.tensors import ClassRows, TensorMerge, merge_tensors
@@ -129,7 +129,7 @@ def _rows_apart(folders: list[ModelFolder]) -> list[str]:
     return [f"class '{name}': {reason}" for reason in reasons for name in shared]
 
 
-def _without_head(checkpoint: Checkpoint, classifier: str) -> Checkpoint:
+def _without_head(checkpoint: CheckpointFile, classifier: str) -> CheckpointFile:
     """Leave out the head of a plain file: its classes have no names."""
     if isinstance(checkpoint, ModelFolder):
         return checkpoint
@@ -137,7 +137,7 @@ def _without_head(checkpoint: Checkpoint, classifier: str) -> Checkpoint:
     return replace(checkpoint, weights=body)
 
 
-def _origin(one: Checkpoint) -> dict[str, Any]:
+def _origin(one: CheckpointFile) -> dict[str, Any]:
     """Return the record of one of the merged models."""
     if not isinstance(one, ModelFolder):
         return {"path": str(one.path), "method": "file", "classes": 0}

@@ -24,7 +24,7 @@ HEAD = ("weight", "bias")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointFile:
     """Tensors that stay on disk until they are used: a plain file, unless it is a model folder.
 
     Attributes:
@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFolder(Checkpoint):
+class ModelFolder(CheckpointFile):
     """A model folder.
 
     Attributes:
@@ -98,12 +98,12 @@ class Inputs:
         fishers: One file a model, where weights are averaged by them.
     """
 
-    models: Sequence[Checkpoint]
-    base: Checkpoint | None = None
+    models: Sequence[CheckpointFile]
+    base: CheckpointFile | None = None
     fishers: Fishers | None = None
 
     @property
-    def every(self) -> list[Checkpoint]:
+    def every(self) -> list[CheckpointFile]:
         """All checkpoints, the base first."""
         return [*([self.base] if self.base else []), *self.models]
 
@@ -157,7 +157,7 @@ def network_merges(inputs: Inputs, target: MappedFile) -> Iterator[TensorMerge]:
         yield TensorMerge(key, range(len(values)), values, target[key], start, fishers, put=put)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> CheckpointFile:
     """Open a model folder or a plain file."""
     if path.is_dir():
         return _open_folder(path)
@@ -166,7 +166,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         f"{key}: {value.dtype}" for key, value in weights.items() if value.dtype not in DTYPE_NAMES
     ]:
         raise first_problems(f"{path}: types that cannot be merged; it", unknown)
-    return Checkpoint(path, weights, metadata)
+    return CheckpointFile(path, weights, metadata)
 
 
 def _open_folder(path: Path) -> ModelFolder:
@@ -199,7 +199,7 @@ def require_linear(path: Path, method: type[Method], entries: Mapping[str, Entry
         )
 
 
-def open_fishers(paths: Sequence[Path], models: Sequence[Checkpoint]) -> Fishers:
+def open_fishers(paths: Sequence[Path], models: Sequence[CheckpointFile]) -> Fishers:
     """Open one file per model; raise if one does not fit its model, or was measured on another."""
     opened = [read_mapped(path) for path in paths]
     wrong: list[str] = []

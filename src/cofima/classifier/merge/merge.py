@@ -7,7 +7,7 @@ from pathlib import Path
 from cofima import methods
 from cofima.classifier.merge.folders import folder_merge
 from cofima.classifier.merge.inputs import (
-    Checkpoint,
+    CheckpointFile,
     Inputs,
     ModelFolder,
     network_merges,
@@ -115,7 +115,7 @@ def _open(request: MergeRequest) -> Inputs:
     return Inputs(models, base, fishers)
 
 
-def _open_all(paths: Sequence[Path]) -> list[Checkpoint]:
+def _open_all(paths: Sequence[Path]) -> list[CheckpointFile]:
     """Open every path; raise with all failures at once."""
     opened, found = [], []
     for path in paths:

@@ -31,7 +31,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """Our runs on one line of a table, with one set of settings: one run per seed and dataset."""
 
     line: Line
@@ -57,7 +57,7 @@ class FilledTable:
     """One table of the paper, our entries in it, and the runs that do not belong in it."""
 
     layout: Layout
-    entries: list[Entry]
+    entries: list[TableEntry]
     apart: list[tuple[Run, list[str]]]  # each with its reasons
     elsewhere: int  # runs of methods that have their line in another table
     repeats: int  # runs of a seed that is already there
@@ -169,7 +169,7 @@ def _one_protocol(placed: Sequence[Placed], apart: list[tuple[Run, list[str]]]) 
     return kept
 
 
-def _entries(placed: Sequence[Placed], layout: Layout) -> tuple[list[Entry], int]:
+def _entries(placed: Sequence[Placed], layout: Layout) -> tuple[list[TableEntry], int]:
     """Join runs of one line and one set of settings, in the order of the paper; other methods follow."""
     order = {line: number for number, line in enumerate(layout.lines)}
     groups: dict[tuple[Line, tuple[str, ...]], list[Run]] = {}
@@ -190,7 +190,7 @@ def _entries(placed: Sequence[Placed], layout: Layout) -> tuple[list[Entry], int
             else:
                 same.append(run)
         label = f"{line.name} ({', '.join(settings)})" if settings else line.name
-        entries.append(Entry(line, label, _lam(runs), by_dataset))
+        entries.append(TableEntry(line, label, _lam(runs), by_dataset))
     return entries, repeats
 
 

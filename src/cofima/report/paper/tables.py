@@ -6,7 +6,7 @@ from dataclasses import replace
 from cofima.report import significance
 from cofima.report.comparison import number_cell
 from cofima.report.paper.layouts import BACKBONES, DATASETS, LAYOUTS, Line
-from cofima.report.paper.protocol import ColumnKey, Entry, FilledTable
+from cofima.report.paper.protocol import ColumnKey, FilledTable, TableEntry
 from cofima.report.paper.published import CellPattern, Disagreement, PublishedNumber, published
 from cofima.report.table import MISSING, Cell, Column, Row, Table
 
@@ -71,7 +71,7 @@ def _records(filled: FilledTable) -> Iterator[dict[str, object]]:
     """Yield one record per cell, with unrounded numbers, ours and those of the paper."""
     key = filled.layout.key
     for line in _lines(filled):
-        mine: list[Entry | None] = [entry for entry in filled.entries if entry.line == line]
+        mine: list[TableEntry | None] = [entry for entry in filled.entries if entry.line == line]
         for entry in mine or [None]:
             for column in filled.columns:
                 known, value = record(line, column, key), entry and entry.summary(column)
@@ -97,7 +97,7 @@ def _records(filled: FilledTable) -> Iterator[dict[str, object]]:
                 }
 
 
-def _heads(filled: FilledTable, line: Line, entry: Entry | None, marks: str = "") -> list[Cell]:
+def _heads(filled: FilledTable, line: Line, entry: TableEntry | None, marks: str = "") -> list[Cell]:
     """Return the cells before the numbers."""
     texts = {
         "Method": entry.label if entry else line.name,
@@ -140,7 +140,7 @@ def _published(filled: FilledTable) -> dict[ColumnKey, tuple[float, dict[Line, P
     return found
 
 
-def _ours(entry: Entry, column: ColumnKey, best: Mapping[ColumnKey, float]) -> Cell:
+def _ours(entry: TableEntry, column: ColumnKey, best: Mapping[ColumnKey, float]) -> Cell:
     value = entry.summary(column)
     if value is None:
         return Cell(MISSING)

@@ -45,7 +45,7 @@ class SlurmExecutor(Executor):
             executor.update_parameters(**(how | needs.slurm))
         except (TypeError, ValueError, NameError) as error:
             raise CofimaError(f"resources.slurm: {error}") from error
-        handle = executor.submit(Learner(self.submitit), replace(job, threads=needs.cpus or 1))
+        handle = executor.submit(SlurmCell(self.submitit), replace(job, threads=needs.cpus or 1))
         self.running.append((handle, job))
 
     def ended(self, seconds: float) -> list[Ended]:
@@ -76,7 +76,7 @@ class SlurmExecutor(Executor):
         return fault
 
 
-class Learner:
+class SlurmCell:
     """The function that a Slurm job calls, with submitit's protocol for jobs that are requeued."""
 
     def __init__(self, submitit: Any) -> None:
