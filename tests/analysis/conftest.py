@@ -35,13 +35,13 @@ def kept(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Kept:
 def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Learn the cells of an analysis in this process, which knows the tiny networks; return their names."""
     from cofima.analysis import cells
-    from cofima.experiment.grid.scheduler import Outcome
+    from cofima.experiment.grid.scheduler import GridOutcome
     from cofima.store import model_folder
 
     learned: list[str] = []
 
-    def run(configs: Any, out: Path, jobs: int, progress: Any) -> Outcome:
-        outcome = Outcome()
+    def run(configs: Any, out: Path, jobs: int, progress: Any) -> GridOutcome:
+        outcome = GridOutcome()
         for config in configs:
             folder = out / cells.name(config)
             if not model_folder.finished(folder):

@@ -98,9 +98,9 @@ def test_all_mistakes_of_a_sweep_are_said_before_anything_is_learned(
 
 def test_a_cell_that_failed_is_named(recipe: str, tmp_path: Path, monkeypatch: Any) -> None:
     from cofima.analysis import cells
-    from cofima.experiment.grid.scheduler import Outcome
+    from cofima.experiment.grid.scheduler import GridOutcome
 
-    monkeypatch.setattr(cells, "run_grid", lambda *_: Outcome([], {Path("cells/one"): "no memory"}))
+    monkeypatch.setattr(cells, "run_grid", lambda *_: GridOutcome([], {Path("cells/one"): "no memory"}))
     with pytest.raises(CofimaError, match="cells/one: no memory"):
         sweep(recipe, [], Sweep(["coma"], [0.5]), tmp_path)
 

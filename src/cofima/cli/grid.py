@@ -30,7 +30,7 @@ from cofima.core.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from cofima.experiment.grid.estimate import Forecast
-    from cofima.experiment.grid.scheduler import CellOutcome
+    from cofima.experiment.grid.scheduler import GridOutcome
     from cofima.experiment.grid.status import CellStatus, GridStatus
 
 ORDER = ("running", "failed", "waiting", "done")
@@ -100,7 +100,7 @@ def grid(
     _finish(outcome)
 
 
-def _finish(outcome: CellOutcome) -> None:
+def _finish(outcome: GridOutcome) -> None:
     """Print the table of finished cells, then each failure with its log."""
     from cofima import report
     from cofima.experiment.grid.worker import LOG

@@ -21,7 +21,7 @@ Watch = Callable[[GridStatus], None]
 
 
 @dataclass
-class CellOutcome:
+class GridOutcome:
     """Folders of the finished cells, and the error messages of those that failed."""
 
     done: list[Path] = field(default_factory=list)
@@ -37,7 +37,7 @@ def run_grid(
     executor: Executor | None = None,
     watch: Watch | None = None,
     needs: Mapping[str, Resources] | None = None,
-) -> CellOutcome:
+) -> GridOutcome:
     """Learn every cell into its own folder below ``out``.
 
     Args:
@@ -50,7 +50,7 @@ def run_grid(
         needs: Resources of cells, by their names.
     """
     folders = {out / name(config): config for config in cells}
-    outcome = CellOutcome()
+    outcome = GridOutcome()
     for folder in folders:
         try:
             outcome.done += [folder] if model_folder.finished(folder) else []
@@ -83,7 +83,7 @@ class _Schedule:
         self.groups = shared_first_task.shared({folder: job.config for folder, job in jobs.items()}, out)
         self.running: dict[Job, Path] = {}
 
-    def run(self, outcome: CellOutcome, watch: Watch) -> None:
+    def run(self, outcome: GridOutcome, watch: Watch) -> None:
         """Wait for jobs, record their ends, and start those that waited for them."""
         self._begin()
         while self.running:
@@ -108,7 +108,7 @@ class _Schedule:
             if folder not in waiting:
                 self._submit_cell(folder)
 
-    def _end(self, job: Job, fault: str | None, outcome: CellOutcome) -> None:
+    def _end(self, job: Job, fault: str | None, outcome: GridOutcome) -> None:
         """Record the end of a cell, or start the cells that waited for a first task."""
         folder = self.running.pop(job)
         self.status.end(folder, fault)
