@@ -1,4 +1,4 @@
-"""How the demo's recipe was chosen: one factor at a time, on held-out training images.
+"""Search for the demo's recipe: one factor at a time, on held-out training images.
 
 Run it again to continue; it writes benchmarks/DEMO_RECIPE.md:
 

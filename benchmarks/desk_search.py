@@ -1,4 +1,4 @@
-"""How the settings of the desk were chosen, and where averaging helps: on held-out training images.
+"""Search for the settings of the desk, and for where averaging helps, on held-out training images.
 
 One factor at a time, seed 1993, a fifth of each class's training images held out; the test images are not
 looked at. Run it again to continue; results are kept in desk_search.jsonl, and it writes DESK_SEARCH.md:

@@ -1,4 +1,4 @@
-"""What a second run of a method with a fixed backbone costs, when it finds its features."""
+"""Cost of a second run of a method with a fixed backbone, which finds its features in the cache."""
 
 import os
 import tempfile

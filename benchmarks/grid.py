@@ -1,4 +1,4 @@
-"""What scheduling costs: 24 short cells on two processes of one thread each, over the sum of their own times.
+"""Cost of scheduling: 24 short cells on two processes of one thread each, over the sum of their own times.
 
 python benchmarks/grid.py prints the section; `make bench` writes it into RESULTS.md.
 """

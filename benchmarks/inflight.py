@@ -1,4 +1,4 @@
-"""What it costs that a run survives kill -9 in the middle of a task."""
+"""Cost of checkpoints, by which a run survives kill -9 in the middle of a task."""
 
 import resource
 import tempfile

@@ -1,4 +1,4 @@
-"""Whether adding one class at a time learns as much as adding all at once.
+"""Accuracy of adding one class at a time, beside adding all at once.
 
 Ten classes of Caltech-101 are learned, then ten more: all at once, or one by one in ten extensions.
 `COFIMA_DATA=... python benchmarks/one_by_one.py` prints the accuracy over all twenty on the test images,
