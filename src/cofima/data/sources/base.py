@@ -131,8 +131,7 @@ class DatasetInfo:
     variants: Mapping[str, tuple[int, int]]
     layouts: Mapping[str, str]
     url: str
-    flip: bool
-    crop: float
+    crop: float = 0.5
     faults: Mapping[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
     class_key: Callable[[str], tuple[int, str]] | None = None
     fixed_order: bool = False
@@ -150,7 +149,7 @@ class DatasetInfo:
         facts: dict[str, Any] = {"split": "given", "split_seed": None}
         if self.fixed_order:
             facts["class_order"] = "given"
-        return Source(self.name, variant, tuple(class_names), train, test, self.flip, self.crop, facts)
+        return Source(self.name, variant, tuple(class_names), train, test, True, self.crop, facts)
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class Copy:
 
     layout: str
     path: Path
-    open: Callable[[DataOptions], Source]
+    open: Callable[[], Source]
 
 
 def search_roots(root: Path | None) -> list[Path]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from cofima.core.errors import first_problems
 from cofima.core.progress import SILENT, Progress
 from cofima.data.loading import loader
+from cofima.data.options import DataOptions
 from cofima.data.sources.base import DatasetInfo, Source
 
 
@@ -38,8 +39,13 @@ def verify(source: Source, progress: Progress = SILENT) -> Contents:
     return Contents(train, test, faults, shared)
 
 
-def checked(source: Source, path: Path) -> Source:
-    """Return the source with the identity of its split; raise one error with all that makes it unusable."""
+def checked(source: Source, options: DataOptions, path: Path) -> Source:
+    """Return the source with the identity of its split; raise one error with all that makes it unusable.
+
+    A source that lists ``all`` images as training images is split by the seed.
+    """
+    if source.variant == "all" and not source.test:
+        source = source.split_by_seed(options)
     found = [f"no {part} images" for part in ("train", "test") if not getattr(source, part)]
     if not found:
         found = [*_one_sided(source), *_duplicates(source)]

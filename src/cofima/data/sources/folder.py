@@ -14,15 +14,7 @@ from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import Copy, DatasetInfo, Source, Usable, counted
 from cofima.data.sources.checks import checked
-from cofima.data.sources.listing import (
-    TESTS,
-    TRAIN,
-    ImageFile,
-    Listing,
-    duplicate_class_names,
-    list_images,
-    normalize_name,
-)
+from cofima.data.sources.listing import TESTS, TRAIN, ImageFile, Listing, list_images, normalize_name
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
 
 PREFIX, USAGE = "folder:", "folder:PATH"
@@ -58,7 +50,7 @@ class Folder:
         bad = [(file, fault) for file, fault in zip(files, faults[0], strict=True) if fault]
         rows = [row for row, fault in enumerate(faults[0]) if not (fault and skip_unreadable)]
         left_out = _left_out(self.listing, [files[row] for row in rows])
-        found = [*self.listing.wrong, *duplicate_class_names(self.listing)]
+        found = list(self.listing.wrong)
         if not skip_unreadable or len(left_out) == len(self.listing.folders):
             found += left_out.values()
         if not skip_unreadable:
@@ -85,7 +77,7 @@ class Folder:
         )
         name, _, variant = self._split_id().rpartition(":")
         source = Source(name, variant, usable.class_names, train, test, self.flip, self.crop, usable.facts)
-        return checked(source, self.listing.path)
+        return checked(source, self.options, self.listing.path)
 
     def _split(self, rows: list[int], number: dict[str, int]) -> tuple[list[tuple[int, int]], ...]:
         files = [self.listing.files[row] for row in rows]
@@ -179,7 +171,7 @@ def train_test_copies(info: DatasetInfo, folders: Iterable[Path]) -> Iterator[Co
             yield Copy("folders", folder, partial(_open_train_test, info, folder))
 
 
-def _open_train_test(info: DatasetInfo, folder: Path, options: DataOptions) -> Source:
+def _open_train_test(info: DatasetInfo, folder: Path) -> Source:
     """List a copy of a dataset with ``train`` and ``test`` (or ``val``).
 
     Classes are numbered in the order of their folders' names, as in torchvision, on which published
