@@ -13,7 +13,7 @@ from cofima.data.datasets import read
 from cofima.data.loading.decoder import decode_file
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.stream import split
-from cofima.data.transforms import InputDefaults
+from cofima.data.transforms import View
 
 FORM = PixelFormat(side=16, size=14, whole=19)
 
@@ -55,7 +55,7 @@ def test_the_fingerprint_follows_the_images(tmp_path: Path) -> None:
 
 def test_the_whole_stream_may_be_held_out(tmp_path: Path) -> None:
     """Training images are tested on, and seen as test images are."""
-    view = transforms.preset_view("slca", "cub200", InputDefaults(14, 0.9, (0.5,) * 3, (0.5,) * 3, "bicubic"))  # type: ignore[arg-type]
+    view = transforms.preset_view("slca", "cub200", View(14, 15, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
     assert view.pixel_format == PixelFormat(16, 14, 19)
     dataset = read(source_of(tmp_path), view.pixel_format)
     task = split(dataset, 2, 2, None).held_out(0.4, 0)[0]
