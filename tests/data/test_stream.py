@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cofima.core.errors import CofimaError
-from cofima.data import Dataset, ImageSet, Stream, Task, from_groups, split
+from cofima.data.image_set import ImageSet
 from cofima.data.sources.in_memory import blobs
 from cofima.data.splits import share_of, shuffled
-from cofima.data.stream import class_order, increments
+from cofima.data.stream import Dataset, Stream, Task, class_order, from_groups, increments, split
 
 PUBLISHED = {
     (1993, 100): [68, 56, 78, 8, 23, 84, 90, 65, 74, 76, 40, 89],

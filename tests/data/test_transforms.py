@@ -7,9 +7,8 @@ from PIL import Image
 from torchvision import transforms as tv
 from torchvision.transforms.functional import resized_crop
 
-from cofima.data import View
 from cofima.data.loading.pixel_format import center_square
-from cofima.data.transforms import crop_and_resize, crop_boxes
+from cofima.data.transforms import View, crop_and_resize, crop_boxes
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BICUBIC = tv.InterpolationMode.BICUBIC

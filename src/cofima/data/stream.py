@@ -108,7 +108,7 @@ class Stream(Sequence[Task]):
 
         def cut(task: Task) -> Task:
             images: ImageSet = getattr(task, part)
-            kept = images.select(choose_images(images, lambda _: per_class, seed))
+            kept: Any = images.select(choose_images(images, lambda _: per_class, seed))
             return replace(task, **{part: kept})
 
         return self._changed(cut, **{f"max_{part}_per_class": per_class, f"max_{part}_per_class_seed": seed})

@@ -13,7 +13,7 @@ from cofima.data.options import DataOptions
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
 
 SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of datasets put them
-_SHOWN = 20  # left-out images that are folders_named
+SHOWN = 20  # left-out images that are named
 
 LabeledRow = tuple[int, int]  # the row of an image in its block of pixels, and its label
 TrainAndTest = tuple[Iterable[Sample], Iterable[Sample]]
@@ -66,7 +66,7 @@ class Source:
         self._refuse_empty(train, test)
         facts = self.facts | {"train": len(train), "test": len(test)}
         if skip_unreadable:
-            facts["skipped"] = {"images": len(bad), "classes": 0, "first": [name for name, _ in bad[:_SHOWN]]}
+            facts["skipped"] = {"images": len(bad), "classes": 0, "first": [name for name, _ in bad[:SHOWN]]}
         warnings = [f"left out {counted(len(bad), 'unreadable image')}"] if bad else []
         return Usable(self.class_names, train, test, facts, warnings)
 

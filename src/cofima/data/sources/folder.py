@@ -12,7 +12,7 @@ from cofima.core.errors import did_you_mean, first_problems
 from cofima.core.progress import SILENT, Progress
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import Copy, DatasetInfo, Source, Usable, counted
+from cofima.data.sources.base import SHOWN, Copy, DatasetInfo, Source, Usable, counted
 from cofima.data.sources.checks import checked
 from cofima.data.sources.listing import TESTS, TRAIN, ImageFile, Listing, list_images, normalize_name
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
@@ -20,7 +20,6 @@ from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, shar
 PREFIX, USAGE = "folder:", "folder:PATH"
 DESCRIPTION = "your own images: PATH/train and PATH/test (or val), or one folder per class"
 TRAIN_AND_TEST = "train/CLASS/*.jpg and test/CLASS/*.jpg (or val)"
-_SHOWN = 20  # left-out images and classes that are folders_named
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +59,7 @@ class Folder:
         names = sorted(self.listing.folders.keys() - left_out.keys())
         rows = [row for row in rows if files[row].class_name not in left_out]
         train, test = self._split(rows, {name: label for label, name in enumerate(names)})
-        first = [*left_out.values(), *(normalize_name(str(file.path)) for file, _ in bad)][:_SHOWN]
+        first = [*left_out.values(), *(normalize_name(str(file.path)) for file, _ in bad)][:SHOWN]
         skipped = {"images": len(bad), "classes": len(left_out), "first": first}
         facts = {"train": len(train), "test": len(test), **self._facts(), "skipped": skipped}
         named = ([(files[row].name, label) for row, label in part] for part in (train, test))
