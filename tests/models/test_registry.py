@@ -11,7 +11,8 @@ from torch import nn
 from cofima.core.errors import CofimaError
 from cofima.experiment.config import check
 from cofima.models import backbone, efficientnet_lite, registry
-from cofima.models.backbone import ModelOptions, create
+from cofima.models.backbone import create
+from cofima.models.options import ModelOptions
 from cofima.models.registry import ALIASES
 
 every_alias = pytest.mark.parametrize("name", ALIASES)

@@ -10,7 +10,7 @@ from cofima.data import datasets, transforms
 from cofima.data.stream import Stream, from_groups, split
 from cofima.data.transforms import View
 from cofima.methods import build
-from cofima.models.backbone import BackboneFacts
+from cofima.models.info import BackboneFacts
 from cofima.store.config import Config
 
 

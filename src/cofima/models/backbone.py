@@ -15,23 +15,10 @@ from torch import nn
 from cofima.core.errors import CofimaError, did_you_mean
 from cofima.models import efficientnet_lite, registry
 from cofima.models import vit_micro as _registers_vit_micro  # noqa: F401
-from cofima.models.checkpoint_formats.reader import load_checkpoint, read_weights
-from cofima.models.info import ELSEWHERE, BackboneFacts, fingerprint, identify
+from cofima.models.checkpoint_formats.reader import load_checkpoint
+from cofima.models.info import ELSEWHERE, BackboneFacts, identify
 from cofima.models.options import ModelOptions
 from cofima.models.registry import ALIASES
-
-__all__ = [
-    "AvailableBackbone",
-    "BackboneFacts",
-    "ModelOptions",
-    "available",
-    "build_empty",
-    "check",
-    "create",
-    "fingerprint",
-    "load_checkpoint",
-    "read_weights",
-]
 
 RESET_NORM_EPS = 1e-5  # torch's default, where timm's transformers have 1e-6
 _NORM_LAYERS = ("head.norm", "fc_norm", "norm")  # the one nearest to the features first
