@@ -81,7 +81,7 @@ def test_every_unreadable_image_is_named_at_once(tmp_path: Path) -> None:
 def test_a_class_without_readable_images_is_refused(tmp_path: Path) -> None:
     source = source_of(tmp_path, train=2)
     (tmp_path / "1.png").write_bytes(b"")
-    with pytest.raises(CofimaError, match="class 'b': no readable image to learn"):
+    with pytest.raises(CofimaError, match="class 'b': no readable training images"):
         read(source, FORM, skip_unreadable=True)
 
 

@@ -57,29 +57,28 @@ class Source:
         bad = [(picture.name, fault) for picture, fault in pairs if fault]
         if bad and not skip_unreadable:
             advice = "mend or remove them, or leave them out: data.skip_unreadable=true (--skip-unreadable)"
-            found = first_problems(f"dataset {self.name}", [f"{name}: {fault}" for name, fault in bad])
-            raise CofimaError(f"{found}\n  {advice}")
+            error = first_problems(f"dataset {self.name}", [f"{name}: {fault}" for name, fault in bad])
+            raise CofimaError(f"{error}\n  {advice}")
         train, test = (
             [(row, picture.label) for row, picture in enumerate(block) if not wrong[row]]
             for block, wrong in zip(self.blocks(), faults, strict=True)
         )
-        self._refuse_empty(train, test)
+        if found := self.one_sided({label for _, label in train}, {label for _, label in test}, "readable "):
+            raise problems(f"dataset {self.name}", found)
         facts = self.facts | {"train": len(train), "test": len(test)}
         if skip_unreadable:
             facts["skipped"] = {"images": len(bad), "classes": 0, "first": [name for name, _ in bad[:SHOWN]]}
         warnings = [f"left out {counted(len(bad), 'unreadable image')}"] if bad else []
         return Usable(self.class_names, train, test, facts, warnings)
 
-    def _refuse_empty(self, train: list[LabeledRow], test: list[LabeledRow]) -> None:
-        found = [
-            f"class '{name}': no readable image to {what}"
-            for what, places in (("learn", train), ("test", test))
-            for having in [{label for _, label in places}]
-            for label, name in enumerate(self.class_names)
-            if label not in having
-        ]
-        if found:
-            raise problems(f"dataset {self.name}", found)
+    def one_sided(self, train: set[int], test: set[int], kind: str = "") -> list[str]:
+        """Return a problem for each class that is not among both the training and the test labels."""
+        found = []
+        for label, name in enumerate(self.class_names):
+            parts = [part for part, labels in (("training", train), ("test", test)) if label not in labels]
+            if parts:
+                found.append(f"class '{name}': no {kind}{' or '.join(parts)} images")
+        return found
 
     def split_by_seed(self, options: DataOptions) -> "Source":
         """Return the source with a share of each class tested on, by the seed and the names alone."""
