@@ -9,8 +9,8 @@ from cofima.data.stream import split
 from cofima.experiment.stream import stream_view
 from cofima.methods.seq_ft import SeqFT
 from cofima.models import backbone
-from cofima.models.backbone import ModelOptions
 from cofima.models.net import Net
+from cofima.models.options import ModelOptions
 from cofima.store.config import Config
 from cofima.training.context import Context
 from cofima.training.loop import sgd

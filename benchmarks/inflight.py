@@ -16,8 +16,8 @@ from cofima.experiment.launch import launch
 from cofima.experiment.stream import stream_view
 from cofima.methods.seq_ft import SeqFT
 from cofima.models import backbone
-from cofima.models.backbone import ModelOptions
 from cofima.models.net import Net
+from cofima.models.options import ModelOptions
 from cofima.store.config import Config
 from cofima.training import checkpoint
 from cofima.training.checkpoint import NO_CHECKPOINT, RunCheckpoint, Training

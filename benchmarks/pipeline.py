@@ -20,11 +20,11 @@ from cofima.data import Sample, transforms
 from cofima.data.image_set import ImageSet
 from cofima.data.loading.loader import load
 from cofima.data.loading.pixel_format import PixelFormat
-from cofima.data.transforms import IMAGENET, InputDefaults, crop_and_resize, crop_boxes, scaled_boxes
+from cofima.data.transforms import IMAGENET, View, crop_and_resize, crop_boxes, scaled_boxes
 from ratios import cells, interleaved, seconds
 
 BICUBIC, BILINEAR = tv.InterpolationMode.BICUBIC, tv.InterpolationMode.BILINEAR
-WANTS = InputDefaults(224, 0.9, *IMAGENET, "bicubic", flip=True)
+WANTS = View(224, 248, *IMAGENET, flip=True)
 BATCH, ROUNDS = 32, 5
 
 

@@ -30,6 +30,7 @@ from cofima.experiment.config import check
 from cofima.experiment.run import run
 from cofima.models import backbone
 from cofima.models.net import Net
+from cofima.models.options import ModelOptions
 from cofima.store.config import Config
 from cofima.store.model import Model, attach
 from cofima.training.context import Batch, Context
@@ -161,7 +162,7 @@ def tiny_batch(images: Tensor, labels: Tensor, pixels: Tensor | None = None) -> 
 
 def tiny_net(network: str = "vit_test", seed: int = 0, sizes: Sequence[int] = ()) -> Net:
     """Return a network without, or with given, blocks in its head."""
-    module, facts = backbone.create(network, backbone.ModelOptions(pretrained=False), seed)
+    module, facts = backbone.create(network, ModelOptions(pretrained=False), seed)
     net = Net(module, facts.features)
     for index, size in enumerate(sizes):
         net.grow(size, torch.Generator().manual_seed(seed + index))

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
 from cofima.core.errors import CofimaError
-from cofima.data import Dataset, sources
+from cofima.data import sources
 from cofima.data.datasets import DataOptions, check, describe, load, names
 from cofima.data.sources.in_memory import blobs
+from cofima.data.stream import Dataset
 
 
 def nearest_mean_accuracy(dataset: Dataset) -> float:

@@ -13,11 +13,11 @@ from PIL import Image
 
 from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.core.progress import Progress
-from cofima.data import Dataset
 from cofima.data.datasets import DataOptions, find, load
 from cofima.data.loading import loader
 from cofima.data.loading.decoder import decode_file
 from cofima.data.loading.pixel_format import center_square
+from cofima.data.stream import Dataset
 
 CALTECH = Path(__file__).parents[3] / "shared" / "data" / "caltech101"
 SIDE = 8

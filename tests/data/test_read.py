@@ -13,7 +13,7 @@ from cofima.data.datasets import read
 from cofima.data.loading.decoder import decode_file
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.stream import split
-from cofima.data.transforms import InputDefaults
+from cofima.data.transforms import View
 
 FORM = PixelFormat(side=16, size=14, whole=19)
 
@@ -55,7 +55,7 @@ def test_the_fingerprint_follows_the_images(tmp_path: Path) -> None:
 
 def test_the_whole_stream_may_be_held_out(tmp_path: Path) -> None:
     """Training images are tested on, and seen as test images are."""
-    view = transforms.preset_view("slca", "cub200", InputDefaults(14, 0.9, (0.5,) * 3, (0.5,) * 3, "bicubic"))  # type: ignore[arg-type]
+    view = transforms.preset_view("slca", "cub200", View(14, 15, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
     assert view.pixel_format == PixelFormat(16, 14, 19)
     dataset = read(source_of(tmp_path), view.pixel_format)
     task = split(dataset, 2, 2, None).held_out(0.4, 0)[0]
@@ -81,7 +81,7 @@ def test_every_unreadable_image_is_named_at_once(tmp_path: Path) -> None:
 def test_a_class_without_readable_images_is_refused(tmp_path: Path) -> None:
     source = source_of(tmp_path, train=2)
     (tmp_path / "1.png").write_bytes(b"")
-    with pytest.raises(CofimaError, match="class 'b': no readable image to learn"):
+    with pytest.raises(CofimaError, match="class 'b': no readable training images"):
         read(source, FORM, skip_unreadable=True)
 
 

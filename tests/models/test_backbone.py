@@ -9,7 +9,10 @@ from safetensors.torch import save_file
 
 from cofima.core.errors import CofimaError
 from cofima.models import backbone
-from cofima.models.backbone import ModelOptions, create, fingerprint, load_checkpoint, read_weights
+from cofima.models.backbone import create
+from cofima.models.checkpoint_formats.reader import load_checkpoint, read_weights
+from cofima.models.info import fingerprint
+from cofima.models.options import ModelOptions
 
 SCRATCH = ModelOptions(pretrained=False)
 

@@ -17,8 +17,10 @@ from torchvision.models.resnet import ResNet as TorchvisionResNet
 
 from cofima.core.errors import CofimaError
 from cofima.models import backbone
-from cofima.models.backbone import ModelOptions, create, fingerprint, load_checkpoint, read_weights
-from cofima.models.checkpoint_formats.reader import FORMATS
+from cofima.models.backbone import create
+from cofima.models.checkpoint_formats.reader import FORMATS, load_checkpoint, read_weights
+from cofima.models.info import fingerprint
+from cofima.models.options import ModelOptions
 
 Weights = dict[str, Tensor]
 SCRATCH = ModelOptions(pretrained=False)

@@ -8,7 +8,8 @@ import torch
 
 from cofima.core.errors import CofimaError
 from cofima.models import efficientnet_lite
-from cofima.models.backbone import ModelOptions, create
+from cofima.models.backbone import create
+from cofima.models.options import ModelOptions
 
 NAME = "tf_efficientnet_lite0"
 needs_package = pytest.mark.skipif(

@@ -11,7 +11,8 @@ from torch import nn
 from cofima.core.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.models import backbone
-from cofima.models.backbone import ModelOptions, create
+from cofima.models.backbone import create
+from cofima.models.options import ModelOptions
 from cofima.store import model_folder
 from cofima.store.model import load_model
 

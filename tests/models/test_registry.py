@@ -11,7 +11,8 @@ from torch import nn
 from cofima.core.errors import CofimaError
 from cofima.experiment.config import check
 from cofima.models import backbone, efficientnet_lite, registry
-from cofima.models.backbone import ModelOptions, create
+from cofima.models.backbone import create
+from cofima.models.options import ModelOptions
 from cofima.models.registry import ALIASES
 
 every_alias = pytest.mark.parametrize("name", ALIASES)
@@ -48,25 +49,25 @@ def test_the_network_of_an_alias_is_as_the_table_says(name: str) -> None:
     alias = ALIASES[name]
     net = skeleton(alias.timm.partition(".")[0], alias.size)
     assert sum(p.numel() for p in net.parameters()) == alias.parameters
-    assert net.num_features == alias.features
     assert all(m.p == 0 for m in net.modules() if isinstance(m, nn.Dropout))
     assert not [m for m in net.modules() if getattr(m, "drop_prob", 0)]
 
 
 def test_parameters_of_the_other_listed_backbones_are_right() -> None:
-    for name, parameters in backbone._PARAMETERS.items():
-        net = skeleton(name.partition(".")[0], None)
+    for name in ("vit_micro", *efficientnet_lite.PACKAGES):
+        parameters = registry.PARAMETERS[name]
+        net = skeleton(name, None)
         assert sum(p.numel() for p in net.parameters()) == parameters
 
 
 @every_alias
-def test_what_is_said_of_an_alias_is_said_of_its_full_name_too(name: str) -> None:
+def test_what_an_alias_was_trained_on_is_known(name: str) -> None:
     alias = ALIASES[name]
     assert registry.resolve(name) == alias.timm
-    assert registry.pretraining(name, "") == alias.pretraining
-    if alias.hub:
-        assert registry.pretraining(alias.timm, alias.timm.partition(".")[2]) == alias.pretraining
-    assert alias.supervised == ("without labels" not in alias.pretraining)
+    assert alias.pretraining.startswith(("ImageNet", "LVD-142M"))
+    without_labels = {"vit_b16_mocov3", "vit_b16_mae", "vit_b14_dinov2", "vit_b16_dino"}
+    assert ("without labels" in alias.pretraining) == (name in without_labels)
+    assert bool(alias.trained_on) != alias.hub
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_what_is_said_of_an_alias_is_said_of_its_full_name_too(name: str) -> Non
 )
 def test_other_tags_tell_what_they_tell(name: str, said: str) -> None:
     assert timm.get_pretrained_cfg(name) is not None
-    assert registry.pretraining(name, name.partition(".")[2]) == said
+    assert registry.pretraining(name.partition(".")[2]) == said
 
 
 def test_weights_that_are_not_on_the_hub_say_where_they_are() -> None:
@@ -114,7 +115,7 @@ def test_an_unknown_tag_gets_a_hint() -> None:
 
 def test_facts_of_an_alias_keep_the_full_name(monkeypatch: pytest.MonkeyPatch) -> None:
     small = registry.Alias(
-        "vit_test", "Blobs", 1, 16, size=32, mean=(0.1, 0.2, 0.3), std=(1, 1, 1), crop_pct=0.8, file="x"
+        "vit_test", "x", trained_on="Blobs", size=32, mean=(0.1, 0.2, 0.3), std=(1, 1, 1), crop_pct=0.8
     )
     monkeypatch.setitem(ALIASES, "short", small)
     module, facts = create("short", ModelOptions(pretrained=False))

@@ -13,7 +13,8 @@ from cofima import methods
 from cofima.core.errors import CofimaError
 from cofima.methods.base import Method
 from cofima.models import backbone
-from cofima.models.backbone import BackboneFacts, build_empty
+from cofima.models.backbone import build_empty
+from cofima.models.info import BackboneFacts
 from cofima.store import model_folder
 from cofima.store.config import Config
 from cofima.store.history import HistoryRow, is_run

@@ -120,7 +120,7 @@ def class_means(net: torch.nn.Module, seen: Stream, context: Context, images: in
     net.to(context.device).eval()
     if images is not None:
         most = max(len(task.classes) for task in seen)
-        seen = seen.limited(max(1, images // most), 0)
+        seen = seen.limited("train", max(1, images // most), 0)
     train = join([task.train for task in seen])
     pairs = [(normalize(net(x).float()), y) for x, y in plain_batches(train, context, "class means")]
     features, own = (torch.cat(part) for part in zip(*pairs, strict=True))

@@ -83,9 +83,7 @@ def _acquire(folder: Path, timeout: float) -> int | None:
                 os.ftruncate(handle, 0)
                 _write_holder(handle)
                 return handle
-            os.close(
-                handle
-            )  # the previous holder unlinked it between open and flock: it locks nothing, try again
+            os.close(handle)  # its holder unlinked it between open and flock: it locks nothing, try again
         except BlockingIOError:
             holder = os.pread(handle, 200, 0).decode(errors="replace").strip()
             os.close(handle)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import accumulate, pairwise
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -96,8 +96,6 @@ class Stream(Sequence[Task]):
 
         The test images are not in it at all. A class with a single image keeps it for training.
         """
-        if not 0 < share < 1:
-            raise CofimaError(f"val_fraction = {share}: must lie between 0 and 1")
 
         def cut(task: Task) -> Task:
             chosen = choose_images(task.train, lambda count: share_of(count, share), seed)
@@ -105,23 +103,15 @@ class Stream(Sequence[Task]):
 
         return self._changed(cut, val_fraction=share, val_fraction_seed=seed)
 
-    def limited(self, per_class: int, seed: int) -> "Stream":
-        """Return the stream with at most ``per_class`` training images of each class."""
-        if per_class < 1:
-            raise CofimaError(f"max_train_per_class = {per_class}: a class needs at least 1 training image")
-        return self._changed(
-            lambda task: replace(task, train=_at_most(task.train, per_class, seed)),
-            max_train_per_class=per_class,
-            max_train_per_class_seed=seed,
-        )
+    def limited(self, part: Literal["train", "test"], per_class: int, seed: int) -> "Stream":
+        """Return the stream with at most ``per_class`` images of each class in the training or test part."""
 
-    def tested_on(self, per_class: int, seed: int) -> "Stream":
-        """Return the stream with at most ``per_class`` test images of each class."""
-        return self._changed(
-            lambda task: replace(task, test=_at_most(task.test, per_class, seed)),
-            max_test_per_class=per_class,
-            max_test_per_class_seed=seed,
-        )
+        def cut(task: Task) -> Task:
+            images: ImageSet = getattr(task, part)
+            kept: Any = images.select(choose_images(images, lambda _: per_class, seed))
+            return replace(task, **{part: kept})
+
+        return self._changed(cut, **{f"max_{part}_per_class": per_class, f"max_{part}_per_class_seed": seed})
 
     def _changed(self, change: Callable[[Task], Task], **facts: float) -> "Stream":
         return replace(self, tasks=tuple(map(change, self)), facts=self.facts | facts)
@@ -137,15 +127,8 @@ def class_order(n: int, seed: int | None) -> list[int]:
 
 def increments(n: int, first: int, increment: int) -> list[int]:
     """Return the number of classes of each task; the last task takes the remainder."""
-    found = [
-        f"{name} = {value}: must be at least 1"
-        for name, value in (("base_classes", first), ("increment", increment))
-        if value < 1
-    ]
     if first > n:
-        found.append(f"base_classes = {first}: there are only {n} classes")
-    if found:
-        raise problems("the split into tasks", found)
+        raise CofimaError(f"base_classes = {first}: there are only {n} classes")
     stops = [*range(first, n, increment), n]
     return [stop - start for start, stop in pairwise([0, *stops])]
 
@@ -153,10 +136,9 @@ def increments(n: int, first: int, increment: int) -> list[int]:
 def split(dataset: Dataset, first: int, increment: int, order_seed: int | None) -> Stream:
     """Make tasks of ``first``, then ``increment`` classes at a time, in the order given by the seed."""
     count = len(dataset.class_names)
-    sizes = increments(count, first, increment)
     order = class_order(count, order_seed)
-    starts = accumulate(sizes, initial=0)
-    return _stream(dataset, [order[start : start + size] for start, size in zip(starts, sizes, strict=False)])
+    stops = accumulate(increments(count, first, increment), initial=0)
+    return _stream(dataset, [order[start:stop] for start, stop in pairwise(stops)])
 
 
 def from_groups(dataset: Dataset, groups: Sequence[Sequence[int | str]]) -> Stream:
@@ -211,7 +193,3 @@ def _stream(dataset: Dataset, groups: list[list[int]]) -> Stream:
 
 def _among(images: ImageSet, classes: range) -> Tensor:
     return (images.labels >= classes.start) & (images.labels < classes.stop)
-
-
-def _at_most(images: ImageSet, per_class: int, seed: int) -> ImageSet:
-    return images.select(choose_images(images, lambda _: per_class, seed))

@@ -12,20 +12,18 @@ from cofima.core.distributed import Shard, full_shard
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.options import Preset
 
-INTERPOLATIONS = ("bicubic", "bilinear")
 Color = tuple[float, float, float]
 IMAGENET: tuple[Color, Color] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CIFAR: tuple[Color, Color] = ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
-UNCHANGED: tuple[Color, Color] = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 # how training images differ from dataset to dataset in SLCA's code, which is also that of CoFiMA
-_RESIZED_CROPS: dict[str, Any] = {"crop": 0.08}
+_CROPS, _WINDOWS = {"crop": 0.08}, {"window": True}
+_CIFAR = {"mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761), "brightness": 63 / 255}
 _SLCA: dict[str, dict[str, Any]] = {
-    "cifar100": _RESIZED_CROPS | {"brightness": 63 / 255, "colors": CIFAR},
-    "imagenet_r": _RESIZED_CROPS,
-    "cub200": {"window": True},
-    "cars196": {"window": True},
-    "vtab": {"window": True},
+    "cifar100": _CROPS | _CIFAR,
+    "imagenet_r": _CROPS,
+    "cub200": _WINDOWS,
+    "cars196": _WINDOWS,
+    "vtab": _WINDOWS,
 }
 PAPER_DATASETS = tuple(_SLCA)
 _TRIES = 10  # of torchvision's RandomResizedCrop, and its ratios of width to height
@@ -69,12 +67,6 @@ class View:
             raise ValueError(f"whole = {self.whole}: too small to cut windows of {self.size} px from")
         if not 0 < self.crop <= 1:
             raise ValueError(f"crop = {self.crop}: must be above 0 and at most 1")
-        if not 0 <= self.brightness <= 1:
-            raise ValueError(f"brightness = {self.brightness}: must lie between 0 and 1")
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(
-                f"interpolation = '{self.interpolation}': must be one of {', '.join(INTERPOLATIONS)}"
-            )
 
     @property
     def pixel_format(self) -> PixelFormat:
@@ -144,44 +136,25 @@ class View:
             raise ValueError(f"expected uint8 {shapes}, got {pixels.dtype} {tuple(pixels.shape)}")
 
 
-@dataclass(frozen=True)
-class InputDefaults:
-    """Input size, colors and augmentation that a backbone and a dataset suggest; a preset may differ."""
-
-    size: int
-    crop_pct: float
-    mean: Color
-    std: Color
-    interpolation: str
-    flip: bool = False
-    crop: float = 1.0
-
-
 def choose_preset(asked: Preset | None, dataset: str) -> Preset:
     """Return the preset of a run: the one asked for, or SLCA's for the datasets of the paper."""
     return asked or ("slca" if dataset in PAPER_DATASETS else "timm")
 
 
-def preset_view(preset: Preset, dataset: str, defaults: InputDefaults) -> View:
+def preset_view(preset: Preset, dataset: str, own: View) -> View:
     """Return a preset's view of a dataset, for images in the form that :attr:`View.pixel_format` names.
 
-    Only ``timm`` takes colors and sizes from the backbone, and the least crop from the dataset. No
-    preset mirrors images of a dataset whose mirrored images mean something else.
+    ``own`` has the colors and sizes of the backbone and the augmentation of the dataset: the preset ``timm``.
+    The others take from it the size of the network's images alone. No preset mirrors images of a dataset
+    whose mirrored images mean something else.
     """
     if preset == "timm":
-        interpolation = defaults.interpolation if defaults.interpolation in INTERPOLATIONS else "bicubic"
-        side = stored_side(defaults.size, defaults.crop_pct)
-        return View(
-            defaults.size, side, defaults.mean, defaults.std, defaults.flip, defaults.crop, interpolation
-        )
-    side, whole = defaults.size * 256 // 224, round(defaults.size * 300 / 224)
-    plain = View(defaults.size, side, *IMAGENET, flip=defaults.flip, preset=preset, whole=whole)
+        return own
+    stored, whole = own.size * 256 // 224, round(own.size * 300 / 224)
+    plain = View(own.size, stored, *IMAGENET, flip=own.flip, preset=preset, whole=whole)
     if preset == "pilot":
-        mean, std = UNCHANGED
-        return replace(plain, mean=mean, std=std, crop=0.05, interpolation="bilinear")
-    own = dict(_SLCA.get(dataset, {"window": True}))
-    mean, std = own.pop("colors", IMAGENET)
-    return replace(plain, mean=mean, std=std, **own)
+        return replace(plain, mean=(0.0,) * 3, std=(1.0,) * 3, crop=0.05, interpolation="bilinear")
+    return replace(plain, **_SLCA.get(dataset, _WINDOWS))
 
 
 def override(view: View, flip: bool | None, crop: float | None) -> View:
@@ -189,11 +162,6 @@ def override(view: View, flip: bool | None, crop: float | None) -> View:
     if flip is not None:
         view = replace(view, flip=flip)
     return view if crop is None else replace(view, crop=crop, window=False)
-
-
-def stored_side(size: int, crop_pct: float) -> int:
-    """Return the side at which images are stored for a network that sees ``size`` pixels of them."""
-    return math.floor(size / crop_pct)
 
 
 def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator, part: Shard | None = None) -> Tensor:

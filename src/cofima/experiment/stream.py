@@ -8,9 +8,9 @@ from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
 from cofima.data import datasets, transforms
 from cofima.data.stream import Stream, from_groups, split
-from cofima.data.transforms import InputDefaults, View
+from cofima.data.transforms import View
 from cofima.methods import build
-from cofima.models.backbone import BackboneFacts
+from cofima.models.info import BackboneFacts
 from cofima.store.config import Config
 
 
@@ -27,10 +27,9 @@ def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILEN
         stream = split(dataset, how.base_classes, how.increment, None if seed < 0 else seed)
     if config.val_fraction:
         stream = stream.held_out(config.val_fraction, config.data.split_seed)
-    if config.data.max_train_per_class is not None:
-        stream = stream.limited(config.data.max_train_per_class, config.data.split_seed)
-    if config.data.max_test_per_class is not None:
-        stream = stream.tested_on(config.data.max_test_per_class, config.data.split_seed)
+    for part in ("train", "test"):
+        if per_class := getattr(config.data, f"max_{part}_per_class"):
+            stream = stream.limited(part, per_class, config.data.split_seed)
     without = [f"task {task.index + 1} has no test images" for task in stream if not len(task.test)]
     if without:
         raise problems(f"dataset {config.dataset}", without)
@@ -52,9 +51,10 @@ def make_view(config: Config, facts: BackboneFacts, flip: bool = False, crop: fl
 
     ``flip`` and ``crop`` are the dataset's augmentation, used unless the configuration sets them.
     """
-    wants = InputDefaults(facts.size, facts.crop_pct, facts.mean, facts.std, facts.interpolation, flip, crop)
+    interpolation = "bilinear" if facts.interpolation == "bilinear" else "bicubic"  # torch has no others
+    own = View(facts.size, facts.stored, facts.mean, facts.std, flip, crop, interpolation)
     preset = transforms.choose_preset(config.data.preset, config.dataset)
-    view = transforms.preset_view(preset, config.dataset, wants)
+    view = transforms.preset_view(preset, config.dataset, own)
     return transforms.override(view, config.data.flip, config.data.crop)
 
 

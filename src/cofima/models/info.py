@@ -79,7 +79,7 @@ def identify(name: str, module: nn.Module, options: ModelOptions, layout: str) -
         sha256=fingerprint(module.state_dict()),
         alias=name if alias else "",
         tag=tag,
-        pretraining=_pretraining(name, resolved, tag, options),
+        pretraining=_pretraining(name, tag, options),
         layout=layout,
         final_norm=options.final_norm,
     )
@@ -96,11 +96,11 @@ def _full_name(name: str, module: nn.Module, options: ModelOptions) -> tuple[str
     return (f"{architecture}.{tag}" if tag else architecture), tag
 
 
-def _pretraining(name: str, resolved: str, tag: str, options: ModelOptions) -> str:
+def _pretraining(name: str, tag: str, options: ModelOptions) -> str:
     """Describe the images of the pre-training, and the basis of that statement."""
+    alias = ALIASES.get(name)
     if options.checkpoint is not None:
-        said = ALIASES[name].pretraining if name in ALIASES else "not known"
-        return f"{said} (weights from {options.checkpoint.name})"
+        return f"{alias.pretraining if alias else 'not known'} (weights from {options.checkpoint.name})"
     if not options.pretrained:
         return "none (from scratch)"
-    return registry.pretraining(name if name in ALIASES else resolved, tag)
+    return alias.pretraining if alias else registry.pretraining(tag)

@@ -5,33 +5,51 @@ With them goes what has been published about the pre-training: the images, and t
 
 from dataclasses import dataclass
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+# parameters without the classifier, by architecture
+PARAMETERS = {
+    "vit_base_patch16_224": 85_798_656,
+    "vit_base_patch14_dinov2": 85_724_928,
+    "vit_tiny_patch16_224": 5_524_416,
+    "vit_large_patch16_224": 303_301_632,
+    "resnet18": 11_176_512,
+    "vit_micro": 1_619_584,
+    "tf_efficientnet_lite0": 3_371_008,
+    "tf_efficientnet_lite1": 4_135_680,
+    "tf_efficientnet_lite2": 4_811_072,
+}
 
 
 @dataclass(frozen=True)
 class Alias:
     """One set of published weights: a timm name with its tag, and where the weights come from.
 
-    ``size``, ``mean``, ``std`` and ``crop_pct`` are given where timm's own do not fit these weights.
+    ``size``, ``mean``, ``std`` and ``crop_pct`` are given where timm's own do not fit these weights, and
+    ``trained_on`` where there is no tag that tells it.
     """
 
     timm: str
-    pretraining: str
-    parameters: int
-    features: int
-    supervised: bool = True
+    file: str = ""
+    note: str = ""
+    trained_on: str = ""
     size: int | None = None
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
     crop_pct: float | None = None
-    file: str = ""
-    note: str = ""
 
     @property
     def hub(self) -> bool:
         """Return True if timm can fetch the weights itself."""
         return "." in self.timm
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of parameters without the classifier."""
+        return PARAMETERS[self.timm.partition(".")[0]]
+
+    @property
+    def pretraining(self) -> str:
+        """Return the images that the weights were trained on."""
+        return self.trained_on or pretraining(self.timm.partition(".")[2])
 
 
 _AUGREG = "https://storage.googleapis.com/vit_models/augreg/"
@@ -40,98 +58,62 @@ _META = "https://dl.fbaipublicfiles.com/"
 ALIASES: dict[str, Alias] = {
     "vit_b16_in21k": Alias(
         timm="vit_base_patch16_224.augreg_in21k",
-        pretraining="ImageNet-21k",
-        parameters=85_798_656,
-        features=768,
         file=f"{_AUGREG}B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz",
         note="the supervised backbone of the CoFiMA paper",
     ),
     "vit_b16_in21k_orig": Alias(
         timm="vit_base_patch16_224.orig_in21k",
-        pretraining="ImageNet-21k",
-        parameters=85_798_656,
-        features=768,
         file="https://storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz",
         note="the backbone of the L2P and DualPrompt papers",
     ),
     "vit_b16_in1k_ft": Alias(
         timm="vit_base_patch16_224.augreg_in21k_ft_in1k",
-        pretraining="ImageNet-21k, then ImageNet-1k",
-        parameters=85_798_656,
-        features=768,
         file=f"{_AUGREG}B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
         "--imagenet2012-steps_20k-lr_0.01-res_224.npz",
         note="what timm 0.6 called vit_base_patch16_224, and PILOT trains with",
     ),
     "vit_b16_mocov3": Alias(
         timm="vit_base_patch16_224",
-        pretraining="ImageNet-1k without labels (MoCo v3)",
-        parameters=85_798_656,
-        features=768,
-        supervised=False,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
+        trained_on="ImageNet-1k without labels (MoCo v3)",
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
         crop_pct=0.875,
         file=f"{_META}moco-v3/vit-b-300ep/vit-b-300ep.pth.tar",
         note="not on the hub: give model.checkpoint=FILE; its positions are sines and cosines, trained here",
     ),
     "vit_b16_mae": Alias(
         timm="vit_base_patch16_224.mae",
-        pretraining="ImageNet-1k without labels (MAE)",
-        parameters=85_798_656,
-        features=768,
-        supervised=False,
         file=f"{_META}mae/pretrain/mae_pretrain_vit_base.pth",
         note="its features need more fine-tuning than those of the others",
     ),
     "vit_b14_dinov2": Alias(
         timm="vit_base_patch14_dinov2.lvd142m",
-        pretraining="LVD-142M without labels (DINOv2)",
-        parameters=85_724_928,
-        features=768,
-        supervised=False,
         size=224,
         file=f"{_META}dinov2/dinov2_vitb14/dinov2_vitb14_pretrain.pth",
         note="patches of 14 pixels: there is no DINOv2 with 16; its 37 x 37 positions become 16 x 16",
     ),
     "vit_b16_dino": Alias(
         timm="vit_base_patch16_224.dino",
-        pretraining="ImageNet-1k without labels (DINO)",
-        parameters=85_798_656,
-        features=768,
-        supervised=False,
         file=f"{_META}dino/dino_vitbase16_pretrain/dino_vitbase16_pretrain.pth",
         note="the first DINO: what the code released with the CoFiMA paper loads where the paper says DINOv2",
     ),
     "vit_ti16": Alias(
         timm="vit_tiny_patch16_224.augreg_in21k",
-        pretraining="ImageNet-21k",
-        parameters=5_524_416,
-        features=192,
         file=f"{_AUGREG}Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz",
         note="the smallest of the paper's transformers",
     ),
     "vit_l16": Alias(
         timm="vit_large_patch16_224.augreg_in21k",
-        pretraining="ImageNet-21k",
-        parameters=303_301_632,
-        features=1024,
         file=f"{_AUGREG}L_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1.npz",
         note="pre-trained with dropout 0.1; there is none here",
     ),
     "vit_b16_sam": Alias(
         timm="vit_base_patch16_224.sam_in1k",
-        pretraining="ImageNet-1k",
-        parameters=85_798_656,
-        features=768,
         file="https://storage.googleapis.com/vit_models/sam/ViT-B_16.npz",
         note="trained with sharpness-aware minimization",
     ),
     "resnet18": Alias(
         timm="resnet18.tv_in1k",
-        pretraining="ImageNet-1k",
-        parameters=11_176_512,
-        features=512,
         file="https://download.pytorch.org/models/resnet18-f37072fd.pth",
         note="torchvision's weights; merging estimates its batch statistics anew",
     ),
@@ -194,13 +176,8 @@ def resolve(name: str) -> str:
     return ALIASES[name].timm if name in ALIASES else name
 
 
-def pretraining(name: str, tag: str) -> str:
-    """Return the images that published weights were trained on, as far as their name tells."""
-    if name in ALIASES:
-        return ALIASES[name].pretraining
-    exact = next((alias for alias in ALIASES.values() if alias.hub and alias.timm == name), None)
-    if exact is not None:
-        return exact.pretraining
+def pretraining(tag: str) -> str:
+    """Return the images that published weights were trained on, as far as their tag tells."""
     words = f"_{tag}_"
     other = any(f"_{word}" in words for word in _OTHERS)
     found = next((text for part, text in _TAGS.items() if f"_{part}_" in words), None)

@@ -19,7 +19,8 @@ from cofima.data.image_set import ImageSet, image_set
 from cofima.data.sources.plugin import plugin_datasets
 from cofima.data.transforms import View
 from cofima.methods import Method
-from cofima.models.backbone import BackboneFacts, build_empty
+from cofima.models.backbone import build_empty
+from cofima.models.info import BackboneFacts
 from cofima.models.net import Net
 from cofima.store import model_folder
 from cofima.store.config import Config

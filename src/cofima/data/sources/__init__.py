@@ -16,7 +16,7 @@ from cofima.data.sources.base import Copy, DatasetInfo, Source, search_roots
 from cofima.data.sources.checks import checked, count_problem
 from cofima.data.sources.split_file import split_by_file
 
-__all__ = ["About", "copies", "find", "info", "missing", "names"]
+__all__ = ["copies", "find", "info", "missing", "names"]
 
 _HELPERS = {
     *("base", "checks", "listing", "split_file", "unpickle"),  # shared code
@@ -37,14 +37,11 @@ def info(name: str) -> DatasetInfo:
 
 def copies(name: str, root: Path | None) -> list[Copy]:
     """Return every copy of a dataset that is found, the preferred one first; nothing is opened."""
-    module, seen, found = _module(name), set(), []
+    found: dict[tuple[str, Path], Copy] = {}
     for place in search_roots(root):
-        for copy in module.find_copies(place):
-            key = (copy.layout, copy.path.resolve())
-            if key not in seen:
-                seen.add(key)
-                found.append(copy)
-    return found
+        for copy in _module(name).find_copies(place):
+            found.setdefault((copy.layout, copy.path.resolve()), copy)
+    return list(found.values())
 
 
 def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source:
@@ -52,18 +49,20 @@ def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source
 
     Of several copies the first is taken, with a message; ``data.layout`` and ``data.root`` choose.
     """
-    known, there = info(name), copies(name, options.root)
-    copy = _chosen(name, there, options)
+    if problem := missing(name, options):
+        raise CofimaError(problem)
+    there = copies(name, options.root)
+    copy = next(copy for copy in there if options.layout in (None, copy.layout))
     if len(there) > 1 and options.layout is None:
         others = "; ".join(f"{other.layout} in {other.path}" for other in there if other is not copy)
         choose = "choose with data.layout or data.root"
         progress.say(f"{name}: taking {copy.layout} in {copy.path}, not {others} ({choose})")
-    source = copy.open(options)
+    source = copy.open()
     if options.split_file is not None:
         source = split_by_file(source, options.split_file)
     source.facts.update(layout=copy.layout, folder=str(copy.path.resolve()))
-    source = checked(source, copy.path)
-    if problem := count_problem(source, known):
+    source = checked(source, options, copy.path)
+    if problem := count_problem(source, info(name)):
         warnings.warn(f"{copy.path}: {problem}", CofimaWarning, stacklevel=2)
     return source
 
@@ -76,28 +75,17 @@ def missing(name: str, options: DataOptions) -> str | None:
         return f"data.layout = {options.layout}: {name} has no such layout{hint}"
     if any(options.layout in (None, copy.layout) for copy in there):
         return None
-    expected = [f"{layout}: {text}" for layout, text in known.layouts.items()]
-    wanted = [line for line in expected if options.layout is None or line.startswith(f"{options.layout}:")]
+    wanted = [layout for layout in known.layouts if options.layout in (None, layout)]
     also = [f"{copy.layout} in {copy.path}" for copy in there]
     lines = [
         f"dataset {name} ({known.title}) was not found; one of these is expected",
-        *(f"    {line}" for line in wanted),
+        *(f"    {layout}: {known.layouts[layout]}" for layout in wanted),
         "  in one of",
-        *(
-            f"    {place}{'' if place.is_dir() else ' (no such folder)'}"
-            for place in search_roots(options.root)
-        ),
+        *(f"    {at}{'' if at.is_dir() else ' (no such folder)'}" for at in search_roots(options.root)),
         *([f"  There is only {'; '.join(also)}."] if also else []),
         f"  Get it from {known.url}, and give its place with --data-root or COFIMA_DATA.",
     ]
     return "\n".join(lines)
-
-
-def _chosen(name: str, there: list[Copy], options: DataOptions) -> Copy:
-    problem = missing(name, options)
-    if problem:
-        raise CofimaError(problem)
-    return next(copy for copy in there if options.layout in (None, copy.layout))
 
 
 def _module(name: str) -> ModuleType:

@@ -13,7 +13,7 @@ from cofima.data.options import DataOptions
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
 
 SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of datasets put them
-_SHOWN = 20  # left-out images that are folders_named
+SHOWN = 20  # left-out images that are named
 
 LabeledRow = tuple[int, int]  # the row of an image in its block of pixels, and its label
 TrainAndTest = tuple[Iterable[Sample], Iterable[Sample]]
@@ -57,29 +57,28 @@ class Source:
         bad = [(picture.name, fault) for picture, fault in pairs if fault]
         if bad and not skip_unreadable:
             advice = "mend or remove them, or leave them out: data.skip_unreadable=true (--skip-unreadable)"
-            found = first_problems(f"dataset {self.name}", [f"{name}: {fault}" for name, fault in bad])
-            raise CofimaError(f"{found}\n  {advice}")
+            error = first_problems(f"dataset {self.name}", [f"{name}: {fault}" for name, fault in bad])
+            raise CofimaError(f"{error}\n  {advice}")
         train, test = (
             [(row, picture.label) for row, picture in enumerate(block) if not wrong[row]]
             for block, wrong in zip(self.blocks(), faults, strict=True)
         )
-        self._refuse_empty(train, test)
+        if found := self.one_sided({label for _, label in train}, {label for _, label in test}, "readable "):
+            raise problems(f"dataset {self.name}", found)
         facts = self.facts | {"train": len(train), "test": len(test)}
         if skip_unreadable:
-            facts["skipped"] = {"images": len(bad), "classes": 0, "first": [name for name, _ in bad[:_SHOWN]]}
+            facts["skipped"] = {"images": len(bad), "classes": 0, "first": [name for name, _ in bad[:SHOWN]]}
         warnings = [f"left out {counted(len(bad), 'unreadable image')}"] if bad else []
         return Usable(self.class_names, train, test, facts, warnings)
 
-    def _refuse_empty(self, train: list[LabeledRow], test: list[LabeledRow]) -> None:
-        found = [
-            f"class '{name}': no readable image to {what}"
-            for what, places in (("learn", train), ("test", test))
-            for having in [{label for _, label in places}]
-            for label, name in enumerate(self.class_names)
-            if label not in having
-        ]
-        if found:
-            raise problems(f"dataset {self.name}", found)
+    def one_sided(self, train: set[int], test: set[int], kind: str = "") -> list[str]:
+        """Return a problem for each class that is not among both the training and the test labels."""
+        found = []
+        for label, name in enumerate(self.class_names):
+            parts = [part for part, labels in (("training", train), ("test", test)) if label not in labels]
+            if parts:
+                found.append(f"class '{name}': no {kind}{' or '.join(parts)} images")
+        return found
 
     def split_by_seed(self, options: DataOptions) -> "Source":
         """Return the source with a share of each class tested on, by the seed and the names alone."""
@@ -131,8 +130,7 @@ class DatasetInfo:
     variants: Mapping[str, tuple[int, int]]
     layouts: Mapping[str, str]
     url: str
-    flip: bool
-    crop: float
+    crop: float = 0.5
     faults: Mapping[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
     class_key: Callable[[str], tuple[int, str]] | None = None
     fixed_order: bool = False
@@ -150,7 +148,7 @@ class DatasetInfo:
         facts: dict[str, Any] = {"split": "given", "split_seed": None}
         if self.fixed_order:
             facts["class_order"] = "given"
-        return Source(self.name, variant, tuple(class_names), train, test, self.flip, self.crop, facts)
+        return Source(self.name, variant, tuple(class_names), train, test, True, self.crop, facts)
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,7 @@ class Copy:
 
     layout: str
     path: Path
-    open: Callable[[DataOptions], Source]
+    open: Callable[[], Source]
 
 
 def search_roots(root: Path | None) -> list[Path]:

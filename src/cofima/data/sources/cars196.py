@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from cofima.core.errors import CofimaError, first_problems, problems
 from cofima.data.loading.loader import Sample
-from cofima.data.options import DataOptions
 from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named
 from cofima.data.sources.folder import TRAIN_AND_TEST, train_test_copies
 
@@ -26,8 +25,6 @@ INFO = DatasetInfo(
         "folders": f"cars196/ with {TRAIN_AND_TEST}",
     },
     url="https://github.com/pytorch/vision/issues/7545 (the authors' own page is gone)",
-    flip=True,
-    crop=0.5,
     faults={
         (8_041, 8_144): (
             "swapped",
@@ -52,14 +49,14 @@ def find_copies(root: Path) -> Iterator[Copy]:
     yield from train_test_copies(INFO, folders)
 
 
-def _open_devkit(folder: Path, options: DataOptions) -> Source:
+def _open_devkit(folder: Path) -> Source:
     train, test = (_read(_either(folder, name), ("fname", "class")) for name in (TRAIN, TEST))
     rows = [(f"cars_train/{name}", int(car), False) for name, car in train]
     rows += [(f"cars_test/{name}", int(car), True) for name, car in test]
     return _source(folder, rows, _titles(_either(folder, "cars_meta.mat")))
 
 
-def _open_annos(folder: Path, options: DataOptions) -> Source:
+def _open_annos(folder: Path) -> Source:
     file = _either(folder, WHOLE)
     rows = [
         (path, int(car), bool(test)) for path, car, test in _read(file, ("relative_im_path", "class", "test"))

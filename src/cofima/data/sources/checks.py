@@ -7,6 +7,7 @@ from pathlib import Path
 from cofima.core.errors import first_problems
 from cofima.core.progress import SILENT, Progress
 from cofima.data.loading import loader
+from cofima.data.options import DataOptions
 from cofima.data.sources.base import DatasetInfo, Source
 
 
@@ -38,11 +39,17 @@ def verify(source: Source, progress: Progress = SILENT) -> Contents:
     return Contents(train, test, faults, shared)
 
 
-def checked(source: Source, path: Path) -> Source:
-    """Return the source with the identity of its split; raise one error with all that makes it unusable."""
+def checked(source: Source, options: DataOptions, path: Path) -> Source:
+    """Return the source with the identity of its split; raise one error with all that makes it unusable.
+
+    A source that lists ``all`` images as training images is split by the seed.
+    """
+    if source.variant == "all" and not source.test:
+        source = source.split_by_seed(options)
     found = [f"no {part} images" for part in ("train", "test") if not getattr(source, part)]
     if not found:
-        found = [*_one_sided(source), *_duplicates(source)]
+        train, test = ({picture.label for picture in part} for part in source.blocks())
+        found = [*source.one_sided(train, test), *_duplicates(source)]
     if found:
         raise first_problems(f"{source.name} in {path}", found)
     return source.identified()
@@ -66,16 +73,6 @@ def count_problem(source: Source, info: DatasetInfo) -> str | None:
     )
 
 
-def _one_sided(source: Source) -> list[str]:
-    train, test = (Counter(p.label for p in part) for part in (source.train, source.test))
-    found = []
-    for label, name in enumerate(source.class_names):
-        parts = [part for part, counts in (("training", train), ("test", test)) if not counts[label]]
-        if parts:
-            found.append(f"class '{name}': no {' or '.join(parts)} images")
-    return found
-
-
 def _duplicates(source: Source) -> list[str]:
-    counts = Counter(picture.name for part in (source.train, source.test) for picture in part)
+    counts = Counter(picture.name for part in source.blocks() for picture in part)
     return [f"{name}: listed {count} times" for name, count in counts.items() if count > 1]

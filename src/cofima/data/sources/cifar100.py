@@ -12,7 +12,6 @@ import numpy as np
 
 from cofima.core.errors import CofimaError, file_error, problems
 from cofima.data.loading.loader import Sample
-from cofima.data.options import DataOptions
 from cofima.data.sources.base import Copy, DatasetInfo, Source, files_named, folders_named, numbered_samples
 from cofima.data.sources.unpickle import plain_dict
 
@@ -26,7 +25,6 @@ INFO = DatasetInfo(
         "archive": "cifar-100-python.tar.gz",
     },
     url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-    flip=True,
     crop=0.08,
 )
 FOLDERS = ("cifar-100-python", "cifar100", "cifar-100")
@@ -46,7 +44,7 @@ def find_copies(root: Path) -> Iterator[Copy]:
         yield Copy("archive", archive, partial(_open, archive))
 
 
-def _open(path: Path, options: DataOptions) -> Source:
+def _open(path: Path) -> Source:
     contents = _unpacked(path) if path.is_file() else _contents(path)
     found: list[str] = []
     values = {name: _values(name, content, found) for name, content in contents.items()}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from cofima.core.errors import file_error, first_problems
 from cofima.data.loading.loader import Sample
-from cofima.data.options import DataOptions
 from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named
 from cofima.data.sources.folder import TRAIN_AND_TEST, train_test_copies
 
@@ -20,8 +19,6 @@ INFO = DatasetInfo(
         "folders": f"cub/ (or cub_200/, CUB_200_2011/) with {TRAIN_AND_TEST}",
     },
     url="https://www.vision.caltech.edu/datasets/cub_200_2011/",
-    flip=True,
-    crop=0.5,
 )
 FOLDERS = ("cub", "cub200", "cub_200", "CUB_200_2011")
 LISTS = ("images.txt", "train_test_split.txt", "image_class_labels.txt")
@@ -36,16 +33,12 @@ def find_copies(root: Path) -> Iterator[Copy]:
     yield from train_test_copies(INFO, folders)
 
 
-def _open_raw(folder: Path, options: DataOptions) -> Source:
+def _open_raw(folder: Path) -> Source:
     found: list[str] = []
     paths, training, classes = (_table(folder / name, found) for name in LISTS)
     for name, table in zip(LISTS[1:], (training, classes), strict=True):
-        odd = sorted(paths.keys() ^ table.keys())
-        found += (
-            [f"{name}: {len(odd)} images are not in it, or not in images.txt (first: {odd[0]})"]
-            if odd
-            else []
-        )
+        if odd := sorted(paths.keys() ^ table.keys()):
+            found.append(f"{name}: {len(odd)} images are not in it, or not in images.txt (first: {odd[0]})")
     found += [f"train_test_split.txt: '{v}' is not 0 or 1" for v in sorted({*training.values()} - {"0", "1"})]
     found += [f"{name}: no such file" for name in paths.values() if not (folder / "images" / name).is_file()]
     if found:

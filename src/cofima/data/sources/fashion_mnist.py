@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from cofima.core.errors import problems
 from cofima.data.loading.loader import Sample
-from cofima.data.options import DataOptions
 from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named, numbered_samples
 
 INFO = DatasetInfo(
@@ -25,21 +24,11 @@ INFO = DatasetInfo(
         "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, each as it is or as .gz",
     },
     url="https://github.com/zalandoresearch/fashion-mnist, or Debian's package dataset-fashion-mnist",
-    flip=True,
-    crop=0.5,
 )
 FOLDERS = ("fashion-mnist", "fashion")
 NAMES = (
-    "T-shirt/top",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
+    *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
 )
 STEMS = {"train": "train", "test": "t10k"}
 
@@ -52,7 +41,7 @@ def find_copies(root: Path) -> Iterator[Copy]:
                 yield Copy("idx", place, partial(_open, place))
 
 
-def _open(folder: Path, options: DataOptions) -> Source:
+def _open(folder: Path) -> Source:
     found: list[str] = []
     parts = tuple(_part(folder, part, stem, found) for part, stem in STEMS.items())
     if found:

@@ -12,23 +12,14 @@ from cofima.core.errors import did_you_mean, first_problems
 from cofima.core.progress import SILENT, Progress
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
-from cofima.data.sources.base import Copy, DatasetInfo, Source, Usable, counted
+from cofima.data.sources.base import SHOWN, Copy, DatasetInfo, Source, Usable, counted
 from cofima.data.sources.checks import checked
-from cofima.data.sources.listing import (
-    TESTS,
-    TRAIN,
-    ImageFile,
-    Listing,
-    duplicate_class_names,
-    list_images,
-    normalize_name,
-)
+from cofima.data.sources.listing import TESTS, TRAIN, ImageFile, Listing, list_images, normalize_name
 from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
 
 PREFIX, USAGE = "folder:", "folder:PATH"
 DESCRIPTION = "your own images: PATH/train and PATH/test (or val), or one folder per class"
 TRAIN_AND_TEST = "train/CLASS/*.jpg and test/CLASS/*.jpg (or val)"
-_SHOWN = 20  # left-out images and classes that are folders_named
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +49,7 @@ class Folder:
         bad = [(file, fault) for file, fault in zip(files, faults[0], strict=True) if fault]
         rows = [row for row, fault in enumerate(faults[0]) if not (fault and skip_unreadable)]
         left_out = _left_out(self.listing, [files[row] for row in rows])
-        found = [*self.listing.wrong, *duplicate_class_names(self.listing)]
+        found = list(self.listing.wrong)
         if not skip_unreadable or len(left_out) == len(self.listing.folders):
             found += left_out.values()
         if not skip_unreadable:
@@ -68,7 +59,7 @@ class Folder:
         names = sorted(self.listing.folders.keys() - left_out.keys())
         rows = [row for row in rows if files[row].class_name not in left_out]
         train, test = self._split(rows, {name: label for label, name in enumerate(names)})
-        first = [*left_out.values(), *(normalize_name(str(file.path)) for file, _ in bad)][:_SHOWN]
+        first = [*left_out.values(), *(normalize_name(str(file.path)) for file, _ in bad)][:SHOWN]
         skipped = {"images": len(bad), "classes": len(left_out), "first": first}
         facts = {"train": len(train), "test": len(test), **self._facts(), "skipped": skipped}
         named = ([(files[row].name, label) for row, label in part] for part in (train, test))
@@ -85,7 +76,7 @@ class Folder:
         )
         name, _, variant = self._split_id().rpartition(":")
         source = Source(name, variant, usable.class_names, train, test, self.flip, self.crop, usable.facts)
-        return checked(source, self.listing.path)
+        return checked(source, self.options, self.listing.path)
 
     def _split(self, rows: list[int], number: dict[str, int]) -> tuple[list[tuple[int, int]], ...]:
         files = [self.listing.files[row] for row in rows]
@@ -179,7 +170,7 @@ def train_test_copies(info: DatasetInfo, folders: Iterable[Path]) -> Iterator[Co
             yield Copy("folders", folder, partial(_open_train_test, info, folder))
 
 
-def _open_train_test(info: DatasetInfo, folder: Path, options: DataOptions) -> Source:
+def _open_train_test(info: DatasetInfo, folder: Path) -> Source:
     """List a copy of a dataset with ``train`` and ``test`` (or ``val``).
 
     Classes are numbered in the order of their folders' names, as in torchvision, on which published

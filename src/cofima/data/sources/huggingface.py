@@ -48,8 +48,7 @@ def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source
     variant = f"train+{test}" if test else "all"
     facts = {"split": "given", "split_seed": None, "column": label}
     source = Source(name, variant, names, parts[0], parts[1], flip=True, crop=0.5, facts=facts)
-    source = source if test else source.split_by_seed(options)
-    return checked(source, Path(path))
+    return checked(source, options, Path(path))
 
 
 def _load(path: str, configuration: str | None) -> Any:

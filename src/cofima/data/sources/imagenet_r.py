@@ -7,7 +7,6 @@ from pathlib import Path
 
 from cofima.core.errors import CofimaError
 from cofima.data.loading.loader import Sample
-from cofima.data.options import DataOptions
 from cofima.data.sources.base import Copy, DatasetInfo, Source, files_named, folders_named
 from cofima.data.sources.folder import TRAIN_AND_TEST, train_test_copies
 from cofima.data.sources.listing import SUFFIXES, list_images
@@ -25,7 +24,6 @@ INFO = DatasetInfo(
         "tar": "imagenet-r.tar, not compressed, not unpacked; split as an unsplit folder",
     },
     url="https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",
-    flip=True,
     crop=0.08,
 )
 FOLDERS = ("imagenet-r", "imagenetr")
@@ -42,15 +40,11 @@ def find_copies(root: Path) -> Iterator[Copy]:
             if place.is_dir() and any(place.glob("*_train.yaml")):
                 yield Copy("lists", path, partial(_open_lists, path, place))
     for path in [*unsplit, *tars]:
-        yield Copy("tar" if path.is_file() else "unsplit", path, partial(_open_unsplit, path))
+        yield Copy("tar" if path.is_file() else "unsplit", path, partial(_everything, path))
 
 
-def _open_lists(path: Path, lists: Path, options: DataOptions) -> Source:
+def _open_lists(path: Path, lists: Path) -> Source:
     return split_by_names(_everything(path), "lists", *two_lists(lists), str(lists))
-
-
-def _open_unsplit(path: Path, options: DataOptions) -> Source:
-    return _everything(path).split_by_seed(options)
 
 
 def _everything(path: Path) -> Source:

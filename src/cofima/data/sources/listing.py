@@ -150,12 +150,7 @@ def find_images(path: Path) -> Listing:
     else:
         raise CofimaError(f"{path}: there is no such folder or file")
     empty = sorted(listing.folders.keys() - set(listing.classes))
-    wrong = [
-        *listing.wrong,
-        *duplicate_class_names(listing),
-        *(f"class '{name}': no images" for name in empty),
-    ]
-    if wrong:
+    if wrong := [*listing.wrong, *(f"class '{name}': no images" for name in empty)]:
         raise first_problems(str(path), wrong)
     return listing
 
@@ -171,8 +166,8 @@ def list_images(root: Path, where: str = "") -> Listing:
         raise file_error(error.filename, error) from error
     if not listing.folders and not listing.wrong:
         raise CofimaError(f"{root} has no classes: put the images of each class into a folder of its own")
-    if where and (wrong := [*listing.wrong, *duplicate_class_names(listing)]):
-        raise problems(where, wrong)
+    if where and listing.wrong:
+        raise problems(where, listing.wrong)
     return listing
 
 
@@ -195,6 +190,7 @@ def _list(root: Path) -> Listing:
         listing.stray += _images_in(folder)
         for class_folder in _folders(folder):
             _add_class(listing, part, class_folder)
+    listing.wrong += _duplicate_class_names(listing)
     return listing
 
 
@@ -222,7 +218,7 @@ def _list_csv(path: Path) -> Listing:
     return listing
 
 
-def duplicate_class_names(listing: Listing) -> list[str]:
+def _duplicate_class_names(listing: Listing) -> list[str]:
     """Return a problem for each class name that is spelled in more than one way."""
     spellings: dict[str, list[Path]] = defaultdict(list)
     for name, folders in listing.folders.items():

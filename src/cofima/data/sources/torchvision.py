@@ -89,8 +89,7 @@ def _source(
     )
     facts = {"split": "given", "split_seed": None, "folder": str(root.resolve())}
     source = Source(name, variant, names, train, test, flip=True, crop=0.5, facts=facts)
-    source = source.split_by_seed(options) if parts[1] is None else source
-    return checked(source, root)
+    return checked(source, options, root)
 
 
 def _labels(part: Any, progress: Progress) -> list[int]:

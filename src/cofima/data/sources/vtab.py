@@ -6,10 +6,9 @@ from pathlib import Path
 
 from cofima.core.errors import problems
 from cofima.data.loading.loader import Sample
-from cofima.data.options import DataOptions
 from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named
 from cofima.data.sources.folder import TRAIN_AND_TEST, has_train_and_test, train_test_copies
-from cofima.data.sources.listing import duplicate_class_names, list_images
+from cofima.data.sources.listing import list_images
 
 
 def _numeric(name: str) -> tuple[int, str]:
@@ -27,8 +26,6 @@ INFO = DatasetInfo(
         "nested": "vtab/ with DATASET/train/CLASS/*.jpg and DATASET/test/CLASS/*.jpg (or val)",
     },
     url="https://github.com/LAMDA-CL/RevisitingCIL (the file vtab.zip)",
-    flip=True,
-    crop=0.5,
     class_key=_numeric,
     fixed_order=True,  # the five datasets arrive one after the other
 )
@@ -45,13 +42,13 @@ def find_copies(root: Path) -> Iterator[Copy]:
             yield Copy("nested", folder, partial(_open_nested, folder))
 
 
-def _open_nested(folder: Path, options: DataOptions) -> Source:
+def _open_nested(folder: Path) -> Source:
     names: list[str] = []
     wrong: list[str] = []
     parts: tuple[list[Sample], list[Sample]] = [], []
     for part in _parts(folder):
         found = list_images(part)
-        wrong += [f"{part.name}: {line}" for line in [*found.wrong, *duplicate_class_names(found)]]
+        wrong += [f"{part.name}: {line}" for line in found.wrong]
         number = {name: len(names) + place for place, name in enumerate(sorted(found.folders, key=_numeric))}
         names += [f"{part.name}/{name}" for name in number]
         for file in found.files:

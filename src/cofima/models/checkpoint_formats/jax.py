@@ -9,7 +9,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from cofima.core.errors import CofimaError, problems
+from cofima.core.errors import CofimaError, first_problems
 
 _LEFT_OUT = ("head/kernel", "head/bias", "pre_logits/kernel", "pre_logits/bias")
 _POSITIONS = "Transformer/posembed_input/pos_embedding"
@@ -51,7 +51,7 @@ def fill_backbone(module: nn.Module, path: Path) -> str:
         )
     shapes = _shapes(path)
     if wrong := _misfits(module, shapes):
-        raise problems(f"checkpoint {path}, read as JAX,", wrong[:20] + ["..."] * (len(wrong) > 20))
+        raise first_problems(f"checkpoint {path}, read as JAX,", wrong)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.fill_(torch.nan)
@@ -59,9 +59,8 @@ def fill_backbone(module: nn.Module, path: Path) -> str:
         module.load_pretrained(str(path))
     except (RuntimeError, ValueError, KeyError, IndexError) as error:  # the right numbers in the wrong order
         raise CofimaError(f"checkpoint {path}, read as JAX, does not fit this backbone: {error}") from error
-    empty = [name for name, value in module.named_parameters() if value.isnan().any()]
-    if empty:
-        raise problems(f"checkpoint {path}, read as JAX,", [f"no numbers for {name}" for name in empty])
+    if empty := [name for name, value in module.named_parameters() if value.isnan().any()]:
+        raise first_problems(f"checkpoint {path}, read as JAX,", [f"no numbers for {name}" for name in empty])
     left = sorted(name for name in _LEFT_OUT if name in shapes)
     done = [f"left out {', '.join(left)}"] if left else []
     if shapes[_POSITIONS][1] != module.pos_embed.shape[1]:

@@ -25,40 +25,27 @@ def to_timm(weights: StateDict, module: nn.Module) -> tuple[StateDict, str]:
     return kept, "; ".join([layout, *done])
 
 
-def moco_v3(weights: StateDict) -> StateDict:
-    """Take MoCo v3's encoder; its momentum twin and predictor serve the pre-training alone."""
-    return _below(weights, "base_encoder.")
-
-
-def dino(weights: StateDict) -> StateDict:
-    """Take the backbone out of a whole DINO checkpoint, where the projection head stands beside it."""
-    return _below(weights, "backbone.")
-
-
-def mae(weights: StateDict) -> StateDict:
-    """Take MAE's encoder; the decoder paints the masked patches."""
+def _without_decoder(weights: StateDict) -> StateDict:
+    """Leave out what paints or stands for masked patches, in MAE and DINOv2; the other names are timm's."""
     return {k: v for k, v in weights.items() if k != "mask_token" and not k.startswith("decoder_")}
-
-
-def dinov2(weights: StateDict) -> StateDict:
-    """Leave out DINOv2's mask token; the other names are timm's."""
-    return {k: v for k, v in weights.items() if k != "mask_token"}
-
-
-def _as_they_are(weights: StateDict) -> StateDict:
-    return dict(weights)
 
 
 Recognizer = Callable[[Collection[str]], bool]
 # in this order: the last takes what no other does
 LAYOUTS: tuple[tuple[str, Recognizer, Callable[[StateDict], StateDict]], ...] = (
-    ("MoCo v3", lambda keys: any(k.startswith("base_encoder.") for k in keys), moco_v3),
-    ("DINO", lambda keys: any(k.startswith("backbone.") for k in keys), dino),
-    ("MAE", lambda keys: "mask_token" in keys and "decoder_embed.weight" in keys, mae),
-    ("DINOv2", lambda keys: "mask_token" in keys and "decoder_embed.weight" not in keys, dinov2),
-    ("torchvision's names", lambda keys: "layer1.0.conv1.weight" in keys, _as_they_are),
-    ("timm's names", lambda keys: True, _as_they_are),
+    # the momentum twin and the predictor of MoCo v3 serve the pre-training alone
+    ("MoCo v3", lambda keys: _any_below(keys, "base_encoder."), lambda w: _below(w, "base_encoder.")),
+    # in a whole DINO checkpoint, the projection head stands beside the backbone
+    ("DINO", lambda keys: _any_below(keys, "backbone."), lambda w: _below(w, "backbone.")),
+    ("MAE", lambda keys: {"mask_token", "decoder_embed.weight"} <= set(keys), _without_decoder),
+    ("DINOv2", lambda keys: "mask_token" in keys, _without_decoder),
+    ("torchvision's names", lambda keys: "layer1.0.conv1.weight" in keys, dict),
+    ("timm's names", lambda keys: True, dict),
 )
+
+
+def _any_below(keys: Collection[str], prefix: str) -> bool:
+    return any(key.startswith(prefix) for key in keys)
 
 
 def _below(weights: StateDict, prefix: str) -> StateDict:

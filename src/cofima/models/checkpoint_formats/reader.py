@@ -9,17 +9,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cofima.core.errors import CofimaError, problems
+from cofima.core.errors import CofimaError, first_problems
 from cofima.models.checkpoint_formats import jax
 from cofima.models.checkpoint_formats.layouts import to_timm
 
 FORMATS = ".pth, .pth.tar, .pt, .bin, .safetensors, .npz"
-_NESTED = (
-    "state_dict",
-    "model",
-    "teacher",
-)  # where training scripts keep the weights; DINO's teacher is its result
-_SHOWN = 20
+# where training scripts keep the weights; DINO's teacher is its result
+_NESTED = ("state_dict", "model", "teacher")
 
 
 def load_checkpoint(module: nn.Module, path: Path) -> str:
@@ -29,8 +25,7 @@ def load_checkpoint(module: nn.Module, path: Path) -> str:
         return jax.fill_backbone(module, path)
     weights, layout = to_timm(read_weights(path), module)
     if wrong := _misfits(module.state_dict(), weights):
-        shown = wrong[:_SHOWN] + ([f"... and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])
-        raise problems(f"checkpoint {path}, read as {layout},", shown)
+        raise first_problems(f"checkpoint {path}, read as {layout},", wrong)
     module.load_state_dict(weights)
     return layout
 
@@ -52,12 +47,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     if not isinstance(loaded, Mapping) or not all(isinstance(v, Tensor) for v in loaded.values()):
-        found = (
-            ", ".join(map(str, list(loaded)[:8])) if isinstance(loaded, Mapping) else type(loaded).__name__
-        )
+        keys = list(loaded)[:8] if isinstance(loaded, Mapping) else [type(loaded).__name__]
         raise CofimaError(
             f"checkpoint {path}: expected a mapping of names to tensors, at the top or below one of "
-            f"{', '.join(_NESTED)}; found {found or 'nothing'}"
+            f"{', '.join(_NESTED)}; found {', '.join(map(str, keys)) or 'nothing'}"
         )
     return {str(key): value for key, value in loaded.items()}
 
