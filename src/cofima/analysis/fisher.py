@@ -14,13 +14,14 @@ from torch import Tensor
 
 from cofima import methods
 from cofima.analysis.output import Result
-from cofima.analysis.plots import Bars, Curve, bars, curves
+from cofima.analysis.plots import Bars, bars
 from cofima.analysis.relearn import Relearned, relearn
 from cofima.analysis.run_folder import by_layer, choose_task, open_run
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.methods.base import Method
 from cofima.methods.components.aligned import Aligned
+from cofima.report.drawing import Curve, curves
 from cofima.weights.average import new_share
 from cofima.weights.ops import Weights
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from cofima.analysis.evaluate_at import NAMES, PARTS, Evaluator, HeadKind, Measurement
 from cofima.analysis.output import Result
-from cofima.analysis.plots import Curve, Mark, curves
 from cofima.analysis.relearn import Relearned, refuse_unsuited, relearn
 from cofima.analysis.run_folder import choose_task, open_run
 from cofima.core.progress import SILENT, Progress
 from cofima.methods.components.aligned import Aligned
+from cofima.report.drawing import Curve, curves
 from cofima.weights.average import average
 
 
@@ -89,5 +89,5 @@ def _draw(line: MeasuredPath, task: Relearned, title: str, measured: str, *, los
     elsewhere = (
         isinstance(method, Aligned) and method.averages_with == "pretrained"
     )  # the merged network lies off this line, towards θ_0
-    marks = [] if task.lam is None or elsewhere else [Mark(task.lam, "λ of the run")]
-    return curves(drawn, "Share of the trained weights", measured, title, marks)
+    mark = None if elsewhere else task.lam
+    return curves(drawn, "Share of the trained weights", measured, title, mark=mark)

@@ -17,11 +17,11 @@ from cofima import methods
 from cofima.analysis.cells import configure, incremental, last, learn, recipe_methods
 from cofima.analysis.evaluate_at import NAMES, PARTS, Measurement, measure
 from cofima.analysis.output import Result
-from cofima.analysis.plots import Curve, Mark, curves
 from cofima.analysis.relearn import Relearned, averaging, relearn
 from cofima.analysis.run_folder import choose_task, open_run
 from cofima.core.errors import problems
 from cofima.core.progress import SILENT, Progress
+from cofima.report.drawing import Curve, curves
 from cofima.report.metrics import summarize
 from cofima.report.runs import Run
 from cofima.store.config import Config
@@ -169,9 +169,8 @@ def posthoc(
     every = sorted({*shares, *([] if own is None else [own])})
     found = [merge_and_measure(learned, lam) for lam in progress.track(every, len(every), "lam")]
     drawn = [Curve(NAMES[part], every, [m.accuracy_on(part) for m in found]) for part in PARTS]
-    marks = [] if own is None else [Mark(own, "λ of the run")]
     title = f"{run.label}, task {learned.task.index + 1}: λ after the training"
-    figure = curves(drawn, "λ, share of the trained weights", "Accuracy (%)", title, marks)
+    figure = curves(drawn, "λ, share of the trained weights", "Accuracy (%)", title, mark=own)
     said = [f"λ of the run: {own:g}"] if own is not None else []
     images = "held-out training images" if run.config.val_fraction else "test images: do not choose λ by them"
     said.append(f"measured on {images}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from cofima.report import figure, metrics
+from cofima.report import drawing, figure, metrics
 from cofima.report.comparison import MEASURES, Comparison, compare
 from cofima.report.groups import Group
 from cofima.report.render import html
@@ -18,9 +18,9 @@ from cofima.report.table import MISSING, Cell, Column, Row, Table
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-THEME = {color: f"var(--series-{place})" for place, color in enumerate(figure.SERIES)} | {
-    figure.INK: "var(--ink)",
-    figure.GRID: "var(--grid)",
+THEME = {color: f"var(--series-{place})" for place, color in enumerate(drawing.SERIES)} | {
+    drawing.INK: "var(--ink)",
+    drawing.GRID: "var(--grid)",
 }
 _TASKS = ("Images", "New", "Old", "Seen", "λ", "Trained", "Merged", "Start", "Seconds")
 

@@ -15,7 +15,7 @@ from cofima.classifier.evaluate import Evaluation
 from cofima.core.atomic import write_texts
 from cofima.data.loading.decoder import decode_file
 from cofima.report import render
-from cofima.report.figure import STYLE
+from cofima.report.drawing import STYLE
 from cofima.report.table import Cell, Column, Row, Table
 
 PAIRS, EXAMPLES, SIDE = 12, 5, 112
