@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cofima.report.table import MISSING, Cell, Column, Table
 
@@ -38,7 +38,11 @@ def markdown(tables: Sequence[Table]) -> str:
 
 def csv_text(tables: Sequence[Table]) -> str:
     """Return the records of tables as CSV; all tables have the same keys."""
-    records = [record for table in tables for record in table.records]
+    return csv_records([record for table in tables for record in table.records])
+
+
+def csv_records(records: Sequence[Mapping[str, object]]) -> str:
+    """Return records as CSV; floats are written with all digits, so that reading them is exact."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(records[0]) if records else [], lineterminator="\n")
     writer.writeheader()
