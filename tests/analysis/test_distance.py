@@ -17,7 +17,7 @@ from cofima.core.errors import CofimaError
 def test_distances_are_a_metric_and_what_the_definition_says(kept: Any) -> None:
     run = open_run(kept("coma", "resnet_test"))
     found = measure_distances(run)
-    matrix, states = found.matrix, range(4)
+    matrix, states = found["all"], range(4)
     for s in states:
         assert matrix[s][s] == 0
         for t in states:
@@ -29,13 +29,13 @@ def test_distances_are_a_metric_and_what_the_definition_says(kept: Any) -> None:
     assert "bn1.running_mean" in one
     assert "bn1.running_mean" not in run.parameters
     for s in states:
-        over = math.sqrt(sum(found.layers[name][s][3] ** 2 for name in found.layers if name != "all"))
+        over = math.sqrt(sum(found[name][s][3] ** 2 for name in found if name != "all"))
         assert over == pytest.approx(matrix[s][3])
 
 
 def test_distances_are_those_of_the_history(kept: Any) -> None:
     run = open_run(kept("coma"))
-    matrix = measure_distances(run).matrix
+    matrix = measure_distances(run)["all"]
     for t in (2, 3):
         said = run.history[t - 1].distance
         assert matrix[t - 1][t] == pytest.approx(said.merged, rel=1e-9)
@@ -44,7 +44,7 @@ def test_distances_are_those_of_the_history(kept: Any) -> None:
 
 
 def test_coma_stays_nearer_than_its_training_alone(kept: Any) -> None:
-    coma, slca = (measure_distances(open_run(kept(method))).matrix for method in ("coma", "slca"))
+    coma, slca = (measure_distances(open_run(kept(method)))["all"] for method in ("coma", "slca"))
     assert coma[0][1] == slca[0][1]  # the first task is not merged
     assert coma[1][2] == pytest.approx(0.4 * slca[1][2], rel=1e-4)  # nor do their second trainings differ
 

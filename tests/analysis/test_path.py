@@ -67,7 +67,7 @@ def test_aligned_the_path_of_coma_is_its_sweep(kept: Any) -> None:
 
 def test_the_barrier_is_the_highest_rise_above_the_straight_line(task: Relearned) -> None:
     line = measure_path(task, Evaluator(task, images=4), [0.0, 0.25, 0.5, 1.0], SILENT)
-    losses = [m.loss_on("all") for m in line.measures]
+    losses = [m.mean("loss", "all") for m in line.measures]
     above = [losses[k] - (losses[0] + a * (losses[-1] - losses[0])) for k, a in enumerate(line.shares)]
     assert line.barrier("all") == pytest.approx(max(above))
     assert line.barrier("all") >= 0
@@ -77,8 +77,8 @@ def test_the_barrier_is_the_highest_rise_above_the_straight_line(task: Relearned
 def test_parts_are_means_over_images(task: Relearned) -> None:
     found = measure(Evaluator(task).net, task.seen, task.before.method.context)
     sizes, right = found.sizes, found.accuracy
-    assert found.accuracy_on("new") == pytest.approx(right[-1])
-    assert found.accuracy_on("old") == pytest.approx(
+    assert found.mean("accuracy", "new") == pytest.approx(right[-1])
+    assert found.mean("accuracy", "old") == pytest.approx(
         sum(a * n for a, n in zip(right[:-1], sizes[:-1], strict=True)) / sum(sizes[:-1])
     )
 

@@ -11,7 +11,7 @@ import pytest
 from cofima.report import metrics, render, runs
 from cofima.report.comparison import compare
 from cofima.report.groups import grouped
-from cofima.report.html import details
+from cofima.report.html import page
 
 METHODS = ("seq_ft", "slca", "coma", "cofima", "joint")
 
@@ -306,7 +306,7 @@ def test_the_note_says_what_the_backbone_has_seen(make_run):
     assert {key: line[f"backbone_{key}"] for key in IDENTITY if key != "tag"} == {
         key: value for key, value in IDENTITY.items() if key != "tag"
     }
-    shown = details(run)
+    shown = page([run])
     assert "<dt>overlap</dt><dd>all &lt;classes&gt;</dd>" in shown
     assert "<dt>sha256</dt><dd>" + "0" * 64 in shown
 

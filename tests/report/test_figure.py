@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import matplotlib
 import pytest
 
-from cofima.report import figure, runs
+from cofima.report import drawing, figure, runs
 from cofima.report.groups import grouped
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -53,7 +53,7 @@ def test_lines_are_drawn_through_the_means(study):
     path = next(
         p.get("d")
         for p in tree.iter(f"{SVG}path")
-        if figure.SERIES[0] in p.get("style", "") and "fill: none" in p.get("style", "")
+        if drawing.SERIES[0] in p.get("style", "") and "fill: none" in p.get("style", "")
     )
     drawn = [
         v0 + (float(y) - y0) * (v1 - v0) / (y1 - y0) for _, y in re.findall(r"[ML] ([\d.]+) ([\d.]+)", path)

@@ -12,7 +12,7 @@ import pytest
 
 from cofima import report
 from cofima.core.errors import CofimaError
-from cofima.report import figure
+from cofima.report import drawing
 from cofima.report.html import page as html_page
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -111,7 +111,7 @@ def test_numbers_of_the_table_are_on_the_page(study, page):
 
 def test_no_color_of_the_figures_is_left_for_one_theme_only(page):
     style, body = page.split("</style>", 1)
-    assert not any(color in body for color in (figure.INK, figure.GRID, *figure.SERIES))
+    assert not any(color in body for color in (drawing.INK, drawing.GRID, *drawing.SERIES))
     used = set(re.findall(r"var\((--[\w-]+)\)", body + style)) - {"--least"}
     assert all(style.count(f"{name}:") == 2 for name in used)  # once light, once dark
 

@@ -11,7 +11,7 @@ from cofima.analysis.plots import Bars, bars
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
 from cofima.report.groups import grouped
-from cofima.report.metrics import Summary, summarize
+from cofima.report.metrics import summarize
 from cofima.report.runs import Run, find
 
 Table = Mapping[tuple[str, str], Sequence[Run]]
@@ -103,16 +103,13 @@ def _result(name: str, first: str, table: Table) -> Result:
 
 def _draw(table: Table) -> str:
     groups, kinds = (list(dict.fromkeys(key[place] for key in table)) for place in (0, 1))
+    found = {key: summarize([last(run) for run in runs]) for key, runs in table.items()}
     drawn = []
     for kind in kinds:
-        found = [_over(table.get((group, kind))) for group in groups]
-        heights = [None if each is None else each.mean for each in found]
-        drawn.append(Bars(kind, heights, [None if each is None else each.std for each in found]))
+        here = [found.get((group, kind)) for group in groups]
+        means = [None if each is None else each.mean for each in here]
+        drawn.append(Bars(kind, means, [None if each is None else each.std for each in here]))
     return bars(groups, drawn, "Last accuracy (%)")
-
-
-def _over(runs: Sequence[Run] | None) -> Summary | None:
-    return summarize([last(run) for run in runs]) if runs else None
 
 
 def _refuse_mixture(runs: Sequence[Run]) -> None:

@@ -5,57 +5,46 @@ Over the backbone's parameters; state 0 is the backbone before the first task.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cofima.analysis.output import Result
-from cofima.analysis.plots import Curve, Matrix, curves, matrices
+from cofima.analysis.plots import matrices
 from cofima.analysis.run_folder import RunFolder, by_layer, open_run
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
+from cofima.report.drawing import Curve, curves
 from cofima.weights.distance import weight_distance
 
 ALL = "all"
-
-
-@dataclass(frozen=True)
-class Distances:
-    """Distances between the states after 0, 1, ... tasks, over all weights and over each layer's."""
-
-    run: RunFolder
-    layers: dict[str, list[list[float]]]
-
-    @property
-    def matrix(self) -> list[list[float]]:
-        """Return the distances over all weights."""
-        return self.layers[ALL]
+Distances = dict[str, list[list[float]]]  # of each layer: between the states after 0, 1, ... tasks
 
 
 def distance(folders: Sequence[Path], progress: Progress = SILENT) -> Result:
     """Measure the distances between all states of runs, and draw one matrix per run."""
-    found = [measure_distances(run, progress) for run in open_all(folders)]
-    names = labels([each.run for each in found])
-    drawn = [Matrix(label, each.matrix) for label, each in zip(names, found, strict=True)]
-    first = list(found[0].layers)[1:]
+    runs = open_all(folders)
+    found = [measure_distances(run, progress) for run in runs]
+    named = dict(zip(labels(runs), found, strict=True))
+    layers = list(found[0])[1:]
     moved = [
-        Curve(label, range(len(first)), [each.layers[name][0][-1] for name in first])
-        for label, each in zip(names, found, strict=True)
-        if list(each.layers)[1:] == first  # another architecture has other layers
+        Curve(label, range(len(layers)), [each[name][0][-1] for name in layers])
+        for label, each in named.items()
+        if list(each)[1:] == layers  # another architecture has other layers
     ]
+    whole = {label: each[ALL] for label, each in named.items()}
     figures = {
-        "distance": matrices(drawn, "State after task", "Distance between weights"),
-        "distance_layers": curves(moved, "", "Distance from the start", "After the last task", ticks=first),
+        "distance": matrices(whole, "State after task", "Distance between weights"),
+        "distance_layers": curves(moved, "", "Distance from the start", "After the last task", ticks=layers),
     }
     said = [
-        f"{label}: {each.matrix[0][-1]:.4g} from the start, {each.matrix[1][-1]:.4g} from the first task"
-        for label, each in zip(names, found, strict=True)
+        f"{label}: {matrix[0][-1]:.4g} from the start, {matrix[1][-1]:.4g} from the first task"
+        for label, matrix in whole.items()
     ]
-    rows = [row for each in found for row in _rows(each)]
+    rows = [row for run, each in zip(runs, found, strict=True) for row in _rows(run, each)]
     return Result("distance", rows, figures, said)
 
 
 def measure_distances(run: RunFolder, progress: Progress = SILENT) -> Distances:
-    """Measure every pair of states once; two of them are in memory at a time."""
+    """Measure every pair of states, over all weights and over each layer's; two states are in memory."""
     states = range(run.tasks + 1)
     layers = by_layer(run.parameters)
     found = {name: [[0.0] * len(states) for _ in states] for name in (ALL, *layers)}
@@ -68,7 +57,7 @@ def measure_distances(run: RunFolder, progress: Progress = SILENT) -> Distances:
                 found[name][s][t] = found[name][t][s] = weight_distance(*pair)
             whole = math.sqrt(sum(found[name][s][t] ** 2 for name in layers))
             found[ALL][s][t] = found[ALL][t][s] = whole
-    return Distances(run, found)
+    return found
 
 
 def open_all(folders: Sequence[Path]) -> list[RunFolder]:
@@ -88,23 +77,22 @@ def open_all(folders: Sequence[Path]) -> list[RunFolder]:
 
 
 def labels(runs: Sequence[RunFolder]) -> list[str]:
-    """Name runs by their methods, or by their folders if methods repeat."""
-    found = [run.label for run in runs]
-    return found if len(set(found)) == len(found) else [run.folder.name for run in runs]
+    """Name runs by their methods, by the names of their folders if methods repeat, or by their paths."""
+    names = [run.label for run in runs], [run.folder.name for run in runs]
+    return next((found for found in names if len(set(found)) == len(runs)), [str(run.folder) for run in runs])
 
 
-def _rows(found: Distances) -> list[dict[str, object]]:
-    states = range(found.run.tasks + 1)
+def _rows(run: RunFolder, found: Distances) -> list[dict[str, object]]:
     return [
         {
-            "run": str(found.run.folder),
-            "method": found.run.config.method,
+            "run": str(run.folder),
+            "method": run.config.method,
             "layer": name,
             "after": s,
             "and_after": t,
-            "distance": matrix[s][t],
+            "distance": distance,
         }
-        for name, matrix in found.layers.items()
-        for s in states
-        for t in states
+        for name, matrix in found.items()
+        for s, row in enumerate(matrix)
+        for t, distance in enumerate(row)
     ]

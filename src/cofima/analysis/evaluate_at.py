@@ -21,6 +21,8 @@ from cofima.weights.ops import Weights, snapshot
 
 PARTS = ("old", "new", "all")
 NAMES = {"old": "earlier tasks", "new": "the new task", "all": "all tasks"}
+Measured = Literal["accuracy", "loss"]
+AXES: dict[Measured, str] = {"accuracy": "Accuracy (%)", "loss": "Loss"}
 _TASKS = {"old": slice(-1), "new": slice(-1, None), "all": slice(None)}
 
 
@@ -32,22 +34,14 @@ class Measurement:
     loss: list[float]
     sizes: list[int]
 
-    def accuracy_on(self, part: str) -> float:
-        """Return the accuracy over the images of earlier tasks (old), of the last (new), or of all."""
-        return self._mean(self.accuracy, part)
-
-    def loss_on(self, part: str) -> float:
-        """Return the loss over the images of earlier tasks (old), of the last (new), or of all."""
-        return self._mean(self.loss, part)
+    def mean(self, measured: Measured, part: str) -> float:
+        """Return the mean over the images of earlier tasks (old), of the last (new), or of all."""
+        values, sizes = getattr(self, measured)[_TASKS[part]], self.sizes[_TASKS[part]]
+        return float(sum(v * n for v, n in zip(values, sizes, strict=True)) / sum(sizes))
 
     def columns(self) -> dict[str, object]:
         """Return accuracy and loss on each part, as columns of a CSV file."""
-        accuracy: dict[str, object] = {f"accuracy_{part}": self.accuracy_on(part) for part in PARTS}
-        return accuracy | {f"loss_{part}": self.loss_on(part) for part in PARTS}
-
-    def _mean(self, values: list[float], part: str) -> float:
-        sizes = self.sizes[_TASKS[part]]
-        return sum(v * n for v, n in zip(values[_TASKS[part]], sizes, strict=True)) / sum(sizes)
+        return {f"{measured}_{part}": self.mean(measured, part) for measured in AXES for part in PARTS}
 
 
 @torch.inference_mode()

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from cofima import methods
 from cofima.analysis.output import Result
-from cofima.analysis.plots import Bars, Curve, bars, curves
+from cofima.analysis.plots import Bars, bars
 from cofima.analysis.relearn import Relearned, relearn
 from cofima.analysis.run_folder import by_layer, choose_task, open_run
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.methods.base import Method
 from cofima.methods.components.aligned import Aligned
+from cofima.report.drawing import Curve, curves
 from cofima.weights.average import new_share
 from cofima.weights.ops import Weights
 
@@ -75,10 +76,10 @@ def describe(task: Relearned) -> list[LayerFisher]:
     both = [key for key in task.fisher_new if key in task.fisher_old]
     assert task.lam is not None
     lam = task.lam
-    groups = {"all": both} | by_layer(key.removeprefix("backbone.") for key in both)
     named = {key.removeprefix("backbone."): key for key in both}
+    groups = {"all": list(named)} | by_layer(named)
     return [
-        _describe(name, [named.get(key, key) for key in keys], task.fisher_old, task.fisher_new, lam)
+        _describe(name, [named[key] for key in keys], task.fisher_old, task.fisher_new, lam)
         for name, keys in groups.items()
     ]
 
@@ -92,14 +93,14 @@ def _describe(layer: str, keys: Sequence[str], old: Weights, new: Weights, lam: 
     return LayerFisher(
         layer,
         len(a),
-        float(a.mean()),
-        float(b.mean()),
-        _part(a == 0),
-        _part(b == 0),
+        _mean(a),
+        _mean(b),
+        _mean(a == 0),
+        _mean(b == 0),
         overlap,
-        float(share.mean()),
-        _part(share < NEAR),
-        _part(share > 1 - NEAR),
+        _mean(share),
+        _mean(share < NEAR),
+        _mean(share > 1 - NEAR),
         [int(count) for count in counts],
     )
 
@@ -113,8 +114,8 @@ def _flat(weights: Weights, keys: Iterable[str]) -> Tensor:
     return torch.cat([weights[key].reshape(-1).cpu().double() for key in keys])
 
 
-def _part(true: Tensor) -> float:
-    return float(true.double().mean())
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean())
 
 
 def _rows(task: Relearned, layers: Sequence[LayerFisher]) -> list[dict[str, object]]:

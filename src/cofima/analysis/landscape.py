@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cofima.analysis.evaluate_at import NAMES, Evaluator, HeadKind, Measurement
+from cofima.analysis.evaluate_at import AXES, NAMES, Evaluator, HeadKind, Measured, Measurement
 from cofima.analysis.output import Result
 from cofima.analysis.plane import Plane, through
 from cofima.analysis.plots import Spot, Surface, plane
@@ -63,9 +63,9 @@ def landscape(
     merged = corners[-1]
     title = f"{run.label}, task {chosen}"
     figures = {
-        "landscape": _draw(places, corners, title, "all", loss=False),
-        "landscape_loss": _draw(places, corners, title, "all", loss=True),
-        "landscape_old": _draw(places, corners, title, "old", loss=False),
+        "landscape": _draw(places, corners, title, "accuracy", "all"),
+        "landscape_loss": _draw(places, corners, title, "loss", "all"),
+        "landscape_old": _draw(places, corners, title, "accuracy", "old"),
     }
     said = [f"θ*_{chosen} lies {merged.away:.4g} beside the plane"]
     return Result("landscape", _rows(learned, places, merged, head), figures, said)
@@ -142,10 +142,9 @@ def _rows(task: Relearned, places: Sequence[GridPoint], merged: Corner, head: st
 
 
 def _draw(
-    places: Sequence[GridPoint], corners: Sequence[Corner], title: str, part: str, *, loss: bool
+    places: Sequence[GridPoint], corners: Sequence[Corner], title: str, measured: Measured, part: str
 ) -> str:
     xs, ys = sorted({place.x for place in places}), sorted({place.y for place in places})
-    value = {(p.x, p.y): p.found.loss_on(part) if loss else p.found.accuracy_on(part) for p in places}
-    shown = "Loss" if loss else "Accuracy (%)"
-    surface = Surface(xs, ys, [[value[x, y] for x in xs] for y in ys], f"{shown} on {NAMES[part]}")
+    value = {(p.x, p.y): p.found.mean(measured, part) for p in places}
+    surface = Surface(xs, ys, [[value[x, y] for x in xs] for y in ys], f"{AXES[measured]} on {NAMES[part]}")
     return plane(surface, [Spot(c.x, c.y, c.name) for c in corners], [], title)

@@ -1,16 +1,13 @@
 """Files of an analysis: figures, and a CSV file of unrounded numbers."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cofima.core.atomic import write_text
+from cofima.core.atomic import write_texts
 from cofima.core.errors import CofimaError
-
-Row = Mapping[str, Any]
+from cofima.report.render import csv_records
 
 
 @dataclass
@@ -18,18 +15,16 @@ class Result:
     """Rows of numbers, figures by name, and a summary of a few lines."""
 
     name: str
-    rows: Sequence[Row]
+    rows: Sequence[Mapping[str, Any]]
     figures: dict[str, str] = field(default_factory=dict)
     summary: list[str] = field(default_factory=list)
 
     def write(self, folder: Path) -> list[Path]:
         """Write all files into a folder, each one atomically."""
         ready(folder)
-        files = {f"{self.name}.csv": csv_text(self.rows)}
-        files |= {f"{name}.svg": _on_white(svg) for name, svg in self.figures.items()}
-        for name, text in files.items():
-            write_text(folder / name, text)
-        return [folder / name for name in files]
+        texts = {f"{self.name}.csv": csv_records(self.rows)}
+        texts |= {f"{name}.svg": _on_white(svg) for name, svg in self.figures.items()}
+        return write_texts(texts, folder)
 
 
 def ready(folder: Path) -> None:
@@ -38,15 +33,6 @@ def ready(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CofimaError(f"--out {folder}: cannot be created ({error.strerror})") from error
-
-
-def csv_text(rows: Sequence[Row]) -> str:
-    """Return rows as CSV; floats are written with all digits, so that reading them is exact."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
 
 
 def _on_white(svg: str) -> str:

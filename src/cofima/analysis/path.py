@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cofima.analysis.evaluate_at import NAMES, PARTS, Evaluator, HeadKind, Measurement
+from cofima.analysis.evaluate_at import AXES, NAMES, PARTS, Evaluator, HeadKind, Measured, Measurement
 from cofima.analysis.output import Result
-from cofima.analysis.plots import Curve, Mark, curves
 from cofima.analysis.relearn import Relearned, refuse_unsuited, relearn
 from cofima.analysis.run_folder import choose_task, open_run
 from cofima.core.progress import SILENT, Progress
 from cofima.methods.components.aligned import Aligned
+from cofima.report.drawing import Curve, curves
 from cofima.weights.average import average
 
 
@@ -27,7 +27,7 @@ class MeasuredPath:
 
     def barrier(self, part: str) -> float:
         """Return the largest rise of the loss above the straight line between its ends, at least 0."""
-        losses = [point.loss_on(part) for point in self.measures]
+        losses = [point.mean("loss", part) for point in self.measures]
         pairs = zip(self.shares, losses, strict=True)
         return max(loss - (1 - a) * losses[0] - a * losses[-1] for a, loss in pairs)
 
@@ -49,8 +49,8 @@ def path(
     said = [f"barrier on {NAMES[part]}: {line.barrier(part):.4g}" for part in PARTS]
     title = f"{run.label}, task {learned.task.index + 1}"
     figures = {
-        "path": _draw(line, learned, title, "Accuracy (%)", loss=False),
-        "path_loss": _draw(line, learned, title, "Loss", loss=True),
+        "path": _draw(line, learned, title, "accuracy"),
+        "path_loss": _draw(line, learned, title, "loss"),
     }
     return Result("path", _rows(line, learned, head), figures, said)
 
@@ -76,18 +76,12 @@ def _rows(line: MeasuredPath, task: Relearned, head: str) -> list[dict[str, obje
     ]
 
 
-def _draw(line: MeasuredPath, task: Relearned, title: str, measured: str, *, loss: bool) -> str:
+def _draw(line: MeasuredPath, task: Relearned, title: str, measured: Measured) -> str:
     drawn = [
-        Curve(
-            NAMES[part],
-            line.shares,
-            [m.loss_on(part) if loss else m.accuracy_on(part) for m in line.measures],
-        )
-        for part in PARTS
+        Curve(NAMES[part], line.shares, [m.mean(measured, part) for m in line.measures]) for part in PARTS
     ]
     method = task.before.method
-    elsewhere = (
-        isinstance(method, Aligned) and method.averages_with == "pretrained"
-    )  # the merged network lies off this line, towards θ_0
-    marks = [] if task.lam is None or elsewhere else [Mark(task.lam, "λ of the run")]
-    return curves(drawn, "Share of the trained weights", measured, title, marks)
+    # the merged network lies off this line, towards θ_0
+    elsewhere = isinstance(method, Aligned) and method.averages_with == "pretrained"
+    mark = None if elsewhere else task.lam
+    return curves(drawn, "Share of the trained weights", AXES[measured], title, mark=mark)

@@ -17,11 +17,11 @@ from cofima import methods
 from cofima.analysis.cells import configure, incremental, last, learn, recipe_methods
 from cofima.analysis.evaluate_at import NAMES, PARTS, Measurement, measure
 from cofima.analysis.output import Result
-from cofima.analysis.plots import Curve, Mark, curves
 from cofima.analysis.relearn import Relearned, averaging, relearn
 from cofima.analysis.run_folder import choose_task, open_run
 from cofima.core.errors import problems
 from cofima.core.progress import SILENT, Progress
+from cofima.report.drawing import Curve, curves
 from cofima.report.metrics import summarize
 from cofima.report.runs import Run
 from cofima.store.config import Config
@@ -168,14 +168,17 @@ def posthoc(
     own = learned.lam
     every = sorted({*shares, *([] if own is None else [own])})
     found = [merge_and_measure(learned, lam) for lam in progress.track(every, len(every), "lam")]
-    drawn = [Curve(NAMES[part], every, [m.accuracy_on(part) for m in found]) for part in PARTS]
-    marks = [] if own is None else [Mark(own, "λ of the run")]
+    drawn = [Curve(NAMES[part], every, [m.mean("accuracy", part) for m in found]) for part in PARTS]
     title = f"{run.label}, task {learned.task.index + 1}: λ after the training"
-    figure = curves(drawn, "λ, share of the trained weights", "Accuracy (%)", title, marks)
+    figure = curves(drawn, "λ, share of the trained weights", "Accuracy (%)", title, mark=own)
     said = [f"λ of the run: {own:g}"] if own is not None else []
     images = "held-out training images" if run.config.val_fraction else "test images: do not choose λ by them"
     said.append(f"measured on {images}")
-    return Result("lambda_posthoc", _posthoc_rows(learned, every, found), {"lambda_posthoc": figure}, said)
+    rows = [
+        learned.columns() | {"lam": lam, "of_run": lam == own} | point.columns()
+        for lam, point in zip(every, found, strict=True)
+    ]
+    return Result("lambda_posthoc", rows, {"lambda_posthoc": figure}, said)
 
 
 def merge_and_measure(task: Relearned, lam: float) -> Measurement:
@@ -183,12 +186,3 @@ def merge_and_measure(task: Relearned, lam: float) -> Measurement:
     model = task.merge_again(lam)
     model.method.net.eval()
     return measure(model.method.predict, task.seen, model.method.context)
-
-
-def _posthoc_rows(
-    task: Relearned, shares: Sequence[float], found: Sequence[Measurement]
-) -> list[dict[str, object]]:
-    return [
-        task.columns() | {"lam": lam, "of_run": lam == task.lam} | point.columns()
-        for lam, point in zip(shares, found, strict=True)
-    ]

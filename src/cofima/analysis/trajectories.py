@@ -129,7 +129,7 @@ def class_means(net: torch.nn.Module, seen: Stream, context: Context, images: in
     def predict(pixels: Tensor) -> Tensor:
         return normalize(net(pixels).float()) @ normalize(means).T
 
-    return measure(predict, seen, context).accuracy_on("all")
+    return measure(predict, seen, context).mean("accuracy", "all")
 
 
 def _refuse_others(runs: Sequence[RunFolder]) -> None:

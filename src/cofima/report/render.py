@@ -3,11 +3,9 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
-from html import escape
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 
-from cofima.report.table import MISSING, Cell, Column, Row, Table
+from cofima.report.table import MISSING, Cell, Column, Table
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -40,7 +38,11 @@ def markdown(tables: Sequence[Table]) -> str:
 
 def csv_text(tables: Sequence[Table]) -> str:
     """Return the records of tables as CSV; all tables have the same keys."""
-    records = [record for table in tables for record in table.records]
+    return csv_records([record for table in tables for record in table.records])
+
+
+def csv_records(records: Sequence[Mapping[str, object]]) -> str:
+    """Return records as CSV; floats are written with all digits, so that reading them is exact."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(records[0]) if records else [], lineterminator="\n")
     writer.writeheader()
@@ -55,32 +57,18 @@ def latex(tables: Sequence[Table]) -> str:
     return f"% needs {needs}\n" + "\n".join(_latex(table) for table in tables)
 
 
-def html(table: Table, more: str = "") -> str:
-    """Return a table with its notes as a section of a page; ``more`` follows the notes."""
-    notes = f'<p class="soft">{escape(table.note)}</p>' if table.note else ""
-    items = "".join(f"<li>{escape(note)}</li>" for note in table.footnotes)
-    notes += f'<ul class="soft">{items}</ul>' if items else ""
-    return f"<section>\n<h2>{escape(table.title)}</h2>\n{html_table(table)}\n{notes}{more}</section>"
+def html(package: str, template: str, **values: object) -> str:
+    """Fill in a template of a package; what is inserted is escaped, unless it is ``Markup``.
 
+    It may extend ``page.html``, a self-contained page, and import the macros of tables and figures.
+    """
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-def html_table(table: Table) -> str:
-    """Return a table in a box that scrolls sideways, also by keyboard, so that the page does not."""
-    style = f' class="{table.style}"' if table.style else ""
-    body = "\n".join(_html_row(row, table.columns) for row in table.rows)
-    whole = f"<table{style}><thead>{_html_head(table)}</thead><tbody>\n{body}\n</tbody></table>"
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">{whole}</div>'
-
-
-def html_page(title: str, parts: Sequence[str]) -> str:
-    """Return a self-contained page: no network, no script."""
-    style = files("cofima.report").joinpath("page.css").read_text(encoding="utf-8")
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(parts)
-        + "\n</main>\n</body>\n</html>\n"
+    loader = ChoiceLoader([PackageLoader(name) for name in (package, "cofima.report")])
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    return environment.get_template(template).render(values)
 
 
 def _markdown(table: Table) -> str:
@@ -120,16 +108,16 @@ def _latex(table: Table) -> str:
 
 
 def _latex_heads(table: Table) -> list[str]:
-    lines, at = [], 1
-    if any(column.over for column in table.columns):
-        tops, rules = [], []
-        for over, marks, width in table.heads:
-            text = _latex_cell(Cell(over, marks=marks), Column(over))
-            tops.append(f"\\multicolumn{{{width}}}{{c}}{{{text}}}" if over else " ")
-            rules += [f"\\cmidrule(lr){{{at}-{at + width - 1}}}"] if over else []
-            at += width
-        lines = [f"    {' & '.join(tops)} \\\\", f"    {' '.join(rules)}"]
-    return [*lines, f"    {' & '.join(_tex(column.title) for column in table.columns)} \\\\"]
+    tops, rules, at = [], [], 1
+    for head, below in table.heads:
+        if head.text:
+            tops.append(f"\\multicolumn{{{len(below)}}}{{c}}{{{_latex_cell(head, below[0])}}}")
+            rules.append(f"\\cmidrule(lr){{{at}-{at + len(below) - 1}}}")
+        else:
+            tops += [" "] * len(below)
+        at += len(below)
+    titles = f"    {' & '.join(_tex(column.title) for column in table.columns)} \\\\"
+    return [f"    {' & '.join(tops)} \\\\", f"    {' '.join(rules)}", titles] if rules else [titles]
 
 
 def _latex_cell(cell: Cell, column: Column) -> str:
@@ -145,35 +133,3 @@ def _latex_cell(cell: Cell, column: Column) -> str:
 def _tex(text: str) -> str:
     """Return text on one line with LaTeX commands escaped."""
     return "".join(_LATEX.get(char, char) for char in " ".join(text.split()))
-
-
-def _html_head(table: Table) -> str:
-    titles = [f'<th scope="col">{escape(column.title)}</th>' for column in table.columns]
-    if not any(column.over for column in table.columns):
-        return f"<tr>{''.join(titles)}</tr>"
-    tops, below, at = [], [], 0
-    for over, marks, width in table.heads:
-        if over:
-            inside = _html_cell(Cell(over, marks=marks))
-            tops.append(f'<th colspan="{width}" scope="colgroup">{inside}</th>')
-            below += titles[at : at + width]
-        else:
-            tops.append(titles[at].replace("<th", '<th rowspan="2"', 1))
-        at += width
-    return f"<tr>{''.join(tops)}</tr><tr>{''.join(below)}</tr>"
-
-
-def _html_row(row: Row, columns: Sequence[Column]) -> str:
-    kinds = " ".join([*(["theirs"] if row.quoted else []), *(["bound"] if row.rule else [])])
-    first, *rest = map(_html_cell, row.cells)
-    cells = "".join(
-        f'<td class="text">{cell}</td>' if column.align == "left" else f"<td>{cell}</td>"
-        for cell, column in zip(rest, columns[1:], strict=True)
-    )
-    style = f' class="{kinds}"' if kinds else ""
-    return f'<tr{style}><th scope="row">{first}</th>{cells}</tr>'
-
-
-def _html_cell(cell: Cell) -> str:
-    text = f"<b>{escape(str(cell))}</b>" if cell.best else escape(str(cell))
-    return text + (f"<sup>{cell.marks}</sup>" if cell.marks else "")

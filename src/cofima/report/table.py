@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 MISSING = "–"
@@ -70,12 +71,7 @@ class Table:
     style: str = ""
 
     @property
-    def heads(self) -> list[tuple[str, str, int]]:
-        """Return the second headers in order: text, marks, and the number of columns below each."""
-        found: list[tuple[str, str, int]] = []
-        for column in self.columns:
-            if column.over and found and found[-1][:2] == (column.over, column.marks):
-                found[-1] = (*found[-1][:2], found[-1][2] + 1)
-            else:
-                found.append((column.over, column.marks, 1))
-        return found
+    def heads(self) -> list[tuple[Cell, list[Column]]]:
+        """Return the second headers in order, each with the columns below it; blank where there is none."""
+        groups = groupby(self.columns, key=lambda column: (column.over, column.marks))
+        return [(Cell(over, marks=marks), list(columns)) for (over, marks), columns in groups]

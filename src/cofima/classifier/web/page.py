@@ -3,10 +3,10 @@
 import base64
 import csv
 import io
-from html import escape
 from pathlib import Path
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from PIL import Image
@@ -14,8 +14,8 @@ from PIL import Image
 from cofima.classifier.evaluate import Evaluation
 from cofima.core.atomic import write_texts
 from cofima.data.loading.decoder import decode_file
-from cofima.report.figure import STYLE
-from cofima.report.render import html_page, html_table
+from cofima.report import render
+from cofima.report.drawing import STYLE
 from cofima.report.table import Cell, Column, Row, Table
 
 PAIRS, EXAMPLES, SIDE = 12, 5, 112
@@ -74,27 +74,17 @@ def html(found: Evaluation) -> str:
     """Return the whole evaluation as one page."""
     svg = figure(found)
     svg = svg[svg.index("<svg") :].replace("<svg", '<svg role="img" aria-label="Confusion matrix"', 1)
-    body = [
-        "<h1>cofima evaluation</h1>",
-        f'<p class="soft">{found.images:,} images of {escape(str(found.source))}</p>',
-        f"<p><b>{found.accuracy.percent:.1f} %</b> right; {found.accuracy.mean_of_classes:.1f} % as the mean "
-        f"over classes. Probabilities are off by {found.calibration:.1f} points on average.</p>",
-        "<section><h2>Most confused</h2>",
-        *(_pair(true, said, images, found) for true, said, images in found.confused[:PAIRS]),
-        "" if found.confused else "<p>Nothing was confused.</p>",
-        "</section><section><h2>Classes</h2>",
-        html_table(_classes(found)),
-        "</section><section><h2>Confusion matrix</h2>",
-        f"<figure>{svg}<figcaption>Each row is a true class; the darker a field, the larger the share of its "
-        "images that got that answer.</figcaption></figure></section>",
-    ]
-    return html_page("cofima evaluation", body)
-
-
-def _pair(true: str, said: str, images: int, found: Evaluation) -> str:
-    shown = "".join(_thumbnail(path) for path in found.mistakes[true, said][:EXAMPLES])
-    times = f"{images} image{'s' if images != 1 else ''}"
-    return f"<h3>{escape(true)}, taken for {escape(said)}: {times}</h3><p>{shown}</p>"
+    return render.html(
+        "cofima.classifier.web",
+        "evaluation.html",
+        title="cofima evaluation",
+        found=found,
+        confused=found.confused[:PAIRS],
+        examples=EXAMPLES,
+        thumbnail=_thumbnail,
+        classes=_classes(found),
+        svg=Markup(svg),
+    )
 
 
 def _thumbnail(path: Path) -> str:
@@ -103,9 +93,7 @@ def _thumbnail(path: Path) -> str:
     image.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
     out = io.BytesIO()
     image.save(out, "JPEG", quality=80)
-    text = base64.b64encode(out.getvalue()).decode()
-    name = escape(str(path))
-    return f'<img src="data:image/jpeg;base64,{text}" alt="{name}" title="{name}"> '
+    return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
 def _classes(found: Evaluation) -> Table:

@@ -4,18 +4,18 @@ The time is the number of passes that a method needs, times the speed of the net
 is measured once and cached.
 """
 
-import json
 import os
 import platform
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import timm
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from cofima import methods
 from cofima.core.atomic import cache_folder, write_text
@@ -75,6 +75,9 @@ class Speed:
 
     step: float
     forward: float
+
+
+_SPEEDS = TypeAdapter(dict[str, Speed])
 
 
 def forecast(cells: Sequence[Config], out: Path, jobs: int, progress: Progress = SILENT) -> list[Forecast]:
@@ -180,11 +183,11 @@ def measure(config: Config, jobs: int = 1, progress: Progress = SILENT) -> Speed
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            known = _read_speeds() | {key: asdict(_measure(config, size, where))}
+            known = _read_speeds() | {key: _measure(config, size, where)}
         finally:
             torch.set_num_threads(before)
-        write_text(cache_folder() / SPEEDS, json.dumps(known, indent=1) + "\n")
-    return Speed(**known[key])
+        write_text(cache_folder() / SPEEDS, _SPEEDS.dump_json(known, indent=1).decode() + "\n")
+    return known[key]
 
 
 def _measure(config: Config, size: int, where: torch.device) -> Speed:
@@ -241,10 +244,9 @@ def _machine(where: torch.device) -> str:
     return f"{platform.node()} {platform.machine()} {os.cpu_count()} cores"
 
 
-def _read_speeds() -> dict[str, dict[str, float]]:
+def _read_speeds() -> dict[str, Speed]:
     """Return the cached speeds; a file of another format counts as empty."""
     try:
-        known = json.loads((cache_folder() / SPEEDS).read_text("utf-8"))
-        return {key: {"step": float(v["step"]), "forward": float(v["forward"])} for key, v in known.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, CofimaError):
+        return _SPEEDS.validate_json((cache_folder() / SPEEDS).read_bytes())
+    except (OSError, ValidationError, CofimaError):
         return {}

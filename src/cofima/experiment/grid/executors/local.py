@@ -24,7 +24,6 @@ class Worker:
         self.device = device
         self.job: Job | None = None
         self.began = time.monotonic()
-        self.startup: float | None = None
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, device), daemon=True)
@@ -77,8 +76,7 @@ class LocalExecutor(Executor):
                 found.append(self._failed(worker))
                 continue
             if answer == READY:
-                worker.startup = time.monotonic() - worker.began
-                self.startups.append(worker.startup)
+                self.startups.append(time.monotonic() - worker.began)
                 continue
             assert worker.job is not None
             fault, took = answer
