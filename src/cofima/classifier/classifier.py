@@ -10,7 +10,15 @@ from torch import Tensor
 
 from cofima.classifier import edit
 from cofima.classifier.evaluate import Evaluation, evaluate
-from cofima.classifier.learn import ExtendRequest, Extension, extend, learn_model, resolve, train_options
+from cofima.classifier.learn import (
+    ExtendRequest,
+    Extension,
+    extend,
+    held_out_accuracy,
+    learn_model,
+    resolve,
+    train_options,
+)
 from cofima.classifier.predict import BATCH, Prediction, predictions, probabilities, several
 from cofima.classifier.scoring import Accuracy
 from cofima.core.errors import CofimaError
@@ -68,8 +76,7 @@ class Classifier:
     @property
     def accuracy(self) -> Accuracy | None:
         """Return the accuracy on the images held out when it last learned, or None."""
-        kept = self.model.serving.get("accuracy")
-        return None if kept is None else Accuracy(kept["right"], kept["images"])
+        return held_out_accuracy(self.model)
 
     @property
     def calibrated(self) -> bool:

@@ -135,6 +135,12 @@ def finish(model: Model, held_out: ImageSet, keep: int | None, rows: Sequence[Hi
     return accuracy
 
 
+def held_out_accuracy(model: Model) -> Accuracy | None:
+    """Return the accuracy on the images held out when a model last learned, or None."""
+    kept = model.serving.get("accuracy")
+    return None if kept is None else Accuracy(kept["right"], kept["images"])
+
+
 @dataclass(frozen=True)
 class Extension:
     """The outcome of an extension.

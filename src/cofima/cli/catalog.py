@@ -15,6 +15,7 @@ from rich.table import Table
 
 from cofima.cli.console import DataRoot, out, out_option, plain_table, progress, register, say
 from cofima.core.errors import CofimaWarning, first_problems
+from cofima.core.wording import some
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -246,10 +247,8 @@ def _read(source: Source) -> Contents:
 
 
 def _copies(contents: Contents) -> Iterator[str]:
-    names = contents.shared
-    if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        yield f"test images that are copies of training images: {', '.join(names[:3])}{more}"
+    if contents.shared:
+        yield f"test images that are copies of training images: {some(contents.shared, 3)}"
 
 
 def _print_expected(name: str) -> None:

@@ -18,18 +18,18 @@ from cofima.cli.console import (
     ModelFolder,
     Photos,
     SkipUnreadable,
-    count,
     err,
     interruptible,
     out,
     out_option,
+    print_table,
     progress,
     say,
-    some,
     warn,
 )
 from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import folder_lock
+from cofima.core.wording import count, some
 from cofima.store import model_folder
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from cofima.classifier.forgetting_check import OldClassComparison
     from cofima.classifier.learn import Extension
     from cofima.classifier.predict import Prediction
-    from cofima.store.history import HistoryRow
 
 BUDGET_BROKEN = 3  # exit code: old classes lost more than --max-drop
 WORST = 3
@@ -278,25 +277,9 @@ def _print_evaluation(found: Evaluation) -> None:
 
 def history(model: ModelFolder) -> None:
     """Show the history of a model: what it learned, when, from how many images, and its accuracy."""
-    table = Table("", "what", "classes", "images", "accuracy %", "old classes %", "lam", "date")
-    for number, row in enumerate(model_folder.read_history(model), start=1):
-        table.add_row(str(number), *_history_cells(row))
-    out().print(table)
+    from cofima.report.history import history_table
 
-
-def _history_cells(row: HistoryRow) -> list[str]:
-    overall, old = row.overall, row.old
-    renamed = row.kind == "rename"
-    lost = "" if old is None else f"{'' if old.measured else '~'}{old.before:.1f} -> {old.after:.1f}"
-    return [
-        row.kind,
-        " -> ".join(row.classes) if renamed else f"{len(row.classes)}: {some(row.classes, 4)}",
-        "" if row.train_images is None else str(row.train_images),
-        "" if overall is None else f"{overall:.1f}",
-        lost,
-        "" if row.lam is None else f"{row.lam:.2f}",
-        row.date[:16].replace("T", " "),
-    ]
+    print_table(history_table(model_folder.read_history(model)))
 
 
 def undo(model: ModelFolder) -> None:

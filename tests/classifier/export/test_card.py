@@ -88,7 +88,7 @@ def test_a_model_that_was_learned_says_its_commands(folder: Path) -> None:
     ]
     text = model_card(model, "parts")
     assert "cofima learn" in text
-    assert "| 2 | extend | 1 | 4 | 50.0 |" in text
+    assert "| 2 | extend | 1: c | 4 | 50.0 |" in text
     assert "cofima extend MODEL PHOTOS  # c" in text
     assert "cofima rename MODEL c 'the d'" in text
     model.history = [HistoryRow(kind="merge", task=1, classes=["a"]), *model.history[1:2]]

@@ -3,14 +3,13 @@
 import hashlib
 import os
 import re
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from cofima.classifier.export.card import model_card
+from cofima.classifier.export.card import model_card, without_paths
 from cofima.core.errors import CofimaError
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow, dump_rows
@@ -19,7 +18,6 @@ from cofima.store.model_folder import CONFIG, CURRENT, HISTORY, Generation, Reco
 
 OFFLINE = ("1", "true", "yes", "on")
 GENERATION = re.compile(r"\d{4}/")
-PLACE = re.compile(r"(folder:|of )?(/.+)")  # as config.json and history.jsonl name folders of this machine
 
 
 def push(
@@ -66,21 +64,12 @@ def push(
 
 def without_places(generation: Generation) -> dict[str, bytes]:
     """Return config.json and history.jsonl with names instead of paths, which are private."""
-    rows = [HistoryRow.model_validate(_named(row.model_dump())) for row in generation.history()]
+    rows = [HistoryRow.model_validate(without_paths(row.model_dump())) for row in generation.history()]
     history = dump_rows(rows).encode()
-    record = Record.model_validate(_named(generation.record.model_dump()))
+    record = Record.model_validate(without_paths(generation.record.model_dump()))
     files = record.files | {HISTORY: hashlib.sha256(history).hexdigest()}
     config = record.model_copy(update={"files": files}).text()
     return {HISTORY: history, CONFIG: config.encode()}
-
-
-def _named(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _named(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_named(one) for one in value]
-    place = PLACE.fullmatch(value) if isinstance(value, str) else None
-    return value if place is None else (place[1] or "") + PurePath(place[2]).name
 
 
 def _send(repo: str, additions: list[CommitOperationAdd], private: bool, message: str) -> str:

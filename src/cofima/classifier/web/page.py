@@ -13,6 +13,7 @@ from PIL import Image
 
 from cofima.classifier.evaluate import Evaluation
 from cofima.core.atomic import write_texts
+from cofima.core.wording import count
 from cofima.data.loading.decoder import decode_file
 from cofima.report.figure import STYLE
 from cofima.report.render import html_page, html_table
@@ -93,8 +94,7 @@ def html(found: Evaluation) -> str:
 
 def _pair(true: str, said: str, images: int, found: Evaluation) -> str:
     shown = "".join(_thumbnail(path) for path in found.mistakes[true, said][:EXAMPLES])
-    times = f"{images} image{'s' if images != 1 else ''}"
-    return f"<h3>{escape(true)}, taken for {escape(said)}: {times}</h3><p>{shown}</p>"
+    return f"<h3>{escape(true)}, taken for {escape(said)}: {count(images, 'image')}</h3><p>{shown}</p>"
 
 
 def _thumbnail(path: Path) -> str:
