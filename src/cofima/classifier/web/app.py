@@ -90,17 +90,14 @@ def build(session: Session) -> Any:
     return page
 
 
-def serve(
-    session: Session, uploads: Path, host: str, port: int | None, *, wait: bool = True
-) -> tuple[Any, str]:
-    """Serve the page; return it and its address.
+def serve(session: Session, uploads: Path, host: str, port: int | None) -> tuple[Any, str]:
+    """Serve the page in threads of its own; return it and its address.
 
     Args:
         session: The model in use.
         uploads: An empty folder for uploaded files; no other files can be read through the page.
         host: Address to listen on; 127.0.0.1 is this machine only.
         port: By default the first free one from 7860.
-        wait: Return when the page is stopped, instead of at once.
     """
     os.environ["GRADIO_TEMP_DIR"] = str(uploads)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -123,8 +120,6 @@ def serve(
         )
     except OSError as error:
         raise CofimaError(f"the page cannot be served on {host}: {error}") from error
-    if wait:
-        page.block_thread()
     return page, str(where)
 
 
