@@ -94,11 +94,6 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
-def is_quiet() -> bool:
-    """Return True if only results and errors are printed."""
-    return _quiet
-
-
 def progress() -> Progress:
     """Return the progress display of long-running work."""
     return SILENT if _quiet or out().quiet else TerminalProgress(out())

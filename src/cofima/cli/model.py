@@ -119,8 +119,6 @@ def extend(
     from cofima.classifier.forgetting_check import ForgettingError
 
     classifier = load(model, progress=progress())
-    if folder is not None:
-        model_folder.check_replaceable(folder, classifier.generation)
     with folder_lock(folder or model), interruptible("the model is as it was; run the same command again"):
         model_folder.check_replaceable(folder or model, classifier.generation)
         try:

@@ -102,9 +102,8 @@ def as_text(values: dict[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported file, and the largest difference between its logits and the model's."""
+    """Comparison of an exported file with the model: the largest difference of their logits."""
 
-    path: Path
     images: int
     difference: float
     largest: float
@@ -200,7 +199,7 @@ def _compare(model: Model, path: Path, images: Tensor, answer: Answer) -> Export
             f"{path}: the logits of the exported network differ from the model's by "
             f"{difference:.2g} (the largest is {largest:.2g}); nothing was written"
         )
-    return Exported(path, len(images), difference, largest)
+    return Exported(len(images), difference, largest)
 
 
 @contextmanager

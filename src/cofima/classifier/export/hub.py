@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -16,7 +16,6 @@ from cofima.store.history import HistoryRow, dump_rows
 from cofima.store.model import load_model
 from cofima.store.model_folder import CONFIG, CURRENT, HISTORY, Generation, Record
 
-OFFLINE = ("1", "true", "yes", "on")
 GENERATION = re.compile(r"\d{4}/")
 
 
@@ -37,7 +36,8 @@ def push(
         license: License identifier of the hub, for the card.
         with_images: Also upload the images inside the model.
     """
-    _refuse_offline()
+    if constants.HF_HUB_OFFLINE:
+        raise _offline()
     _refuse_name(repo)
     model = load_model(folder, where="cpu")
     held = 0 if model.images is None else len(model.images)
@@ -94,13 +94,6 @@ def _send(repo: str, additions: list[CommitOperationAdd], private: bool, message
             f"the hub cannot be reached ({type(error).__name__}: {_first_line(error)}); nothing was uploaded"
         ) from error
     return str(made)
-
-
-def _refuse_offline() -> None:
-    if any(
-        os.environ.get(name, "").lower() in OFFLINE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    ):
-        raise _offline()
 
 
 def _offline() -> CofimaError:
