@@ -175,7 +175,7 @@ def predict(
 
     if as_json and as_csv:
         raise CofimaError("give --json or --csv, not both")
-    paths = list(find_images(images))
+    paths = find_images(images)
     classifier = load(model, progress=progress())
     write = _write_json if as_json else _write_csv if as_csv else _write_line
     readable, for_programs = 0, as_json or as_csv
@@ -193,8 +193,8 @@ def predict(
         raise typer.Exit(1 if readable else 2)
 
 
-def find_images(given: list[str]) -> Iterator[Path]:
-    """Yield image paths: files, files below folders, and a list on stdin for ``-``."""
+def find_images(given: list[str]) -> list[Path]:
+    """Return image paths: files, files below folders, and a list on stdin for ``-``."""
     from cofima.data.sources.listing import SUFFIXES
 
     words = [w for word in given for w in (sys.stdin.read().splitlines() if word == "-" else [word]) if w]
@@ -202,15 +202,15 @@ def find_images(given: list[str]) -> Iterator[Path]:
     wrong = [f"{path}: no such file or folder" for path in paths if not path.exists()]
     if wrong and len(wrong) == len(paths):
         raise problems("the list of images", wrong[:20])
-    none = True
+    found: list[Path] = []
     for path in paths:
-        below = (
-            sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
-        )
-        none = none and not below
-        yield from below
-    if none:
+        if path.is_dir():
+            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        else:
+            found.append(path)
+    if not found:
         raise CofimaError(f"no images in {', '.join(given)}")
+    return found
 
 
 def _write_line(answer: Prediction, first: bool) -> None:

@@ -84,7 +84,7 @@ def _read_images(given: list[str], pixel_format: PixelFormat) -> tuple[Tensor, s
 
     from cofima.classifier.predict import decode_readable
 
-    paths = list(find_images(given))[:MOST_IMAGES]
+    paths = find_images(given)[:MOST_IMAGES]
     pixels = decode_readable(paths, pixel_format)
     return torch.stack(pixels * (1 if len(pixels) > 1 else 2)), f"of {', '.join(given)}"
 
