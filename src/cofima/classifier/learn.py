@@ -204,6 +204,10 @@ def plan(
     wrong = refusals(model.method, more)
     if more and only_new:
         wrong.append(f"already known, where only new classes are asked for: {', '.join(more)}")
+    elif len(more) == 1 and not wrong and not model.method.can_refine_one_class:
+        wrong.append(
+            f"{model.method.label} learns nothing from more images of one known class alone: {more[0]}"
+        )
     folded = {name.casefold(): name for name in known}
     wrong += [
         f"class '{name}' differs from the known class '{folded[name.casefold()]}' by case only"
@@ -225,8 +229,6 @@ def refusals(method: Method, more: Sequence[str]) -> list[str]:
         return [f"{method.label} learns all classes at once and cannot be extended; use cofima"]
     if more and not method.can_refine:
         return [f"{method.label} cannot learn more images of known classes: {', '.join(more)}"]
-    if len(more) == 1 and not method.can_refine_one_class:
-        return [f"{method.label} learns nothing from more images of one known class alone: {more[0]}"]
     return []
 
 
