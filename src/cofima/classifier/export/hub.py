@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from cofima.classifier.export.card import model_card, without_paths
@@ -37,7 +37,9 @@ def push(
         with_images: Also upload the images inside the model.
     """
     if constants.HF_HUB_OFFLINE:
-        raise _offline()
+        raise CofimaError(
+            "HF_HUB_OFFLINE is set, so nothing is uploaded: unset it, and run the command again"
+        )
     _refuse_name(repo)
     model = load_model(folder, where="cpu")
     held = 0 if model.images is None else len(model.images)
@@ -83,8 +85,6 @@ def _send(repo: str, additions: list[CommitOperationAdd], private: bool, message
             if GENERATION.match(path) and path not in ours
         ]
         api.create_commit(made.repo_id, [*additions, *old], commit_message=message)
-    except OfflineModeIsEnabled as error:
-        raise _offline() from error
     except HfHubHTTPError as error:
         raise CofimaError(f"the hub refused the upload to {repo}: {_first_line(error)}") from error
     except Exception as error:
@@ -94,10 +94,6 @@ def _send(repo: str, additions: list[CommitOperationAdd], private: bool, message
             f"the hub cannot be reached ({type(error).__name__}: {_first_line(error)}); nothing was uploaded"
         ) from error
     return str(made)
-
-
-def _offline() -> CofimaError:
-    return CofimaError("HF_HUB_OFFLINE is set, so nothing is uploaded: unset it, and run the command again")
 
 
 def _refuse_name(repo: str) -> None:
