@@ -122,18 +122,18 @@ def test_the_default_backbone_is_for_photographs_where_it_is_installed(
     found: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(efficientnet_lite, "installed", lambda _: found)
-    config = learning.resolve(tmp_path)
+    config = learning.resolve("digits", {})
     assert config.backbone == ("tf_efficientnet_lite0" if found else "vit_micro")
     assert config.train.backbone_lr_scale == (0.01 if found else 0.03)
     assert config.options["lam"] == 0.2
-    assert learning.resolve(tmp_path, ["backbone=resnet18"]).backbone == "resnet18"
+    assert learning.resolve("digits", {}, ["backbone=resnet18"]).backbone == "resnet18"
 
 
 def test_every_method_has_defaults_in_the_recipe(tmp_path: Path) -> None:
     from cofima import methods
 
     for name in methods.names():
-        assert learning.resolve(tmp_path, [f"method={name}"]).method == name
+        assert learning.resolve("digits", {"method": name}).method == name
     assert "per_backbone" not in configs.read("learn.yaml").model_dump()
 
 

@@ -51,7 +51,7 @@ def test_the_card_is_printed_or_written(folder: Path, tmp_path: Path) -> None:
 
 
 def test_push_is_refused_offline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CofimaError, match="HF_HUB_OFFLINE is set"):
         cofima("push", folder, "me/parts")
 

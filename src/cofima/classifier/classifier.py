@@ -1,6 +1,5 @@
 """The Python interface: learn, load, predict, extend, evaluate, save."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,13 +9,20 @@ from torch import Tensor
 
 from cofima.classifier import edit
 from cofima.classifier.evaluate import Evaluation, evaluate
-from cofima.classifier.learn import ExtendRequest, Extension, extend, learn_model, resolve, train_options
-from cofima.classifier.predict import BATCH, Prediction, predictions, probabilities, several
+from cofima.classifier.learn import (
+    Extension,
+    extend,
+    held_out_accuracy,
+    learn_model,
+    resolve,
+    train_options,
+)
+from cofima.classifier.predict import BATCH, Prediction, decode_readable, predictions, probabilities, several
 from cofima.classifier.scoring import Accuracy
 from cofima.core.errors import CofimaError
 from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
-from cofima.data.loading.loader import ImageLike, decode_all
+from cofima.data.loading.loader import ImageLike
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow
 from cofima.store.model import Model, load_model, save_model
@@ -68,8 +74,7 @@ class Classifier:
     @property
     def accuracy(self) -> Accuracy | None:
         """Return the accuracy on the images held out when it last learned, or None."""
-        kept = self.model.serving.get("accuracy")
-        return None if kept is None else Accuracy(kept["right"], kept["images"])
+        return held_out_accuracy(self.model)
 
     @property
     def calibrated(self) -> bool:
@@ -102,11 +107,7 @@ class Classifier:
 
     def probabilities(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
         """Return the probability of each class for each image; an unreadable file is an error."""
-        found = []
-        for one in decode_all(several(images), self.model.view.pixel_format):
-            if one.pixels is None:
-                raise CofimaError(f"{one.name}: {one.fault}")
-            found.append(one.pixels)
+        found = decode_readable(several(images), self.model.view.pixel_format)
         starts = range(0, len(found), BATCH)
         batches = [probabilities(self.model, torch.stack(found[at : at + BATCH])) for at in starts]
         return torch.cat(batches) if batches else torch.empty(0, len(self.classes))
@@ -139,15 +140,17 @@ class Classifier:
             progress: Receives the progress of the work.
         """
         how = train_options(self.model.config.train, epochs, settings)
-        request = ExtendRequest(
+        self.model, outcome = extend(
+            self.model,
             Path(photos),
-            None if check is None else Path(check),
-            max_drop,
-            keep_images,
-            only_new,
-            skip_unreadable,
+            how,
+            check=None if check is None else Path(check),
+            max_drop=max_drop,
+            keep_images=keep_images,
+            only_new=only_new,
+            skip_unreadable=skip_unreadable,
+            progress=progress,
         )
-        self.model, outcome = extend(self.model, request, how, progress)
         return outcome
 
     def evaluate(
@@ -173,9 +176,8 @@ class Classifier:
         where = self.folder if folder is None else Path(folder)
         if where is None:
             raise CofimaError("save: give a folder; this classifier has not been saved yet")
-        check_replaceable(where, self.generation)
         with folder_lock(where):
-            check_replaceable(where, self.generation)  # again: it is locked now
+            check_replaceable(where, self.generation)
             save_model(self.model, where, progress)
         self.folder, self.generation = where, model_folder.current(where)
         return where
@@ -210,12 +212,13 @@ def learn(
     """
     if folder is not None:
         check_replaceable(Path(folder), None)
+    images = Path(photos)
+    place = images if images.is_dir() else images.parent
     given = {"backbone": backbone, "method": method, "train.epochs": epochs, "seed": seed}
-    items = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
-    config = resolve(Path(photos), [*items, *settings])
+    config = resolve(f"folder:{place.resolve()}", given, settings)
     with nullcontext() if folder is None else folder_lock(Path(folder)):
         model = learn_model(
-            Path(photos), config, keep_images=keep_images, skip_unreadable=skip_unreadable, progress=progress
+            images, config, keep_images=keep_images, skip_unreadable=skip_unreadable, progress=progress
         )
         made = Classifier(model)
         if folder is not None:

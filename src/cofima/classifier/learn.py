@@ -5,9 +5,10 @@ An extension works on a copy, so the old model stays as it is until the new one 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cofima.classifier.calibrate import calibrate, remember_distances
 from cofima.classifier.forgetting_check import (
@@ -19,6 +20,7 @@ from cofima.classifier.forgetting_check import (
 from cofima.classifier.scoring import Accuracy, accuracy_of
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
+from cofima.core.wording import some
 from cofima.data.image_set import ImageSet, concatenate
 from cofima.data.sources.listing import Listing, find_images
 from cofima.data.stream import Task
@@ -26,7 +28,7 @@ from cofima.experiment import config as configs
 from cofima.experiment.recipes.layers import override
 from cofima.experiment.run import learn_task
 from cofima.experiment.stream import make_view
-from cofima.methods import build
+from cofima.methods import Method, build
 from cofima.methods.components.replay import first_of_each
 from cofima.models import backbone, efficientnet_lite
 from cofima.models.net import Net
@@ -46,13 +48,11 @@ def default_backbone() -> str:
     return FOR_PHOTOGRAPHS if efficientnet_lite.installed(FOR_PHOTOGRAPHS) else EMBEDDED
 
 
-def resolve(photos: Path, given: Sequence[str] = ()) -> Config:
-    """Return the configuration of the recipe for these photographs, changed by ``key=value`` items."""
-    chosen = {item.partition("=")[0].strip() for item in given}
-    where = photos if photos.is_dir() else photos.parent
-    own = [f"dataset={json.dumps(f'folder:{where.resolve()}')}"]
-    own += [] if "backbone" in chosen else [f"backbone={default_backbone()}"]
-    return configs.read(RECIPE, [*own, *given])
+def resolve(dataset: str, given: Mapping[str, Any], settings: Sequence[str] = ()) -> Config:
+    """Return the configuration of the recipe, changed by all that is given, then by ``key=value`` items."""
+    chosen = {key: value for key, value in given.items() if value is not None}
+    own = {"dataset": dataset, "backbone": default_backbone()} | chosen
+    return configs.read(RECIPE, [*(f"{key}={json.dumps(value)}" for key, value in own.items()), *settings])
 
 
 def learn_model(
@@ -82,7 +82,7 @@ def learn_model(
         "classes": len(names),
         "split_seed": config.data.split_seed,
     }
-    row = learn_held_out(model, new_classes(model, names, train, held_out), config.train, progress)
+    row = learn_held_out(model, make_task(model, names, train, held_out), config.train, progress)
     finish(model, held_out, keep_images, [row])
     model.history.append(row)
     return model
@@ -96,24 +96,18 @@ def empty_model(config: Config, progress: Progress = SILENT) -> Model:
     return attach(config, facts, view, Net(module, facts.features), 1, progress)
 
 
-def new_classes(model: Model, names: Sequence[str], train: ImageSet, held_out: ImageSet) -> Task:
-    """Return the task that teaches new classes."""
+def make_task(model: Model, names: Sequence[str], train: ImageSet, held_out: ImageSet) -> Task:
+    """Return the task that teaches new classes, or more images of classes that are all known."""
+    known = tuple(sorted(model.classes.index(name) for name in names if name in model.classes))
     start = len(model.classes)
-    return Task(len(model.tasks), range(start, start + len(names)), tuple(names), train, held_out)
-
-
-def more_images(model: Model, names: Sequence[str], train: ImageSet, held_out: ImageSet) -> Task:
-    """Return the task that teaches more images of known classes."""
-    count = len(model.classes)
-    known = tuple(sorted(model.classes.index(name) for name in names))
-    return Task(len(model.tasks), range(count, count), tuple(names), train, held_out, known)
+    classes = range(start, start if known else start + len(names))
+    return Task(len(model.tasks), classes, tuple(names), train, held_out, known)
 
 
 def learn_held_out(model: Model, task: Task, how: TrainOptions, progress: Progress) -> HistoryRow:
     """Learn a task with early stopping on its held-out images, which are its test images."""
     kind: Kind = "more images" if task.known else "extend" if task.index else "learn"
-    names = ", ".join(task.names[:3]) + (", ..." if task.taught > 3 else "")
-    with progress.stage(f"{model.method.label}: {names}"):
+    with progress.stage(f"{model.method.label}: {some(task.names, 3)}"):
         row = learn_task(model, task, kind, train=how, patience=how.patience)
     row.held_out = len(task.test)
     return row
@@ -133,6 +127,12 @@ def finish(model: Model, held_out: ImageSet, keep: int | None, rows: Sequence[Hi
     kept = first_of_each(both.labels, each)
     model.images = concatenate(both.select(kept)) if len(kept) else None
     return accuracy
+
+
+def held_out_accuracy(model: Model) -> Accuracy | None:
+    """Return the accuracy on the images held out when a model last learned, or None."""
+    kept = model.serving.get("accuracy")
+    return None if kept is None else Accuracy(kept["right"], kept["images"])
 
 
 @dataclass(frozen=True)
@@ -155,83 +155,81 @@ class Extension:
     rows: list[HistoryRow] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class ExtendRequest:
-    """The request of an extension; None means not given.
-
-    Attributes:
-        check: Images of old classes on which to measure their loss of accuracy.
-        max_drop: Points that old classes may lose on average.
-        keep_images: Held-out images of each class to keep in the model.
-        only_new: Refuse classes that are known already.
-        skip_unreadable: Leave unreadable images out.
-    """
-
-    photos: Path
-    check: Path | None = None
-    max_drop: float | None = None
-    keep_images: int | None = None
-    only_new: bool = False
-    skip_unreadable: bool = False
-
-
 def extend(
-    model: Model, request: ExtendRequest, how: TrainOptions, progress: Progress = SILENT
+    model: Model,
+    photos: Path,
+    how: TrainOptions,
+    *,
+    check: Path | None = None,
+    max_drop: float | None = None,
+    keep_images: int | None = None,
+    only_new: bool = False,
+    skip_unreadable: bool = False,
+    progress: Progress = SILENT,
 ) -> tuple[Model, Extension]:
-    """Return a copy of the model that has also learned the photographs, and the outcome."""
-    found = find_images(request.photos)
-    new, more = plan(model, request, found)
-    old_images, source = old_class_images(model, request.check, request.skip_unreadable, progress)
-    photos = found.read(model.view.pixel_format, skip_unreadable=request.skip_unreadable, progress=progress)
-    check = ForgettingCheck(model, old_images, source)
+    """Return a copy of the model that has also learned the photographs, and the outcome.
+
+    The options are those of :meth:`cofima.Classifier.extend`.
+    """
+    found = find_images(photos)
+    new, more = plan(model, found, only_new, max_drop, keep_images)
+    old_images, source = old_class_images(model, check, skip_unreadable, progress)
+    read = found.read(model.view.pixel_format, skip_unreadable=skip_unreadable, progress=progress)
+    forgetting = ForgettingCheck(model, old_images, source)
     share = model.config.val_fraction or HELD_OUT
     learned = copy_model(model, progress)
     rows, held = [], []
-    for names, make in ((more, more_images), (new, new_classes)):
-        if not names:
-            continue
-        classes = [*learned.classes, *(new if make is new_classes else [])]
-        train, held_out = photos.split(names, classes, share, model.config.data.split_seed)
-        rows.append(learn_held_out(learned, make(learned, names, train, held_out), how, progress))
+    for names in filter(None, (more, new)):
+        train, held_out = read.split(names, [*model.classes, *new], share, model.config.data.split_seed)
+        rows.append(learn_held_out(learned, make_task(learned, names, train, held_out), how, progress))
         held.append(held_out)
-        check.learned.append(train)
-    old = check.compare(learned)
-    if request.max_drop is not None and old is not None and old.measured and old.drop > request.max_drop:
-        raise ForgettingError(old, request.max_drop)
-    accuracy = finish(learned, concatenate(*held), request.keep_images, rows)
+        forgetting.learned.append(train)
+    old = forgetting.compare(learned)
+    if max_drop is not None and old is not None and old.measured and old.drop > max_drop:
+        raise ForgettingError(old, max_drop)
+    accuracy = finish(learned, concatenate(*held), keep_images, rows)
     for row in rows:
         row.old = None if old is None else old.recorded()
     learned.history += rows
-    return learned, Extension(new, more, sum(map(len, check.learned)), accuracy, old, rows)
+    return learned, Extension(new, more, sum(map(len, forgetting.learned)), accuracy, old, rows)
 
 
-def plan(model: Model, request: ExtendRequest, found: Listing) -> tuple[list[str], list[str]]:
+def plan(
+    model: Model, found: Listing, only_new: bool, max_drop: float | None, keep_images: int | None
+) -> tuple[list[str], list[str]]:
     """Return the new and the known classes of the photographs; raise with every problem at once."""
-    method, known = model.method, set(model.classes)
+    known = set(model.classes)
     new = [name for name in found.classes if name not in known]
     more = [name for name in found.classes if name in known]
-    wrong = []
-    if not method.can_extend:
-        wrong.append(f"{method.label} learns all classes at once and cannot be extended; use cofima")
-    if more and request.only_new:
+    wrong = refusals(model.method, more)
+    if more and only_new:
         wrong.append(f"already known, where only new classes are asked for: {', '.join(more)}")
-    elif more and method.can_extend and not method.can_refine:
-        wrong.append(f"{method.label} cannot learn more images of known classes: {', '.join(more)}")
-    elif len(more) == 1 and method.can_extend and not method.can_refine_one_class:
-        wrong.append(f"{method.label} learns nothing from more images of one known class alone: {more[0]}")
+    elif len(more) == 1 and not wrong and not model.method.can_refine_one_class:
+        wrong.append(
+            f"{model.method.label} learns nothing from more images of one known class alone: {more[0]}"
+        )
     folded = {name.casefold(): name for name in known}
     wrong += [
         f"class '{name}' differs from the known class '{folded[name.casefold()]}' by case only"
         for name in new
         if name.casefold() in folded
     ]
-    if request.max_drop is not None and request.max_drop < 0:
-        wrong.append(f"max_drop = {request.max_drop:g}: points that may be lost, at least 0")
-    if request.keep_images is not None and request.keep_images < 0:
-        wrong.append(f"keep_images = {request.keep_images}: must be at least 0")
+    if max_drop is not None and max_drop < 0:
+        wrong.append(f"max_drop = {max_drop:g}: points that may be lost, at least 0")
+    if keep_images is not None and keep_images < 0:
+        wrong.append(f"keep_images = {keep_images}: must be at least 0")
     if wrong:
-        raise problems(f"extending by {request.photos}", wrong)
+        raise problems(f"extending by {found.path}", wrong)
     return new, more
+
+
+def refusals(method: Method, more: Sequence[str]) -> list[str]:
+    """Return the reasons why a method cannot be extended, or not by more images of these known classes."""
+    if not method.can_extend:
+        return [f"{method.label} learns all classes at once and cannot be extended; use cofima"]
+    if more and not method.can_refine:
+        return [f"{method.label} cannot learn more images of known classes: {', '.join(more)}"]
+    return []
 
 
 def train_options(old: TrainOptions, epochs: int | None, given: Sequence[str]) -> TrainOptions:

@@ -15,6 +15,7 @@ from cofima.classifier.calibrate import farthest
 from cofima.classifier.scoring import gaussians_of, logits_of_features, to_probabilities
 from cofima.core.errors import CofimaError
 from cofima.data.loading.loader import ImageLike, decode_all
+from cofima.data.loading.pixel_format import PixelFormat
 from cofima.store.model import Model
 
 BATCH = 32
@@ -81,6 +82,15 @@ def several(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
     if isinstance(images, str | Path | Image.Image):
         return [images]
     return list(images)
+
+
+def decode_readable(images: Iterable[ImageLike], pixel_format: PixelFormat) -> list[Tensor]:
+    """Return the pixels of images; unreadable files are one error."""
+    found = list(decode_all(images, pixel_format))
+    wrong = [f"{one.name}: {one.fault}" for one in found if one.fault]
+    if wrong:
+        raise CofimaError("\n".join(wrong))
+    return [one.pixels for one in found if one.pixels is not None]
 
 
 @torch.inference_mode()

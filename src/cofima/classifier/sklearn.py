@@ -4,7 +4,6 @@
 >>> classifier.partial_fit(more_images, new_labels)  # classes may be new; the old images are not needed
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,26 +14,24 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils import check_array, check_random_state, check_X_y, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from cofima.classifier.classifier import Classifier
 from cofima.classifier.learn import (
-    RECIPE,
-    default_backbone,
     empty_model,
     learn_held_out,
-    more_images,
-    new_classes,
+    make_task,
+    refusals,
+    resolve,
 )
 from cofima.classifier.predict import BATCH, probabilities
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT
 from cofima.data.image_set import image_set
 from cofima.data.loading.decoder import decode
-from cofima.experiment import config as configs
 from cofima.store.config import DEFAULT_METHOD
 from cofima.store.model import Model, copy_model, load_model, save_model
 
@@ -81,7 +78,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, places = np.unique(labels, return_inverse=True)
         self.model_ = self._empty()
         names = [str(label) for label in self.classes_]
-        _learn(self.model_, names, False, self._pixels(images), places)
+        _learn(self.model_, names, self._pixels(images), places)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "ImageClassifier":
@@ -95,7 +92,8 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found = np.unique(labels)
         new = found[~np.isin(found, self.classes_)].tolist()
         more = self.classes_[np.isin(self.classes_, found)].tolist()
-        self._refuse(more)
+        if wrong := refusals(self.model_.method, [str(label) for label in more]):
+            raise ValueError(f"partial_fit: {wrong[0]}")
         learned, pixels = copy_model(self.model_), self._pixels(images)
         all_classes = np.concatenate([self.classes_, np.asarray(new, dtype=found.dtype)])
         place = {label: at for at, label in enumerate(all_classes.tolist())}
@@ -104,7 +102,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 mine = np.isin(labels, labels_now)
                 places = np.array([place[label] for label in labels[mine].tolist()])
                 names = [str(label) for label in labels_now]
-                _learn(learned, names, labels_now is more, pixels[torch.from_numpy(mine)], places)
+                _learn(learned, names, pixels[torch.from_numpy(mine)], places)
         self.model_, self.classes_ = learned, all_classes
         return self
 
@@ -128,13 +126,10 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Classifier(copy_model(self.model_))
 
     def _checked(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-        if y is None:
-            raise ValueError("this classifier requires y to be passed, but the target y is None")
-        images = self._checked_images(X, first=first)
-        labels: NDArray[Any] = column_or_1d(y, warn=True)
+        check_X_y(X, y, allow_nd=True, dtype=None, estimator=self)
+        labels: NDArray[Any] = column_or_1d(y)
         check_classification_targets(labels)
-        check_consistent_length(images, labels)
-        return images, labels
+        return self._checked_images(X, first=first), labels
 
     def _checked_images(self, X: ArrayLike, *, first: bool) -> NDArray[Any]:
         if np.asarray(X).ndim in (3, 4):
@@ -164,20 +159,15 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
-        given = {"backbone": self.backbone or default_backbone(), "method": self.method, "seed": int(seed)}
-        given |= {} if self.epochs is None else {"train.epochs": self.epochs}
-        items = [f"{key}={json.dumps(value)}" for key, value in given.items()]
-        config = configs.read(RECIPE, ["dataset=blobs", *items, *self.settings])
+        given = {
+            "backbone": self.backbone,
+            "method": self.method,
+            "train.epochs": self.epochs,
+            "seed": int(seed),
+        }
+        config = resolve("blobs", given, self.settings)
         config = config.model_copy(update={"dataset": "array", "val_fraction": 0.0})
         return empty_model(config)
-
-    def _refuse(self, more: list[Any]) -> None:
-        """Raise, before any work, if the method cannot learn these classes."""
-        method = self.model_.method
-        if not method.can_extend:
-            raise ValueError(f"{method.label} learns all classes at once: partial_fit cannot go on from it")
-        if more and not method.can_refine:
-            raise ValueError(f"{method.label} cannot learn more images of known classes: {more}")
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle a fitted model as the files of its folder: plain bytes, no code."""
@@ -202,12 +192,11 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         super().__setstate__(state)
 
 
-def _learn(model: Model, names: list[str], known: bool, pixels: Tensor, labels: NDArray[Any]) -> None:
+def _learn(model: Model, names: list[str], pixels: Tensor, labels: NDArray[Any]) -> None:
     """Learn images of new classes, or more of known ones; nothing is held out."""
     images = image_set(pixels, torch.from_numpy(np.asarray(labels, dtype=np.int64)))
-    make = more_images if known else new_classes
     model.data = {"name": "array", "train": len(images), "classes": len(model.classes)}
-    task = make(model, names, images, images.select(images.labels < 0))
+    task = make_task(model, names, images, images.select(images.labels < 0))
     model.history.append(learn_held_out(model, task, model.config.train, SILENT))
 
 

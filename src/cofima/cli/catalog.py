@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import typer
 from rich.table import Table
 
-from cofima.cli.console import DataRoot, out, out_option, plain_table, progress, register, say
+from cofima.cli.console import DataRoot, Overrides, out, out_option, plain_table, progress, register, say
 from cofima.core.errors import CofimaWarning, first_problems
+from cofima.core.wording import some
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from cofima.data.options import DataOptions
     from cofima.data.sources.base import Source
     from cofima.data.sources.checks import Contents
     from cofima.methods import Method
@@ -164,21 +164,17 @@ def _text(value: Any) -> str:
 
 
 Name = Annotated[str, typer.Argument(help="A name from: cofima list datasets.")]
-Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options, such as data.layout=raw.")
-]
 
 
 def check(
     name: Name,
-    overrides: Settings = None,
+    overrides: Overrides = None,
     quick: Annotated[bool, typer.Option("--quick", help="List the images, but do not read them.")] = False,
     data_root: DataRoot = None,
 ) -> None:
     """Check a dataset: print what is expected, what was found, and every problem."""
-    settings = _resolve(name, overrides)
+    source, wrong = _find(name, overrides)
     _print_expected(name)
-    source, wrong = _find(name, settings)
     _print_found(source)
     if not quick:
         wrong += _copies(_read(source))
@@ -189,7 +185,7 @@ def check(
 
 def prepare(
     name: Name,
-    overrides: Settings = None,
+    overrides: Overrides = None,
     folder: Annotated[Path | None, out_option("Folder of the manifest; by default beside the cache.")] = None,
     data_root: DataRoot = None,
 ) -> None:
@@ -199,7 +195,7 @@ def prepare(
     """
     from cofima.data.sources.split_file import write_manifest
 
-    source, wrong = _find(name, _resolve(name, overrides))
+    source, wrong = _find(name, overrides)
     contents = _read(source)
     path = write_manifest(source, contents, folder)
     _print_found(source)
@@ -220,15 +216,12 @@ register(
 )
 
 
-def _resolve(name: str, overrides: list[str] | None) -> DataOptions:
-    from cofima.experiment import config
-
-    return config.resolve({"dataset": name}, overrides or [], "the command line").data
-
-
-def _find(name: str, settings: DataOptions) -> tuple[Source, list[str]]:
+def _find(name: str, overrides: list[str] | None) -> tuple[Source, list[str]]:
     """List the images; return the warnings for the end."""
     from cofima.data import datasets
+    from cofima.experiment import config
+
+    settings = config.resolve({"dataset": name}, overrides or [], "the command line").data
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CofimaWarning)
@@ -246,10 +239,8 @@ def _read(source: Source) -> Contents:
 
 
 def _copies(contents: Contents) -> Iterator[str]:
-    names = contents.shared
-    if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        yield f"test images that are copies of training images: {', '.join(names[:3])}{more}"
+    if contents.shared:
+        yield f"test images that are copies of training images: {some(contents.shared, 3)}"
 
 
 def _print_expected(name: str) -> None:

@@ -94,11 +94,6 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
-def is_quiet() -> bool:
-    """Return True if only results and errors are printed."""
-    return _quiet
-
-
 def progress() -> Progress:
     """Return the progress display of long-running work."""
     return SILENT if _quiet or out().quiet else TerminalProgress(out())
@@ -172,14 +167,16 @@ class TerminalProgress(Progress):
 
     def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
         """Yield ``items`` with a bar that disappears when they are done."""
-        with self._drawing():
-            bar = self.bars.add_task(f"{self.label} · {label}" if self.label else label, total=total)
-            try:
-                for item in items:
-                    yield item
-                    self.bars.advance(bar)
-            finally:
-                self.bars.remove_task(bar)
+        self.bars.start()
+        bar = self.bars.add_task(f"{self.label} · {label}" if self.label else label, total=total)
+        try:
+            for item in items:
+                yield item
+                self.bars.advance(bar)
+        finally:
+            self.bars.remove_task(bar)
+            if not self.bars.tasks:  # one bar may run inside another
+                self.bars.stop()
 
     def say(self, message: str) -> None:
         """Print one line above the bars."""
@@ -196,30 +193,20 @@ class TerminalProgress(Progress):
         finally:
             self.label = ""
 
-    @contextmanager
-    def _drawing(self) -> Iterator[None]:
-        started = not self.bars.live.is_started
-        if started:
-            self.bars.start()
-        try:
-            yield
-        finally:
-            if started:
-                self.bars.stop()
-
 
 def print_runs(runs: Sequence[Run]) -> None:
     """Print the tables of runs."""
     from cofima import report
 
     for comparison in report.compare(runs):
-        _print_table(comparison.table)
+        print_table(comparison.table)
 
 
-def _print_table(table: Table) -> None:
+def print_table(table: Table) -> None:
+    """Print a table; the names of its rows are not wrapped."""
     shown = RichTable(title=table.title or None, title_justify="left")
     for column in table.columns:
-        shown.add_column(column.title, justify=column.align, no_wrap=column.align == "left")
+        shown.add_column(column.title, justify=column.align, no_wrap=column is table.columns[0])
     for row in table.rows:
         shown.add_row(*(Text(str(cell), "bold" if cell.best else "") for cell in row.cells))
     out().print(shown)
@@ -230,14 +217,3 @@ def _print_table(table: Table) -> None:
 def plain_table(*columns: str) -> RichTable:
     """Return an empty table without lines."""
     return RichTable(*columns, box=None, pad_edge=False)
-
-
-def count(number: int, noun: str, plural: str = "s") -> str:
-    """Return a number with its noun: ``1 image``, ``2 images``."""
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
-
-
-def some(names: list[str], most: int = 8) -> str:
-    """Return the first names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from cofima.cli.console import (
     DataRoot,
+    Overrides,
     err,
     interruptible,
-    is_quiet,
     out,
     out_option,
     plain_table,
@@ -41,9 +41,7 @@ def grid(
     config: Annotated[
         str, typer.Argument(help="A YAML file with a key grid, or a recipe of the package: desk.yaml.")
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change in every cell.")
-    ] = None,
+    overrides: Overrides = None,
     folder: Annotated[Path | None, out_option("Folder of the cells' folders; by default in runs/.")] = None,
     jobs: Annotated[
         int | None,
@@ -95,7 +93,7 @@ def grid(
         return
     with interruptible():
         runs = executors.make(executor, where, jobs, address, cells)
-        with watching(out(), progress(), is_quiet()) as watch:
+        with watching(out(), progress()) as watch:
             outcome = run_grid(cells, where, progress=progress(), executor=runs, watch=watch, needs=needs)
     _finish(outcome)
 
@@ -160,11 +158,11 @@ def print_json(found: Sequence[Forecast]) -> None:
 
 
 @contextmanager
-def watching(console: Console, progress: Progress, quiet: bool) -> Iterator[Callable[[GridStatus], None]]:
+def watching(console: Console, progress: Progress) -> Iterator[Callable[[GridStatus], None]]:
     """Yield the display of a grid: a table that changes in a terminal, lines elsewhere."""
     from cofima.experiment.grid.status import StatusLines
 
-    if quiet or not console.is_terminal:
+    if progress is SILENT or not console.is_terminal:
         yield StatusLines(progress)
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:

@@ -18,18 +18,18 @@ from cofima.cli.console import (
     ModelFolder,
     Photos,
     SkipUnreadable,
-    count,
     err,
     interruptible,
     out,
     out_option,
+    print_table,
     progress,
     say,
-    some,
     warn,
 )
 from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import folder_lock
+from cofima.core.wording import count, some
 from cofima.store import model_folder
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from cofima.classifier.forgetting_check import OldClassComparison
     from cofima.classifier.learn import Extension
     from cofima.classifier.predict import Prediction
-    from cofima.store.history import HistoryRow
 
 BUDGET_BROKEN = 3  # exit code: old classes lost more than --max-drop
 WORST = 3
@@ -120,8 +119,6 @@ def extend(
     from cofima.classifier.forgetting_check import ForgettingError
 
     classifier = load(model, progress=progress())
-    if folder is not None:
-        model_folder.check_replaceable(folder, classifier.generation)
     with folder_lock(folder or model), interruptible("the model is as it was; run the same command again"):
         model_folder.check_replaceable(folder or model, classifier.generation)
         try:
@@ -178,7 +175,7 @@ def predict(
 
     if as_json and as_csv:
         raise CofimaError("give --json or --csv, not both")
-    paths = list(find_images(images))
+    paths = find_images(images)
     classifier = load(model, progress=progress())
     write = _write_json if as_json else _write_csv if as_csv else _write_line
     readable, for_programs = 0, as_json or as_csv
@@ -196,8 +193,8 @@ def predict(
         raise typer.Exit(1 if readable else 2)
 
 
-def find_images(given: list[str]) -> Iterator[Path]:
-    """Yield image paths: files, files below folders, and a list on stdin for ``-``."""
+def find_images(given: list[str]) -> list[Path]:
+    """Return image paths: files, files below folders, and a list on stdin for ``-``."""
     from cofima.data.sources.listing import SUFFIXES
 
     words = [w for word in given for w in (sys.stdin.read().splitlines() if word == "-" else [word]) if w]
@@ -205,15 +202,15 @@ def find_images(given: list[str]) -> Iterator[Path]:
     wrong = [f"{path}: no such file or folder" for path in paths if not path.exists()]
     if wrong and len(wrong) == len(paths):
         raise problems("the list of images", wrong[:20])
-    none = True
+    found: list[Path] = []
     for path in paths:
-        below = (
-            sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
-        )
-        none = none and not below
-        yield from below
-    if none:
+        if path.is_dir():
+            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        else:
+            found.append(path)
+    if not found:
         raise CofimaError(f"no images in {', '.join(given)}")
+    return found
 
 
 def _write_line(answer: Prediction, first: bool) -> None:
@@ -278,25 +275,9 @@ def _print_evaluation(found: Evaluation) -> None:
 
 def history(model: ModelFolder) -> None:
     """Show the history of a model: what it learned, when, from how many images, and its accuracy."""
-    table = Table("", "what", "classes", "images", "accuracy %", "old classes %", "lam", "date")
-    for number, row in enumerate(model_folder.read_history(model), start=1):
-        table.add_row(str(number), *_history_cells(row))
-    out().print(table)
+    from cofima.report.history import history_table
 
-
-def _history_cells(row: HistoryRow) -> list[str]:
-    overall, old = row.overall, row.old
-    renamed = row.kind == "rename"
-    lost = "" if old is None else f"{'' if old.measured else '~'}{old.before:.1f} -> {old.after:.1f}"
-    return [
-        row.kind,
-        " -> ".join(row.classes) if renamed else f"{len(row.classes)}: {some(row.classes, 4)}",
-        "" if row.train_images is None else str(row.train_images),
-        "" if overall is None else f"{overall:.1f}",
-        lost,
-        "" if row.lam is None else f"{row.lam:.2f}",
-        row.date[:16].replace("T", " "),
-    ]
+    print_table(history_table(model_folder.read_history(model)))
 
 
 def undo(model: ModelFolder) -> None:

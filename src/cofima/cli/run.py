@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from cofima.cli.console import DataRoot, Overrides, interruptible, out_option, print_runs, progress, say
+from cofima.cli.console import (
+    DataRoot,
+    Overrides,
+    SkipUnreadable,
+    interruptible,
+    out_option,
+    print_runs,
+    progress,
+    say,
+)
 
 KIND, TRACKERS = "KIND[:WHERE]", "tensorboard[:DIR], wandb[:online] or mlflow[:URI]; may be given again."
 
@@ -41,10 +50,7 @@ def run(
     folder: Annotated[
         Path | None, out_option("The model folder; by default named after the run, in runs/.")
     ] = None,
-    skip_unreadable: Annotated[
-        bool,
-        typer.Option("--skip-unreadable", help="Leave out unreadable images and classes, and count them."),
-    ] = False,
+    skip_unreadable: SkipUnreadable = False,
     data_root: DataRoot = None,
     track_with: Annotated[list[str] | None, typer.Option("--track", metavar=KIND, help=TRACKERS)] = None,
 ) -> None:

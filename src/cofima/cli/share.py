@@ -51,16 +51,14 @@ def export(
     from cofima.classifier.export import formats, plain_timm
     from cofima.store.model import load_model
 
-    wanted = [
+    wanted = [  # first what may be refused: a slower export would have been done for nothing
+        (timm, plain_timm.to_timm),
         (onnx, formats.to_onnx),
         (torchscript, formats.to_torchscript),
-        (timm, plain_timm.to_timm),
     ]
     if not any(path for path, _ in wanted):
         raise CofimaError("give a file to write: --onnx FILE, --torchscript FILE or --timm FILE")
     loaded = formats.on_squares(load_model(model, where="cpu", progress=progress()))
-    if timm is not None:
-        plain_timm.refuse_not_plain(loaded, timm)  # before a slower export has been done for nothing
     pixels, source = (
         _read_images(images, loaded.view.pixel_format) if images else formats.sample_images(loaded)
     )
@@ -84,14 +82,10 @@ def export(
 def _read_images(given: list[str], pixel_format: PixelFormat) -> tuple[Tensor, str]:
     import torch
 
-    from cofima.data.loading.loader import decode_all
+    from cofima.classifier.predict import decode_readable
 
-    paths = list(find_images(given))[:MOST_IMAGES]
-    found = list(decode_all(paths, pixel_format))
-    wrong = [f"{one.name}: {one.fault}" for one in found if one.fault]
-    if wrong:
-        raise CofimaError("\n".join(wrong))
-    pixels = [one.pixels for one in found if one.pixels is not None]
+    paths = find_images(given)[:MOST_IMAGES]
+    pixels = decode_readable(paths, pixel_format)
     return torch.stack(pixels * (1 if len(pixels) > 1 else 2)), f"of {', '.join(given)}"
 
 
@@ -167,7 +161,7 @@ def serve(
             "no password, and nothing is encrypted"
         )
     with TemporaryDirectory(prefix="cofima-app-") as uploads:
-        page, where = app.serve(session, Path(uploads), host, port, wait=False)
+        page, where = app.serve(session, Path(uploads), host, port)
         say(f"Open {where} in a browser; Ctrl-C ends it")
         try:
             page.block_thread()

@@ -7,7 +7,8 @@ import typer
 from typer.core import TyperCommand
 
 from cofima.classifier.merge.request import MergeMethod
-from cofima.cli.console import Force, ModelFolder, SkipUnreadable, count, out_option, progress, say
+from cofima.cli.console import Force, ModelFolder, SkipUnreadable, out_option, progress, say
+from cofima.core.wording import count
 
 LISTS = ("--weights", "--fisher")
 

@@ -76,16 +76,16 @@ def _markdown(table: Table) -> str:
     rules = ["---" if column.align == "left" else "---:" for column in table.columns]
     rows = [[_md(cell) for cell in row.cells] for row in table.rows]
     bars = [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
-    notes = [f"- {_plain(note)}" for note in table.footnotes] or [_plain(table.note)]
-    return "\n".join([f"## {_plain(table.title)}", "", *bars, "", *notes, ""])
+    notes = [f"- {markdown_text(note)}" for note in table.footnotes] or [markdown_text(table.note)]
+    return "\n".join([f"## {markdown_text(table.title)}", "", *bars, "", *notes, ""])
 
 
 def _md(cell: Cell) -> str:
-    text = f"**{_plain(str(cell))}**" if cell.best else _plain(str(cell))
+    text = f"**{markdown_text(str(cell))}**" if cell.best else markdown_text(str(cell))
     return text + (f"<sup>{cell.marks}</sup>" if cell.marks else "")
 
 
-def _plain(text: str) -> str:
+def markdown_text(text: str) -> str:
     """Return text on one line with Markdown and HTML markup escaped."""
     return re.sub(r"([\\`*_\[\]<>|&#~])", r"\\\1", " ".join(text.split()))
 

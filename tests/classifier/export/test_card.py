@@ -88,7 +88,7 @@ def test_a_model_that_was_learned_says_its_commands(folder: Path) -> None:
     ]
     text = model_card(model, "parts")
     assert "cofima learn" in text
-    assert "| 2 | extend | 1 | 4 | 50.0 |" in text
+    assert "| 2 | extend | 1: c | 4 | 50.0 |" in text
     assert "cofima extend MODEL PHOTOS  # c" in text
     assert "cofima rename MODEL c 'the d'" in text
     model.history = [HistoryRow(kind="merge", task=1, classes=["a"]), *model.history[1:2]]
@@ -156,7 +156,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     thread.start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("HF_TOKEN", "hf_test")
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     yield server
     server.shutdown()
     server.server_close()
@@ -212,10 +212,10 @@ def test_offline_no_token_bad_name_and_no_network_are_said(
 ) -> None:
     with pytest.raises(CofimaError, match="is no name for the hub"):
         push(folder, "me/parts/again")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CofimaError, match="HF_HUB_OFFLINE is set"):
         push(folder, "me/parts")
-    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("cofima.classifier.export.hub.get_token", lambda: None)
     with pytest.raises(CofimaError, match="no token"):
         push(folder, "me/parts")

@@ -155,7 +155,7 @@ def served(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
     (tmp_path / "uploads").mkdir()
-    page, where = app.serve(Session(model), tmp_path / "uploads", "127.0.0.1", None, wait=False)
+    page, where = app.serve(Session(model), tmp_path / "uploads", "127.0.0.1", None)
     yield where
     page.close(verbose=False)
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from cofima.cli.grid import status_table, watching
-from cofima.core.progress import SILENT
+from cofima.core.progress import SILENT, Progress
 from cofima.experiment.grid import status as statuses
 from cofima.experiment.grid.status import CellStatus, GridStatus, StatusLines, line, minutes, summary
 from cofima.experiment.grid.worker import LOG
@@ -99,10 +99,10 @@ def test_the_table_shows_what_matters_first_and_counts_the_rest() -> None:
 
 def test_a_terminal_gets_the_table_and_a_file_gets_lines() -> None:
     plain = Console(file=io.StringIO())
-    with watching(plain, SILENT, quiet=False) as watch:
+    with watching(plain, Progress()) as watch:
         assert isinstance(watch, StatusLines)
     shown = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with watching(shown, SILENT, quiet=False) as watch:
+    with watching(shown, Progress()) as watch:
         assert not isinstance(watch, StatusLines)
         watch(small_status())
     assert "alpha" in shown.file.getvalue()  # type: ignore[attr-defined]

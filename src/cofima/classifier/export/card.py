@@ -1,39 +1,26 @@
 """The model card: classes, accuracy, history, data, backbone, intended use and limits."""
 
+import re
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path, PurePath
 from typing import Any
 
 import timm
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import Template
 
-from cofima.store.config import Config
+from cofima.classifier.learn import held_out_accuracy
+from cofima.core.wording import some
+from cofima.report.history import history_table
+from cofima.report.render import markdown, markdown_text
 from cofima.store.history import HistoryRow
 from cofima.store.model import Model
 
-SHOWN = 200  # classes in the table
-LIMITS = """\
-Meant for images like those it learned from, to name one of the classes above. It is not meant for decisions
-about people, nor where a wrong answer is dangerous and nobody looks.
-
-- It names one of its classes for every image, also for one that shows none of them.
-  `cofima predict --unknown 0.05` says so where it can.
-- Its accuracy was measured on images of the same source. On images of another camera, place or time it is
-  lower.
-- Classes that were learned later may have cost earlier ones some accuracy; the history above says what was
-  measured.
-- It inherits what its pre-trained backbone learned, with the bias of the images that one was trained on."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Origin of a backbone's weights: its name on the hub and its license, None where unknown."""
-
-    hub: str | None
-    license: str | None
+SHOWN = 200  # classes in a table or a list
+# as config.json and history.jsonl name folders of this machine
+PLACE = re.compile(r"(folder:|(?:of )?(?=/))(.+)")
 
 
 def model_card(model: Model, name: str, license: str | None = None) -> str:
@@ -44,126 +31,58 @@ def model_card(model: Model, name: str, license: str | None = None) -> str:
         name: Its name.
         license: License identifier of the hub; by default that of the backbone's weights.
     """
-    origin = origin_of(model)
+    hub, weights_license = origin_of(model)
+    found = measured(model)
     front = ModelCardData(
-        license=license or origin.license or "other",
-        license_name=None if license or origin.license else "unknown",
+        license=license or weights_license or "other",
+        license_name=None if license or weights_license else "unknown",
         library_name="cofima",
         pipeline_tag="image-classification",
-        base_model=origin.hub,
+        base_model=hub,
         tags=["image-classification", "continual-learning", "class-incremental-learning", "cofima"],
         model_name=name,
-        eval_results=_result(model) or None,
-        metrics=["accuracy"] if measured(model) else None,
+        eval_results=[_result(model, *found)] if found else None,
+        metrics=["accuracy"] if found else None,
     )
-    return "\n".join(["---", front.to_yaml().strip(), "---", "", *_lines(model, name, origin), ""])
-
-
-def _result(model: Model) -> list[EvalResult]:
-    found = measured(model)
-    if found is None:
-        return []
-    value, _, what = found
-    return [
-        EvalResult(
-            task_type="image-classification",
-            dataset_type="imagefolder",
-            dataset_name=data_name(model),
-            metric_type="accuracy",
-            metric_value=round(value / 100, 4),
-            metric_name=f"accuracy on images {what}",
-        )
-    ]
-
-
-def _lines(model: Model, name: str, origin: Origin) -> Iterator[str]:
-    method, known = model.method, model.backbone
-    yield f"# {name}"
-    yield ""
-    yield f"An image classifier of {len(model.classes)} classes that can learn more without its old images,"
-    yield f"made with [cofima](https://arxiv.org/abs/2312.08977): {method.label} ({method.paper})"
-    yield f"on `{known.name}`."
-    yield from ("", "## Use", "", "```python", "import cofima", "")
-    yield f'classifier = cofima.load("{name}")  # the folder'
-    yield 'print(classifier.predict("photo.jpg", top=5))'
-    yield 'classifier.extend("more_photos")  # a folder per new class'
-    yield from ("```", "", "## Accuracy", "")
-    yield from _accuracy(model)
-    yield from ("", "## History", "")
-    yield from _history(model)
-    yield from ("", "## Classes", "")
-    yield from _classes(model)
-    yield from ("", "## Images it learned from", "")
-    yield from _data(model)
-    yield from ("", "## Backbone", "")
-    yield f"- `{known.name}`, {known.features} features, images of {known.size} px"
-    yield f"- sha256 of the weights it started from: `{known.sha256}`"
-    yield f"- license of these weights: {origin.license or 'unknown; find out before you pass it on'}"
-    if origin.hub:
-        yield f"- from <https://huggingface.co/{origin.hub}>"
-    yield from ("", "## Intended use and limits", "", LIMITS, "", "## To repeat it", "")
-    yield from _repeat(model)
-
-
-def _accuracy(model: Model) -> Iterator[str]:
-    found = measured(model)
-    if found is None:
-        yield "Not measured: no images were held out."
-        return
-    value, images, what = found
-    yield f"{value:.1f} % of {images:,} images ({what})."
-    sure = "fitted on held-out images" if "temperature" in model.serving else "not calibrated"
-    yield f"Probabilities are {sure}."
-    kept = model.serving.get("accuracy")
-    if kept and len(kept["images"]) <= SHOWN:
-        yield from ("", "| class | images | right |", "|---|---|---|")
-        for each, count in kept["images"].items():
-            yield f"| {_cell(each)} | {count} | {100 * kept['right'][each] / count:.1f} % |"
-
-
-def _history(model: Model) -> Iterator[str]:
-    yield "| | what | classes | images | accuracy % | old classes % | date |"
-    yield "|---|---|---|---|---|---|---|"
-    for number, row in enumerate(model.history, start=1):
-        overall, old = row.overall, row.old
-        lost = f"{old.before:.1f} → {old.after:.1f}" if old else ""
-        cells = [
-            str(number),
-            row.kind,
-            str(len(row.classes)),
-            "" if row.train_images is None else str(row.train_images),
-            "" if overall is None else f"{overall:.1f}",
-            lost if not old or old.measured else f"{lost} (estimated)",
-            row.date[:10],
-        ]
-        yield "| " + " | ".join(cells) + " |"
-
-
-def _classes(model: Model) -> Iterator[str]:
-    for number, task in enumerate(model.tasks, start=1):
-        more = f" and {len(task) - SHOWN} more" if len(task) > SHOWN else ""
-        yield f"- task {number}: {', '.join(_cell(name) for name in task[:SHOWN])}{more}"
-
-
-def _data(model: Model) -> Iterator[str]:
-    yield f"- name: {_cell(data_name(model))}"
-    for key, value in model.data.items():
-        if isinstance(value, str | int | float) and key not in ("name", "folder"):
-            yield f"- {key.replace('_', ' ')}: {f'`{value}`' if key == 'fingerprint' else value}"
-    held = 0 if model.images is None else len(model.images)
-    yield f"- images inside the model: {held or 'none'}" + (
-        f", and those that {model.method.label} keeps of old classes" if model.method.keeps_images else ""
+    config = without_paths(model.config.model_dump(mode="json"))
+    text = files("cofima.classifier.export").joinpath("card.jinja").read_text("utf-8")
+    template = Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    card: str = template.render(
+        front=front.to_yaml().strip(),
+        name=name,
+        model=model,
+        measured=found,
+        held_out=held_out_accuracy(model),
+        shown=SHOWN,
+        history=markdown([history_table(model.history)]).rstrip("\n") + "\n",
+        tasks=[some([markdown_text(each) for each in task], SHOWN) for task in model.tasks],
+        data_name=data_name(model),
+        facts=_facts(model),
+        kept=0 if model.images is None else len(model.images),
+        license=weights_license,
+        hub=hub,
+        commands=dict.fromkeys(_command(model, row) for row in model.history),  # one for all tasks of a run
+        config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True).strip(),
+        escape=markdown_text,
     )
-    if not held and not model.method.keeps_images:
-        yield "- it may hold statistics of features (a mean and a covariance of each class)"
+    return card
 
 
-def _repeat(model: Model) -> Iterator[str]:
-    yield "```console"
-    yield from dict.fromkeys(_command(model, row) for row in model.history)  # one for all tasks of a run
-    yield from ("```", "", "All settings (`config.yaml`):", "", "```yaml")
-    yield yaml.safe_dump(_plain(model.config), sort_keys=False, allow_unicode=True).strip()
-    yield "```"
+def _result(model: Model, percent: float, images: int, what: str) -> EvalResult:
+    return EvalResult(
+        task_type="image-classification",
+        dataset_type="imagefolder",
+        dataset_name=data_name(model),
+        metric_type="accuracy",
+        metric_value=round(percent / 100, 4),
+        metric_name=f"accuracy on images {what}",
+    )
+
+
+def _facts(model: Model) -> dict[str, Any]:
+    """Return the facts about the images that fit on a line each."""
+    said = {k: v for k, v in model.data.items() if isinstance(v, str | int | float)}
+    return {k: f"`{v}`" if k == "fingerprint" else v for k, v in said.items() if k not in ("name", "folder")}
 
 
 def _command(model: Model, row: HistoryRow) -> str:
@@ -183,22 +102,14 @@ def _command(model: Model, row: HistoryRow) -> str:
             return f"cofima {row.kind.replace(' ', '-')} MODEL {shlex.join(row.classes)}"
 
 
-def _plain(config: Config) -> dict[str, Any]:
-    """Return the configuration without paths, which are private."""
-    values: dict[str, Any] = config.model_dump(mode="json")
-    folder = str(values["dataset"])
-    if folder.startswith("folder:"):
-        values["dataset"] = f"folder:{PurePath(folder.removeprefix('folder:')).name}"
-    if checkpoint := values["model"].get("checkpoint"):
-        values["model"]["checkpoint"] = PurePath(checkpoint).name
-    return values
-
-
-def _cell(text: str) -> str:
-    """Make any name safe in Markdown: no markup, no new column, no HTML."""
-    for mark in "\\`*_[]|":
-        text = text.replace(mark, f"\\{mark}")
-    return text.replace("<", "&lt;").replace("\n", " ")
+def without_paths(value: Any) -> Any:
+    """Return JSON values with the names of folders instead of their paths, which are private."""
+    if isinstance(value, dict):
+        return {key: without_paths(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_paths(one) for one in value]
+    place = PLACE.fullmatch(value) if isinstance(value, str) else None
+    return value if place is None else place[1] + PurePath(place[2]).name
 
 
 def name_of(folder: Path) -> str:
@@ -206,27 +117,26 @@ def name_of(folder: Path) -> str:
     return folder.resolve().name
 
 
-def origin_of(model: Model) -> Origin:
-    """Look the backbone up in timm; weights from a file or from scratch have no known origin."""
+def origin_of(model: Model) -> tuple[str | None, str | None]:
+    """Return the hub's name and the license of the backbone's weights; None where timm does not know."""
     options = model.config.model
     if not options.pretrained or options.checkpoint is not None:
-        return Origin(None, None)
+        return None, None
     if model.config.backbone.startswith("vit_micro"):
-        return Origin(None, "apache-2.0")
+        return None, "apache-2.0"
     known = timm.get_pretrained_cfg(model.backbone.name, allow_unregistered=True)
     hub = getattr(known, "hf_hub_id", None)
-    return Origin(hub if hub and not hub.endswith("/") else None, getattr(known, "license", None))
+    return hub if hub and not hub.endswith("/") else None, getattr(known, "license", None)
 
 
 def measured(model: Model) -> tuple[float, int, str] | None:
     """Return the last accuracy in percent, the number of images, and their description; or None."""
-    kept = model.serving.get("accuracy")
-    if kept is not None and kept["images"]:
-        images = sum(kept["images"].values())
+    held_out = held_out_accuracy(model)
+    if held_out is not None and held_out.percent is not None:
         what = "held out when it last learned; they also decided when to stop"
-        if len(kept["images"]) < len(model.classes):
-            what += f", of {len(kept['images'])} of the {len(model.classes)} classes"
-        return 100 * sum(kept["right"].values()) / images, images, what
+        if len(held_out.images) < len(model.classes):
+            what += f", of {len(held_out.images)} of the {len(model.classes)} classes"
+        return held_out.percent, sum(held_out.images.values()), what
     last = model.history[-1] if model.history else None
     if last is not None and last.kind == "task" and last.overall is not None:
         return last.overall, sum(last.sizes), "test images of all classes"

@@ -102,9 +102,8 @@ def as_text(values: dict[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported file, and the largest difference between its logits and the model's."""
+    """Comparison of an exported file with the model: the largest difference of their logits."""
 
-    path: Path
     images: int
     difference: float
     largest: float
@@ -117,7 +116,7 @@ def to_onnx(model: Model, path: Path, images: Tensor) -> Exported:
     if sum(p.numel() * p.element_size() for p in model.method.net.state_dict().values()) > ONNX_LIMIT:
         raise CofimaError(f"{path}: the model is larger than the 2 GB that one ONNX file can hold")
 
-    def write(aside: Path) -> None:
+    with write_aside(path) as aside:
         with _tracing(model), _traceable(model, "ONNX"):
             program = torch.onnx.export(
                 Portable(model).eval(),
@@ -133,32 +132,28 @@ def to_onnx(model: Model, path: Path, images: Tensor) -> Exported:
         onnx.helper.set_model_props(proto, as_text(metadata(model)))
         onnx.checker.check_model(proto)
         onnx.save(proto, aside)
-
-    def answer(aside: Path) -> Answer:
         session = runtime.InferenceSession(str(aside), providers=["CPUExecutionProvider"])
-        return lambda pixels: torch.from_numpy(session.run([OUTPUTS[0]], {INPUT: pixels.numpy()})[0])
-
-    return write_compared(model, path, images, write, answer)
+        return compare(
+            model,
+            path,
+            images,
+            lambda pixels: torch.from_numpy(session.run([OUTPUTS[0]], {INPUT: pixels.numpy()})[0]),
+        )
 
 
 def to_torchscript(model: Model, path: Path, images: Tensor) -> Exported:
     """Write a TorchScript archive that needs torch alone; its metadata is in its file cofima.json."""
     text = json.dumps(metadata(model), ensure_ascii=False)
-
-    def write(aside: Path) -> None:
+    with write_aside(path) as aside:
         with _tracing(model), _traceable(model, "TorchScript"):
             traced = torch.jit.trace(  # type: ignore[no-untyped-call]
                 Portable(model).eval(), (images[:2],), check_trace=False
             )
             torch.jit.save(torch.jit.freeze(traced), aside, _extra_files={"cofima.json": text})
-
-    def answer(aside: Path) -> Answer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loaded = torch.jit.load(str(aside), map_location="cpu")  # type: ignore[no-untyped-call]
-        return lambda pixels: loaded(pixels)[0]
-
-    return write_compared(model, path, images, write, answer)
+        return compare(model, path, images, lambda pixels: loaded(pixels)[0])
 
 
 def on_squares(model: Model) -> Model:
@@ -179,18 +174,12 @@ def sample_images(model: Model, count: int = 8) -> tuple[Tensor, str]:
     return ((smooth + noise).clamp(0, 1) * 255).to(torch.uint8), "drawn at random"
 
 
-def write_compared(
-    model: Model, path: Path, images: Tensor, write: Callable[[Path], None], answer: Callable[[Path], Answer]
-) -> Exported:
-    """Write to a temporary file, compare its logits with the model's, then rename."""
-    with write_aside(path) as aside:
-        write(aside)
-        return _compare(model, path, images, answer(aside))
-
-
 @torch.inference_mode()
-def _compare(model: Model, path: Path, images: Tensor, answer: Answer) -> Exported:
-    """Compare logits for one image and for a batch: the batch size must be free."""
+def compare(model: Model, path: Path, images: Tensor, answer: Answer) -> Exported:
+    """Compare an exported network with the model, on one image and on a batch: the batch size must be free.
+
+    A difference is an error inside :func:`write_aside`, so nothing is written.
+    """
     wanted = model.logits(images)
     with _traceable(model, f"{path.suffix} for any number of images"):
         found = torch.cat([answer(images[:1]), answer(images[1:])])
@@ -200,7 +189,7 @@ def _compare(model: Model, path: Path, images: Tensor, answer: Answer) -> Export
             f"{path}: the logits of the exported network differ from the model's by "
             f"{difference:.2g} (the largest is {largest:.2g}); nothing was written"
         )
-    return Exported(path, len(images), difference, largest)
+    return Exported(len(images), difference, largest)
 
 
 @contextmanager

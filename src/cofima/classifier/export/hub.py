@@ -3,23 +3,20 @@
 import hashlib
 import os
 import re
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from cofima.classifier.export.card import model_card
+from cofima.classifier.export.card import model_card, without_paths
 from cofima.core.errors import CofimaError
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow, dump_rows
 from cofima.store.model import load_model
 from cofima.store.model_folder import CONFIG, CURRENT, HISTORY, Generation, Record
 
-OFFLINE = ("1", "true", "yes", "on")
 GENERATION = re.compile(r"\d{4}/")
-PLACE = re.compile(r"(folder:|of )?(/.+)")  # as config.json and history.jsonl name folders of this machine
 
 
 def push(
@@ -39,7 +36,10 @@ def push(
         license: License identifier of the hub, for the card.
         with_images: Also upload the images inside the model.
     """
-    _refuse_offline()
+    if constants.HF_HUB_OFFLINE:
+        raise CofimaError(
+            "HF_HUB_OFFLINE is set, so nothing is uploaded: unset it, and run the command again"
+        )
     _refuse_name(repo)
     model = load_model(folder, where="cpu")
     held = 0 if model.images is None else len(model.images)
@@ -66,21 +66,12 @@ def push(
 
 def without_places(generation: Generation) -> dict[str, bytes]:
     """Return config.json and history.jsonl with names instead of paths, which are private."""
-    rows = [HistoryRow.model_validate(_named(row.model_dump())) for row in generation.history()]
+    rows = [HistoryRow.model_validate(without_paths(row.model_dump())) for row in generation.history()]
     history = dump_rows(rows).encode()
-    record = Record.model_validate(_named(generation.record.model_dump()))
+    record = Record.model_validate(without_paths(generation.record.model_dump()))
     files = record.files | {HISTORY: hashlib.sha256(history).hexdigest()}
     config = record.model_copy(update={"files": files}).text()
     return {HISTORY: history, CONFIG: config.encode()}
-
-
-def _named(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _named(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_named(one) for one in value]
-    place = PLACE.fullmatch(value) if isinstance(value, str) else None
-    return value if place is None else (place[1] or "") + PurePath(place[2]).name
 
 
 def _send(repo: str, additions: list[CommitOperationAdd], private: bool, message: str) -> str:
@@ -94,8 +85,6 @@ def _send(repo: str, additions: list[CommitOperationAdd], private: bool, message
             if GENERATION.match(path) and path not in ours
         ]
         api.create_commit(made.repo_id, [*additions, *old], commit_message=message)
-    except OfflineModeIsEnabled as error:
-        raise _offline() from error
     except HfHubHTTPError as error:
         raise CofimaError(f"the hub refused the upload to {repo}: {_first_line(error)}") from error
     except Exception as error:
@@ -105,17 +94,6 @@ def _send(repo: str, additions: list[CommitOperationAdd], private: bool, message
             f"the hub cannot be reached ({type(error).__name__}: {_first_line(error)}); nothing was uploaded"
         ) from error
     return str(made)
-
-
-def _refuse_offline() -> None:
-    if any(
-        os.environ.get(name, "").lower() in OFFLINE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    ):
-        raise _offline()
-
-
-def _offline() -> CofimaError:
-    return CofimaError("HF_HUB_OFFLINE is set, so nothing is uploaded: unset it, and run the command again")
 
 
 def _refuse_name(repo: str) -> None:

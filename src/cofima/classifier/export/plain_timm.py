@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cofima.classifier.export.formats import Answer, Exported, as_text, metadata, write_compared
+from cofima.classifier.export.formats import Exported, as_text, compare, metadata
+from cofima.core.atomic import write_aside
 from cofima.core.errors import CofimaError
 from cofima.methods import Method
 from cofima.models.backbone import build_empty
@@ -20,21 +21,16 @@ from cofima.store.model import Model
 def to_timm(model: Model, path: Path, images: Tensor) -> Exported:
     """Write weights that plain timm loads, as ``timm.create_model(..., checkpoint_path=path)``."""
     refuse_not_plain(model, path)
-    meta = as_text(metadata(model)) | {"format": "pt", "cofima.timm": json.dumps(timm_settings(model))}
-
-    def write(aside: Path) -> None:
-        weights = {key: value.detach().cpu().contiguous() for key, value in model.weights().items()}
+    settings = timm_settings(model)
+    meta = as_text(metadata(model)) | {"format": "pt", "cofima.timm": json.dumps(settings)}
+    weights = {key: value.detach().cpu().contiguous() for key, value in model.weights().items()}
+    with write_aside(path) as aside:
         save_file(weights, aside, meta)
-
-    def answer(aside: Path) -> Answer:
-        settings = timm_settings(model)
         with torch.random.fork_rng(devices=[]):
             net = timm.create_model(settings["architecture"], **settings["arguments"])
         net.load_state_dict(load_file(aside))
         net.eval()
-        return lambda pixels: net(model.view.test(pixels))
-
-    return write_compared(model, path, images, write, answer)
+        return compare(model, path, images, lambda pixels: net(model.view.test(pixels)))
 
 
 def timm_settings(model: Model) -> dict[str, Any]:

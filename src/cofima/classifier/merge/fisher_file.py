@@ -1,16 +1,17 @@
 """Measure the diagonal Fisher information of a saved model on a folder of images."""
 
 import json
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from cofima.classifier.classifier import load
-from cofima.classifier.merge.inputs import MODEL, require_linear
+from cofima.classifier.merge.inputs import HEAD, MODEL, require_linear
 from cofima.classifier.merge.request import output_problems
 from cofima.classifier.scoring import read_known
 from cofima.core.atomic import require_space, write_aside
@@ -19,7 +20,6 @@ from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet
 from cofima.data.splits import choose_images
 from cofima.methods.state import declared
-from cofima.models.head import Head
 from cofima.store import model_folder
 from cofima.store.model import Model
 from cofima.training.loop import plain_batches
@@ -35,18 +35,6 @@ class Measured:
     path: Path
     images: int
     classes: int
-
-
-class _Predictor(nn.Module):
-    """Backbone and the head that predicts, which need not be the one that is trained."""
-
-    def __init__(self, backbone: nn.Module, head: Head) -> None:
-        super().__init__()
-        self.backbone, self.head = backbone, head
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.backbone(images))
-        return logits
 
 
 def fisher(
@@ -90,7 +78,10 @@ def fisher(
     require_linear(model, kind, declared(kind, loaded.method.state()))
     size = sum(value.nbytes for value in loaded.weights().values())
     require_space(out, size)
-    known = _known(loaded, images, max_per_class, seed, skip_unreadable, progress)
+    read = read_known(loaded, images, "train", skip_unreadable=skip_unreadable, progress=progress)
+    known = read.images(loaded.classes)
+    if max_per_class is not None:
+        known = known.select(choose_images(known, lambda _: max_per_class, seed))
     columns = _columns(known, loaded.classes) if logits == "local" else None
     progress.say(f"measuring {size / 1e6:,.1f} MB of weights on {len(known)} images")
     measured = _measure(loaded, known, labels, columns, seed)
@@ -108,26 +99,11 @@ def fisher(
     return Measured(out, len(known), len(known.counts()))
 
 
-def _known(
-    model: Model,
-    images: Path,
-    max_per_class: int | None,
-    seed: int,
-    skip_unreadable: bool,
-    progress: Progress,
-) -> ImageSet:
-    """Read images of classes that the model knows; the labels are its class ids."""
-    read = read_known(model, images, "train", skip_unreadable=skip_unreadable, progress=progress)
-    known = read.images(model.classes)
-    if max_per_class is None:
-        return known
-    return known.select(choose_images(known, lambda _: max_per_class, seed))
-
-
 def _measure(model: Model, known: ImageSet, labels: LabelMode, columns: slice | None, seed: int) -> Weights:
     """Return the Fisher information under timm's names, the head in one piece."""
     context = model.method.context
-    net = _Predictor(model.method.net.backbone, model.method.head())
+    # the head that predicts need not be the one that is trained
+    net = nn.Sequential(OrderedDict(backbone=model.method.net.backbone, head=model.method.head()))
     found = diagonal_fisher(
         net,
         plain_batches(known, context, "fisher"),
@@ -138,8 +114,8 @@ def _measure(model: Model, known: ImageSet, labels: LabelMode, columns: slice | 
     body = {
         key.removeprefix("backbone."): value for key, value in found.items() if key.startswith("backbone.")
     }
-    blocks = range(len(net.head.blocks))
-    for key in ("weight", "bias"):
+    blocks = range(len(model.method.head().blocks))
+    for key in HEAD:
         body[f"{model.backbone.classifier}.{key}"] = torch.cat(
             [found[f"head.blocks.{k}.{key}"] for k in blocks]
         )

@@ -1,7 +1,7 @@
 """Merge model folders: the backbones weight by weight, the heads class by class."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,92 +21,41 @@ from cofima.store.model_folder import STATE, WEIGHTS, Record
 from cofima.weights.mmap import MappedFile, TensorSpec, create_mapped
 
 
-@dataclass(frozen=True)
-class FolderMerge:
-    """A checked merge into a model folder."""
+def merge_folders(
+    inputs: Inputs, settings: MergeSettings, out: Path, progress: Progress
+) -> tuple[MethodAfter, list[str], int]:
+    """Write the merged model folder; return its method, its classes, and the size of its tensors.
 
-    inputs: Inputs
-    settings: MergeSettings
-
-    @property
-    def last(self) -> ModelFolder:
-        """The folder whose configuration the result takes over."""
-        return self.inputs.folders[-1]
-
-    @property
-    def rows(self) -> ClassRows:
-        """The classes of each head."""
-        base = self.inputs.base
-        return ClassRows([model.classes for model in self.inputs.models], base.classes if base else ())
-
-    def write(self, out: Path, progress: Progress) -> tuple[MethodAfter, int]:
-        """Write the merged model folder; return its method, and the size of its tensors."""
-        after = choose_method(self.inputs.folders)
-        merged = StateMerge(self.inputs, after.entries)
-        weights, state = self._kinds(), merged.kinds()
-        size = sum(kind.bytes for kind in [*weights.values(), *state.values()])
-        model_folder.check_writable(out)
-        require_space(out, size)
-        count = len(self.inputs.models)
-        progress.say(f"merging {count} models into one of {size / 1e6:,.1f} MB: {self.settings}")
-        with (
-            model_folder.write(out, self._record(after), [self._row()]) as aside,
-            create_mapped(aside / WEIGHTS, weights, {"format": "pt"}) as net,
-            create_mapped(aside / STATE, state, {"format": "pt"}) as kept,
-        ):
-            merge_tensors([*self._merges(net), *merged.merges(kept)], self.settings, progress)
-            merged.pool(kept)
-        return after, size
-
-    def _kinds(self) -> dict[str, TensorSpec]:
-        kinds = self.inputs.kinds()
-        for key, value in self.last.head.items():
-            shape = (len(self.rows.union), *value.shape[1:])
-            kinds[self.last.head_name(key)] = TensorSpec(value.dtype, shape)
-        return kinds
-
-    def _merges(self, net: MappedFile) -> Iterator[TensorMerge]:
-        models, base = self.inputs.models, self.inputs.base
-        given = self.inputs.fishers.tensors if self.inputs.fishers else ()
-        yield from network_merges(self.inputs, net)
-        for key in self.last.head:
-            name = self.last.head_name(key)
-            heads = {k: model.head[key] for k, model in enumerate(models) if isinstance(model, ModelFolder)}
-            yield from self.rows.merges(
-                name,
-                heads,
-                net[name],
-                self.rows.union,
-                base=base.head[key] if isinstance(base, ModelFolder) else None,
-                fishers={k: fisher[name] for k, fisher in enumerate(given) if name in fisher},
-            )
-
-    def _row(self) -> HistoryRow:
-        """Return the one row of the result's history."""
-        tasks = self.inputs.tasks
-        classes = [name for task in tasks for name in task]
-        return HistoryRow(
-            kind="merge", task=len(tasks), date=now(), classes=classes, notes=[str(self.settings)]
-        )
-
-    def _record(self, after: MethodAfter) -> Record:
-        """Return config.json of the result: as of the last model, but for what was merged."""
-        last, tasks = self.last.record, self.inputs.tasks
-        models = [_origin(one) for one in self.inputs.every]
-        return Record(
-            method=method_facts(methods.find(after.name)),
-            config=last.config | {"method": after.name, "options": after.options},
-            backbone=last.backbone,
-            preprocess=last.preprocess,
-            data={"name": "merged", "merged": {"by": str(self.settings), "models": models}},
-            tasks=tasks,
-            planned_tasks=len(tasks),
-            plugins=plugins.records([after.name]),
-        )
+    Folders that cannot be merged are one error with all differences, before anything is written.
+    """
+    inputs = _fitting(inputs)
+    last, tasks = inputs.folders[-1], inputs.tasks
+    classes = [name for task in tasks for name in task]
+    after = choose_method(inputs.folders)
+    states = StateMerge(inputs, after.entries)
+    heads = {
+        last.head_name(key): TensorSpec(value.dtype, (len(classes), *value.shape[1:]))
+        for key, value in last.head.items()
+    }
+    weights, state = inputs.kinds() | heads, states.kinds()
+    size = sum(kind.bytes for kind in [*weights.values(), *state.values()])
+    model_folder.check_writable(out)
+    require_space(out, size)
+    progress.say(f"merging {len(inputs.models)} models into one of {size / 1e6:,.1f} MB: {settings}")
+    row = HistoryRow(kind="merge", task=len(tasks), date=now(), classes=classes, notes=[str(settings)])
+    with (
+        model_folder.write(out, _record(inputs, settings, after), [row]) as aside,
+        create_mapped(aside / WEIGHTS, weights, {"format": "pt"}) as net,
+        create_mapped(aside / STATE, state, {"format": "pt"}) as kept,
+    ):
+        bodies, rows = network_merges(inputs, net), _head_merges(inputs, classes, net)
+        merge_tensors([*bodies, *rows, *states.merges(kept)], settings, progress)
+        states.pool(kept)
+    return after, classes, size
 
 
-def folder_merge(inputs: Inputs, settings: MergeSettings) -> FolderMerge:
-    """Check that the folders can be merged; raise with all differences in one error."""
+def _fitting(inputs: Inputs) -> Inputs:
+    """Return the inputs without the heads of plain files; raise with all differences between them."""
     folders = inputs.folders
     wrong = [line for other in folders[1:] for line in _differences(folders[0], other)]
     wrong += _rows_apart(folders)
@@ -116,7 +65,39 @@ def folder_merge(inputs: Inputs, settings: MergeSettings) -> FolderMerge:
     models = [_without_head(model, classifier) for model in inputs.models]
     inputs = replace(inputs, models=models, base=inputs.base and _without_head(inputs.base, classifier))
     inputs.require_fit()
-    return FolderMerge(inputs, settings)
+    return inputs
+
+
+def _head_merges(inputs: Inputs, classes: list[str], net: MappedFile) -> Iterator[TensorMerge]:
+    """Yield the merges of the heads, class by class."""
+    models, base, last = inputs.models, inputs.base, inputs.folders[-1]
+    rows = ClassRows([model.classes for model in models], base.classes if base else ())
+    for key in last.head:
+        name = last.head_name(key)
+        yield from rows.merges(
+            name,
+            {k: model.head[key] for k, model in enumerate(models) if isinstance(model, ModelFolder)},
+            net[name],
+            classes,
+            base=base.head[key] if isinstance(base, ModelFolder) else None,
+            fishers={k: fisher[name] for k, fisher in enumerate(inputs.fishers) if name in fisher},
+        )
+
+
+def _record(inputs: Inputs, settings: MergeSettings, after: MethodAfter) -> Record:
+    """Return config.json of the result: as of the last model, but for what was merged."""
+    last, tasks = inputs.folders[-1].record, inputs.tasks
+    models = [_origin(one) for one in inputs.every]
+    return Record(
+        method=method_facts(methods.find(after.name)),
+        config=last.config | {"method": after.name, "options": after.options},
+        backbone=last.backbone,
+        preprocess=last.preprocess,
+        data={"name": "merged", "merged": {"by": str(settings), "models": models}},
+        tasks=tasks,
+        planned_tasks=len(tasks),
+        plugins=plugins.records([after.name]),
+    )
 
 
 def _rows_apart(folders: list[ModelFolder]) -> list[str]:

@@ -74,33 +74,18 @@ class ModelFolder(CheckpointFile):
 
 
 @dataclass(frozen=True)
-class Fishers:
-    """The Fisher information of each model, still on disk, and the names of weights that have none."""
-
-    tensors: Sequence[Weights]
-    without: Sequence[str]
-
-    def note(self) -> list[str]:
-        """Name the floating-point tensors that are averaged plainly: buffers, as a rule."""
-        if not self.without:
-            return []
-        shown = ", ".join(self.without[:3]) + (", ..." if len(self.without) > 3 else "")
-        return [f"{len(self.without)} tensors have no Fisher information and are averaged plainly: {shown}"]
-
-
-@dataclass(frozen=True)
 class Inputs:
     """Everything that is merged.
 
     Attributes:
         models: In the order of the request; a base that wise_ft takes is the first of them.
         base: The start of task vectors.
-        fishers: One file a model, where weights are averaged by them.
+        fishers: The Fisher information of each model, where weights are averaged by it; still on disk.
     """
 
     models: Sequence[CheckpointFile]
     base: CheckpointFile | None = None
-    fishers: Fishers | None = None
+    fishers: Sequence[Weights] = ()
 
     @property
     def every(self) -> list[CheckpointFile]:
@@ -148,10 +133,9 @@ class Inputs:
 def network_merges(inputs: Inputs, target: MappedFile) -> Iterator[TensorMerge]:
     """Yield the merge of each tensor of the networks, but for the heads of model folders."""
     models, base = inputs.models, inputs.base
-    given = inputs.fishers.tensors if inputs.fishers else ()
     for key in models[0].weights:
         values = [model.weights[key] for model in models]
-        fishers = [fisher[key] for fisher in given if key in fisher] or None
+        fishers = [fisher[key] for fisher in inputs.fishers if key in fisher] or None
         start = base.weights[key] if base else None
         put = partial(target.put, key)
         yield TensorMerge(key, range(len(values)), values, target[key], start, fishers, put=put)
@@ -199,7 +183,7 @@ def require_linear(path: Path, method: type[Method], entries: Mapping[str, Entry
         )
 
 
-def open_fishers(paths: Sequence[Path], models: Sequence[CheckpointFile]) -> Fishers:
+def open_fishers(paths: Sequence[Path], models: Sequence[CheckpointFile]) -> list[Weights]:
     """Open one file per model; raise if one does not fit its model, or was measured on another."""
     opened = [read_mapped(path) for path in paths]
     wrong: list[str] = []
@@ -224,9 +208,7 @@ def open_fishers(paths: Sequence[Path], models: Sequence[CheckpointFile]) -> Fis
         raise first_problems("the Fisher information", wrong)
     if not tensors[0]:
         raise CofimaError(f"{paths[0]} has no tensors")
-    last = models[-1].every_weight
-    without = [key for key, v in last.items() if v.is_floating_point() and key not in tensors[-1]]
-    return Fishers(tensors, without)
+    return tensors
 
 
 def _widest(values: Sequence[Tensor]) -> TensorSpec:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cofima import methods
-from cofima.classifier.merge.folders import folder_merge
+from cofima.classifier.merge.folders import merge_folders
 from cofima.classifier.merge.inputs import (
     CheckpointFile,
     Inputs,
@@ -19,6 +19,7 @@ from cofima.classifier.merge.tensors import merge_tensors
 from cofima.core.atomic import require_space, write_aside
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
+from cofima.core.wording import some
 from cofima.weights.mmap import create_mapped
 
 
@@ -84,11 +85,10 @@ def merge(
     notes = _notes(inputs, settings)
     if not request.models[-1].is_dir():
         return Merged(out, _merge_files(inputs, settings, out, progress), notes=notes)
-    plan = folder_merge(inputs, settings)
-    after, size = plan.write(out, progress)
+    after, classes, size = merge_folders(inputs, settings, out, progress)
     notes += [after.note] if after.note else []
     notes += _left_behind(inputs.folders)
-    return Merged(out, size, methods.find(after.name).label, plan.rows.union, notes)
+    return Merged(out, size, methods.find(after.name).label, classes, notes)
 
 
 def _refuse(request: MergeRequest, out: Path, force: bool) -> None:
@@ -111,7 +111,7 @@ def _open(request: MergeRequest) -> Inputs:
     """Open everything; the base of wise_ft is the first of its two models."""
     models = _open_all([*([request.base] if request.base else []), *request.models])
     base = models.pop(0) if request.base and request.method != WISE_FT else None
-    fishers = open_fishers(request.fishers, models) if request.fishers else None
+    fishers = open_fishers(request.fishers, models) if request.fishers else ()
     return Inputs(models, base, fishers)
 
 
@@ -147,8 +147,14 @@ def _merge_files(inputs: Inputs, settings: MergeSettings, out: Path, progress: P
 
 
 def _notes(inputs: Inputs, settings: MergeSettings) -> list[str]:
-    notes = inputs.fishers.note() if inputs.fishers else []
-    if settings.lam not in (0, 1) and any(key.endswith("running_var") for key in inputs.models[-1].weights):
+    notes, last = [], inputs.models[-1].every_weight
+    fishers = inputs.fishers[-1] if inputs.fishers else last
+    without = [key for key, value in last.items() if value.is_floating_point() and key not in fishers]
+    if without:  # buffers, as a rule
+        notes.append(
+            f"{len(without)} tensors have no Fisher information and are averaged plainly: {some(without, 3)}"
+        )
+    if settings.lam not in (0, 1) and any(key.endswith("running_var") for key in last):
         notes.append(
             "statistics of batch normalization are merged too; estimate them anew on images if you can"
         )

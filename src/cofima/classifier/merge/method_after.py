@@ -144,7 +144,7 @@ class StateMerge:
         for place, value in values.items():
             model = self.inputs.models[place]
             if self.inputs.fishers and isinstance(model, ModelFolder) and name in HEAD:
-                fisher = self.inputs.fishers.tensors[place].get(model.head_name(name))
+                fisher = self.inputs.fishers[place].get(model.head_name(name))
                 if fisher is not None and fisher.shape == value.shape:
                     found[place] = fisher
         return found

@@ -12,12 +12,12 @@ from cofima.classifier.web.session import Session
 from cofima.core.errors import CofimaError
 from cofima.core.extras import import_extra
 from cofima.core.progress import Progress
+from cofima.report.history import TITLES, history_table
 
 T = TypeVar("T")
 UPLOAD: dict[str, Any] = {"file_count": "multiple", "file_types": ["image"], "height": 220}
 ANSWERS = ["image", "answer", "probability", "nearest classes"]
 CHANGES = ["class", "before %", "after %", "change"]
-HISTORY = ["", "what", "classes", "images", "accuracy %", "date"]
 
 
 class BrowserProgress(Progress):
@@ -57,7 +57,7 @@ def build(session: Session) -> Any:
             changes = gradio.Dataframe(headers=CHANGES, interactive=False, elem_id="changes")
         with gradio.Tab("History"):
             history = gradio.Dataframe(
-                _history(session), headers=HISTORY, interactive=False, elem_id="history"
+                _history(session), headers=list(TITLES), interactive=False, elem_id="history"
             )
 
         def answer(files: list[str] | None) -> tuple[Any, Any]:
@@ -90,17 +90,14 @@ def build(session: Session) -> Any:
     return page
 
 
-def serve(
-    session: Session, uploads: Path, host: str, port: int | None, *, wait: bool = True
-) -> tuple[Any, str]:
-    """Serve the page; return it and its address.
+def serve(session: Session, uploads: Path, host: str, port: int | None) -> tuple[Any, str]:
+    """Serve the page in threads of its own; return it and its address.
 
     Args:
         session: The model in use.
         uploads: An empty folder for uploaded files; no other files can be read through the page.
         host: Address to listen on; 127.0.0.1 is this machine only.
         port: By default the first free one from 7860.
-        wait: Return when the page is stopped, instead of at once.
     """
     os.environ["GRADIO_TEMP_DIR"] = str(uploads)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -123,8 +120,6 @@ def serve(
         )
     except OSError as error:
         raise CofimaError(f"the page cannot be served on {host}: {error}") from error
-    if wait:
-        page.block_thread()
     return page, str(where)
 
 
@@ -183,17 +178,7 @@ def _changes(done: Extension) -> list[list[str]]:
 
 
 def _history(session: Session) -> list[list[str]]:
-    return [
-        [
-            str(number),
-            row.kind,
-            ", ".join(row.classes),
-            "" if row.train_images is None else str(row.train_images),
-            "" if row.overall is None else f"{row.overall:.1f}",
-            row.date[:16].replace("T", " "),
-        ]
-        for number, row in enumerate(session.history(), start=1)
-    ]
+    return [[str(cell) for cell in row.cells] for row in history_table(session.history()).rows]
 
 
 def _html(text: str) -> str:

@@ -16,16 +16,21 @@ class Limits:
     megapixels: int = 50
 
     def check(self, paths: Sequence[Path]) -> None:
-        """Raise for too many files, or with all that are too large; only headers are read."""
+        """Raise for too many files, or with all that are too large."""
+        self.check_count(paths)
+        wrong = [f"{path.name}: {fault}" for path in paths if (fault := self.fault(path))]
+        if wrong:
+            raise problems("what was uploaded", wrong[:20])
+
+    def check_count(self, paths: Sequence[Path]) -> None:
+        """Raise for no files, or too many."""
         if not paths:
             raise CofimaError("no images were given")
         if len(paths) > self.files:
             raise CofimaError(f"{len(paths)} files at once: at most {self.files} are taken")
-        wrong = [f"{path.name}: {fault}" for path in paths if (fault := self._fault(path))]
-        if wrong:
-            raise problems("what was uploaded", wrong[:20])
 
-    def _fault(self, path: Path) -> str:
+    def fault(self, path: Path) -> str:
+        """Return what is wrong with a file, or an empty string; only its header is read."""
         from PIL import Image
 
         if path.stat().st_size > self.megabytes * 1_000_000:

@@ -1,7 +1,6 @@
 """Files of an evaluation: a self-contained page, a figure, and tables for programs."""
 
 import base64
-import csv
 import io
 from pathlib import Path
 
@@ -28,27 +27,16 @@ def write(found: Evaluation, folder: Path) -> list[Path]:
         "evaluation.html": html(found),
         "confusion.svg": figure(found),
         "confusion.csv": confusion_csv(found),
-        "classes.csv": classes_csv(found),
+        "classes.csv": render.csv_text([_classes(found)]),
     }
     return write_texts(texts, folder)
 
 
 def confusion_csv(found: Evaluation) -> str:
     """Return the images by true class (rows) and answer (columns)."""
-    rows = [["true \\ answer", *found.classes]]
-    rows += [[name, *map(str, row)] for name, row in zip(found.classes, found.matrix.tolist(), strict=True)]
-    return _csv(rows)
-
-
-def classes_csv(found: Evaluation) -> str:
-    """Return images and accuracy of each class that has images."""
-    by_class = found.accuracy.by_class
-    rows = [["class", "images", "right", "accuracy"]]
-    rows += [
-        [name, str(images), str(found.accuracy.right[name]), f"{by_class[name]:.2f}"]
-        for name, images in found.accuracy.images.items()
-    ]
-    return _csv(rows)
+    rows = zip(found.classes, found.matrix.tolist(), strict=True)
+    records = [{"true \\ answer": name, **dict(zip(found.classes, row, strict=True))} for name, row in rows]
+    return render.csv_text([Table("", [], [], records=records)])
 
 
 def figure(found: Evaluation) -> str:
@@ -97,15 +85,15 @@ def _thumbnail(path: Path) -> str:
 
 
 def _classes(found: Evaluation) -> Table:
-    images, by_class = found.accuracy.images, found.accuracy.by_class
+    """Return images and accuracy of each class that has images, the least accurate first."""
+    images, right, by_class = found.accuracy.images, found.accuracy.right, found.accuracy.by_class
     rows = [
         Row([Cell(name), Cell(str(images[name])), Cell(f"{by_class[name]:.1f}")])
         for name in sorted(by_class, key=lambda name: by_class[name])
     ]
-    return Table("Classes", [Column("Class", "left"), Column("Images"), Column("Accuracy %")], rows)
-
-
-def _csv(rows: list[list[str]]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue()
+    records = [
+        {"class": name, "images": images[name], "right": right[name], "accuracy": f"{by_class[name]:.2f}"}
+        for name in images
+    ]
+    columns = [Column("Class", "left"), Column("Images"), Column("Accuracy %")]
+    return Table("Classes", columns, rows, records=records)

@@ -42,11 +42,8 @@ class Session:
 
     def ask(self, paths: Sequence[Path]) -> list[Prediction]:
         """Return a prediction for each image; one that cannot be read gets an error of its own."""
-        if not paths:
-            raise CofimaError("no images were given")
-        faults = {path: self._refused(path) for path in paths[: self.limits.files]}
-        if len(paths) > self.limits.files:
-            raise CofimaError(f"{len(paths)} files at once: at most {self.limits.files} are taken")
+        self.limits.check_count(paths)
+        faults = {path: self.limits.fault(path) for path in paths}
         good = [path for path, fault in faults.items() if not fault]
         with self._asking:  # a network must not be used by two threads at once
             answers = iter(self._answers(self.classifier, good))
@@ -81,13 +78,6 @@ class Session:
     def history(self) -> list[HistoryRow]:
         """Return the history of the model, oldest first."""
         return model_folder.read_history(self.folder)
-
-    def _refused(self, path: Path) -> str:
-        try:
-            self.limits.check([path])
-        except CofimaError as error:
-            return str(error).rpartition(": ")[2]
-        return ""
 
     def _answers(self, classifier: Classifier, paths: list[Path]) -> list[Prediction]:
         measured = sum(len(each) for each in classifier.model.serving.get("distances") or [])

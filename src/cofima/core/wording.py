@@ -1,0 +1,14 @@
+"""Numbers and lists in messages to people."""
+
+from collections.abc import Sequence
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun: ``1 image``, ``2 images``."""
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

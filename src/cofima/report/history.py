@@ -1,0 +1,30 @@
+"""The history of a model as a table, for the command line, the model card and the web page."""
+
+from collections.abc import Sequence
+
+from cofima.core.wording import some
+from cofima.report.table import Cell, Column, Row, Table
+from cofima.store.history import HistoryRow
+
+TITLES = ("", "what", "classes", "images", "accuracy %", "old classes %", "lam", "date")
+
+
+def history_table(rows: Sequence[HistoryRow]) -> Table:
+    """Return one row for each change: what was learned, from how many images, with which accuracy."""
+    lines = [[str(number), *_texts(row)] for number, row in enumerate(rows, start=1)]
+    columns = [Column(title, "left") for title in TITLES]
+    return Table("History", columns, [Row([Cell(text) for text in line]) for line in lines])
+
+
+def _texts(row: HistoryRow) -> list[str]:
+    overall, old = row.overall, row.old
+    renamed = row.kind == "rename"
+    return [
+        row.kind,
+        " -> ".join(row.classes) if renamed else f"{len(row.classes)}: {some(row.classes, 4)}",
+        "" if row.train_images is None else str(row.train_images),
+        "" if overall is None else f"{overall:.1f}",
+        "" if old is None else f"{'' if old.measured else '~'}{old.before:.1f} -> {old.after:.1f}",
+        "" if row.lam is None else f"{row.lam:.2f}",
+        row.date[:16].replace("T", " "),
+    ]
