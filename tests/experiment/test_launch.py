@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import Forked
 
 from cofima.core.errors import CofimaError
 from cofima.core.progress import Progress
@@ -71,18 +70,11 @@ print("finished", flush=True)
 """
 
 
-def child(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", CHILD, str(CONFTEST), str(folder)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-
-
 @pytest.mark.parametrize("moment", ["task 2/3 | epoch 1/2", "task 3/3 | fisher"])
 def test_a_killed_process_is_continued_to_the_same_bits(moment: str, tiny, tmp_path: Path, same_bits) -> None:
     """kill -9 in the middle of training, and in the middle of what comes after it."""
-    process = child(tmp_path / "cut")
-    assert process.stdout is not None
+    (tmp_path / "child.py").write_text(CHILD)
+    process = Forked(tmp_path / "child.py", CONFTEST, tmp_path / "cut")
     for line in process.stdout:
         if moment in line:
             process.send_signal(signal.SIGKILL)
