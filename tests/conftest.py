@@ -287,7 +287,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], type[StoppedErro
     return arrange
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def spied_images() -> Callable[[ImageSet, Callable[[], None]], ImageSet]:
     """Return a function that makes a set of images call back whenever its pixels are taken."""
 

@@ -7,7 +7,6 @@ a pipe from what they print. Tests of a start itself begin a Python of their own
 import multiprocessing
 import os
 import tempfile
-import time
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path

@@ -1,7 +1,6 @@
 """From a configuration to a finished run: continued after any end, refused when it is another one."""
 
 import json
-import os
 import signal
 import time
 from hashlib import sha256
@@ -10,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forked import Forked
 
 from cofima.core.errors import CofimaError
 from cofima.core.progress import Progress
@@ -22,6 +20,7 @@ from cofima.methods.base import Method
 from cofima.models.backbone import create
 from cofima.store import model_folder
 from cofima.store.model import load_model
+from forked import Forked
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 

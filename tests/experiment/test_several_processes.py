@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import Forked
 from safetensors.torch import load_file
 
 from cofima import methods
 from cofima.store import model_folder
+from forked import Forked
 
 HERE = Path(__file__).parent
 SHARED = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

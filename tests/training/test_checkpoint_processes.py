@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import Forked
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from cofima.experiment.launch import launch, pending
 from cofima.store import model_folder
 from cofima.store.model import load_model, save_model
 from cofima.training.checkpoint import Budget, describe
+from forked import Forked
 
 CONFTEST = Path(__file__).parent.parent / "conftest.py"
 TRAIN = {"epochs": 3, "batch_size": 4}

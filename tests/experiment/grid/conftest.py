@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import yaml
 
+import forked
 from cofima.experiment.grid.cells import cells, name
 from cofima.experiment.grid.executors import local
 from cofima.experiment.launch import launch
