@@ -1,7 +1,7 @@
 """Processes of the tests, forked from one that has imported torch and timm: importing them takes seconds.
 
-They are like those of ``subprocess``: with the environment and the folder of who starts them, an exit code, and
-a pipe from what they print. Tests of a start itself begin a Python of their own.
+They are like those of ``subprocess``: with the environment and the folder of who starts them, an exit code,
+and a pipe from what they print. Tests of a start itself begin a Python of their own.
 """
 
 import multiprocessing

@@ -74,14 +74,6 @@ def scores(model: Model) -> list[Any]:
     return [(row.accuracy, row.top5, row.task_aware, row.lam, row.distance) for row in model.history]
 
 
-def learn_all(model: Model, stream: Stream) -> Model:
-    """Learn without writing anything."""
-    for task in model.method.stream(stream):
-        model.method.learn(task)
-        model.tasks.append(task.names)
-    return model
-
-
 def kept(model: Model) -> dict[str, Tensor]:
     return model.weights() | {f"state.{k}": v for k, v in model.method.state().items()}
 
@@ -168,7 +160,7 @@ def alone(task: Task, seed: int) -> Task:
 
 @dataclass
 class Watched:
-    """What was seen of a method that learned tasks of two classes, one and two; after each task where a list."""
+    """A method that learned tasks of two classes, one and two; lists say what was seen after each."""
 
     name: str
     network: str

@@ -126,6 +126,7 @@ def test_every_method_survives_real_kills(tmp_path: Path, same_bits) -> None:
 
 def test_a_signal_is_answered_with_where_to_go_on(tmp_path: Path) -> None:
     words = ["run", "demo.yaml", "dataset=blobs", "train.epochs=500", "train.batch_size=8", "--out", "long"]
+    words += ["backbone=test_vit", "model.pretrained=false", "model.img_size=32"]
     running = Forked("-m", "cofima", *words, cwd=tmp_path, env=os.environ | {"COFIMA_INFLIGHT": "0"})
     until = time.monotonic() + 300
     while not pending(tmp_path / "long") and time.monotonic() < until:

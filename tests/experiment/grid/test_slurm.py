@@ -49,7 +49,7 @@ class Handle:
 def test_a_job_that_fails_or_is_lost_says_so(
     tmp_path: Path, small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each job learns alone, with the threads that its resources say; another one begins when it has ended."""
+    """One job at a time, each with the threads that its resources say."""
     (config,) = small({"method": "coma", "seed": 1})
     broken = config.model_copy(update={"dataset": f"folder:{tmp_path / 'gone'}"})
 
