@@ -22,7 +22,7 @@ from cofima.store import model_folder
 from cofima.store.model import load_model
 from forked import Forked
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+TESTS = Path(__file__).parents[1]
 
 
 class Ears(Progress):
@@ -44,11 +44,10 @@ def quick(tiny, method: str = "seq_ft", **more):
 # --- killed ----------------------------------------------------------------------------------------
 
 CHILD = """
-import importlib.util, sys
+import sys
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("tiny_conftest", sys.argv[1])
-tiny = sys.modules["tiny_conftest"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tiny)
+sys.path.insert(0, sys.argv[1])
+import tiny
 import torch
 torch.set_num_threads(1)
 from cofima.experiment.launch import launch
@@ -73,7 +72,7 @@ print("finished", flush=True)
 def test_a_killed_process_is_continued_to_the_same_bits(moment: str, tiny, tmp_path: Path, same_bits) -> None:
     """kill -9 in the middle of training, and in the middle of what comes after it."""
     (tmp_path / "child.py").write_text(CHILD)
-    process = Forked(tmp_path / "child.py", CONFTEST, tmp_path / "cut")
+    process = Forked(tmp_path / "child.py", TESTS, tmp_path / "cut")
     for line in process.stdout:
         if moment in line:
             process.send_signal(signal.SIGKILL)

@@ -23,18 +23,17 @@ from cofima.store.model import load_model, save_model
 from cofima.training.checkpoint import Budget, describe
 from forked import Forked
 
-CONFTEST = Path(__file__).parent.parent / "conftest.py"
+TESTS = Path(__file__).parents[1]
 TRAIN = {"epochs": 3, "batch_size": 4}
 
 # Learns each method once undisturbed ("whole"), and once in processes that are killed ("cut"). A process
 # tells each of its steps, and is killed at a random moment after a random number of them: while it
 # computes, or while it writes. The processes are forked, so that torch is imported once.
 KILLER = """
-import importlib.util, os, random, signal, sys, time, traceback
+import os, random, signal, sys, time, traceback
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("tiny_conftest", sys.argv[1])
-tiny = sys.modules["tiny_conftest"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tiny)
+sys.path.insert(0, sys.argv[1])
+import tiny
 from cofima.experiment.launch import launch
 from cofima.training.checkpoint import Budget, RunCheckpoint
 
@@ -80,7 +79,7 @@ for name in sys.argv[4:]:
 def kill(names: list[str], times: int, folder: Path) -> dict[str, int]:
     """Let every method be killed so many times; return how often it was."""
     (folder / "killer.py").write_text(KILLER)
-    killer = Forked(folder / "killer.py", CONFTEST, folder, str(times), *names)
+    killer = Forked(folder / "killer.py", TESTS, folder, str(times), *names)
     said, complained = killer.communicate(timeout=3600)
     assert killer.returncode == 0, complained
     lines = (line.split() for line in said.splitlines())
