@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import conftest as tiny
+import tiny
 from cofima.core import distributed
 from cofima.core.errors import CofimaError
 from cofima.data.stream import Stream

@@ -1,10 +1,7 @@
 """From a configuration to a finished run: continued after any end, refused when it is another one."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -23,8 +20,9 @@ from cofima.methods.base import Method
 from cofima.models.backbone import create
 from cofima.store import model_folder
 from cofima.store.model import load_model
+from forked import Forked
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+TESTS = Path(__file__).parents[1]
 
 
 class Ears(Progress):
@@ -46,11 +44,10 @@ def quick(tiny, method: str = "seq_ft", **more):
 # --- killed ----------------------------------------------------------------------------------------
 
 CHILD = """
-import importlib.util, sys
+import sys
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("tiny_conftest", sys.argv[1])
-tiny = sys.modules["tiny_conftest"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tiny)
+sys.path.insert(0, sys.argv[1])
+import tiny
 import torch
 torch.set_num_threads(1)
 from cofima.experiment.launch import launch
@@ -71,18 +68,11 @@ print("finished", flush=True)
 """
 
 
-def child(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", CHILD, str(CONFTEST), str(folder)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-
-
 @pytest.mark.parametrize("moment", ["task 2/3 | epoch 1/2", "task 3/3 | fisher"])
 def test_a_killed_process_is_continued_to_the_same_bits(moment: str, tiny, tmp_path: Path, same_bits) -> None:
     """kill -9 in the middle of training, and in the middle of what comes after it."""
-    process = child(tmp_path / "cut")
-    assert process.stdout is not None
+    (tmp_path / "child.py").write_text(CHILD)
+    process = Forked(tmp_path / "child.py", TESTS, tmp_path / "cut")
     for line in process.stdout:
         if moment in line:
             process.send_signal(signal.SIGKILL)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from cofima import methods
 from cofima.store import model_folder
+from forked import Forked
 
 HERE = Path(__file__).parent
 SHARED = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -33,16 +34,17 @@ RUN = [
 ]
 
 
-def start(count: int, *arguments: str, restarts: int = 0) -> "subprocess.Popen[str]":
+def start(count: int, *arguments: str, restarts: int = 0) -> "subprocess.Popen[str] | Forked":
     """Start one process, or torchrun with several."""
-    several = [*SHARED, f"--nproc-per-node={count}", f"--max-restarts={restarts}"]
-    command = several if count > 1 else [sys.executable]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    if count == 1:
+        return Forked(*arguments, env=environment)
+    several = [*SHARED, f"--nproc-per-node={count}", f"--max-restarts={restarts}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, *arguments], env=environment, **pipes)
+    return subprocess.Popen([*several, *arguments], env=environment, **pipes)
 
 
-def finish(process: "subprocess.Popen[str]") -> str:
+def finish(process: "subprocess.Popen[str] | Forked") -> str:
     """Wait until all went well, and return what was printed."""
     said, complained = process.communicate(timeout=900)
     assert process.returncode == 0, complained

@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from cofima.data.stream import Stream, Task
 from cofima.experiment.config import check
 from cofima.experiment.launch import launch
 from cofima.store import model_folder
+from cofima.store.config import Config
 from cofima.store.history import dump_rows, parse_rows
 from cofima.store.model import Model, load_model, save_model
 from cofima.training.evaluate import evaluate
@@ -29,15 +30,13 @@ from cofima.training.evaluate import evaluate
 T = TypeVar("T")
 
 every_method = pytest.mark.parametrize("name", methods.names())
-every_pair = pytest.mark.parametrize(
-    ("name", "network"),
-    [
-        (name, network)
-        for name in methods.names()
-        for network in ("vit_test", "resnet_test")
-        if network == "vit_test" or not methods.find(name).needs_vit
-    ],
-)
+PAIRS = [
+    (name, network)
+    for name in methods.names()
+    for network in ("vit_test", "resnet_test")
+    if network == "vit_test" or not methods.find(name).needs_vit
+]
+every_pair = pytest.mark.parametrize(("name", "network"), PAIRS)
 
 
 class StoppedError(Exception):
@@ -75,21 +74,14 @@ def scores(model: Model) -> list[Any]:
     return [(row.accuracy, row.top5, row.task_aware, row.lam, row.distance) for row in model.history]
 
 
-def learn_all(model: Model, stream: Stream) -> Model:
-    """Learn without writing anything."""
-    for task in model.method.stream(stream):
-        model.method.learn(task)
-        model.tasks.append(task.names)
-    return model
-
-
 def kept(model: Model) -> dict[str, Tensor]:
     return model.weights() | {f"state.{k}": v for k, v in model.method.state().items()}
 
 
 @every_pair
 def test_resume_equals_an_uninterrupted_run(name: str, network: str, tiny, tmp_path: Path, same_bits) -> None:
-    config = tiny.config(name, network, train={"epochs": 2})
+    data = {"max_train_per_class": 6, "max_test_per_class": 3}
+    config = tiny.config(name, network, train={"epochs": 2, "batch_size": 8}, data=data)
     whole = launch(config, tmp_path / "whole")
     stopped = min(2, whole.planned)
     with pytest.raises(StoppedError):
@@ -120,25 +112,9 @@ def test_a_backbone_that_does_not_suit_is_refused_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
-@every_pair
-def test_the_same_seed_gives_the_same_bits_and_another_differs(
-    name: str, network: str, tiny, same_bits
-) -> None:
-    stream = tiny.stream((2, 2), per_class=6)
-    made = []
-    for seed, noise in ((3, 1), (3, 2), (4, 1)):
-        torch.manual_seed(noise)
-        np.random.seed(noise)
-        random.seed(noise)
-        config = tiny.config(name, network, train={"epochs": 1}, seed=seed)
-        made.append(kept(learn_all(tiny.model(config, stream), stream)))
-    same_bits(made[0], made[1])
-    assert any(not torch.equal(made[0][key], made[2][key]) for key in made[0])
-
-
-@pytest.mark.parametrize("sizes", [(3, 1, 2), (1, 1, 1, 1), (1, 3), (4,)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1, 3), (4,)], ids=str)
 @every_method
-def test_any_sizes_of_tasks_and_logits_for_the_classes_seen(name: str, sizes: tuple[int, ...], tiny) -> None:
+def test_any_sizes_of_tasks(name: str, sizes: tuple[int, ...], tiny) -> None:
     stream = tiny.stream(sizes, per_class=6)
     model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
     seen = model.method.stream(stream)
@@ -174,14 +150,6 @@ class Forbidden:
         raise AssertionError("the test images were counted")
 
 
-@every_pair
-def test_the_test_set_is_not_looked_at_while_learning(name: str, network: str, tiny) -> None:
-    stream = tiny.stream((2, 1, 2), per_class=6)
-    model = tiny.model(tiny.config(name, network, train={"epochs": 1}), stream)
-    for task in model.method.stream(stream):
-        model.method.learn(replace(task, test=Forbidden()))
-
-
 def alone(task: Task, seed: int) -> Task:
     """Return a task in a world where every image but its own training images is noise."""
     noise = torch.Generator().manual_seed(seed)
@@ -190,83 +158,123 @@ def alone(task: Task, seed: int) -> Task:
     return replace(task, train=ImageSet(pixels, task.train.rows, task.train.labels), test=Forbidden())
 
 
-@every_method
-def test_a_task_is_learnt_from_its_own_training_images_alone(name: str, tiny, same_bits) -> None:
-    """Images of other tasks, and all test images, may be anything: not one bit depends on them."""
-    stream = tiny.stream((2, 1, 2), per_class=6)
-    config = tiny.config(name, train={"epochs": 2})
-    whole = learn_all(tiny.model(config, stream), stream)
-    model = tiny.model(config, stream)
-    for task in model.method.stream(stream):
-        model.method.learn(alone(task, seed=task.index))
-    same_bits(kept(model), kept(whole))
+@dataclass
+class Watched:
+    """A method that learned tasks of two classes, one and two; lists say what was seen after each."""
+
+    name: str
+    network: str
+    stream: Stream
+    model: Model
+    kept: list[dict[str, Tensor]] = field(default_factory=list)
+    """Copies of its weights and its state."""
+    read: list[set[int]] = field(default_factory=list)
+    """The indices of tasks whose images were read while it learned: those of tests are ``TESTED``."""
+    random: list[bool] = field(default_factory=list)
+    """That the global generators were as before."""
+    scored: list[bool] = field(default_factory=list)
+    """That it scores the same twice, and has the same bits afterwards."""
+    logits: list[Tensor] = field(default_factory=list)
 
 
-@every_method
-def test_no_image_of_another_task_is_read(name: str, tiny, spied_images) -> None:
-    """A method that keeps no images reads those of the task at hand, and no others."""
+TESTED = -1
+
+
+def watched_config(tiny, name: str, network: str, seed: int = 3) -> Config:
+    size = {"memory_size": 10} if "memory_size" in methods.find(name).__dataclass_fields__ else {}
+    return tiny.config(name, network, train={"epochs": 2}, options=size, seed=seed)
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def generators() -> tuple[Any, ...]:
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+def watched(request: pytest.FixtureRequest, tiny, spied_images) -> Watched:
+    """Learn once, and look at all that several laws are about."""
+    name, network = request.param
     stream = tiny.stream((2, 1, 2), per_class=6)
-    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
-    read: list[int] = []
-    for task in model.method.stream(stream):
-        read.clear()
+    model = tiny.model(watched_config(tiny, name, network), stream)
+    seen, read = Watched(name, network, stream, model), []
+    tasks = model.method.stream(stream)
+    for task in tasks:
         train = spied_images(task.train, lambda index=task.index: read.append(index))
-        test = spied_images(task.test, lambda: read.append(-1))
+        test = spied_images(task.test, lambda: read.append(TESTED))
+        seed_everything(5)
+        before = generators()
         model.method.learn(replace(task, train=train, test=test))
-        assert set(read) == {task.index} or model.method.keeps_images
-        assert -1 not in read
+        seen.random.append(generators() == before)
+        seen.read.append(set(read))
+        after = {key: value.clone() for key, value in kept(model).items()}
+        scores = [evaluate(model.method.predict, tasks[: task.index + 1], model.method.context) for _ in "12"]
+        now = kept(model)
+        same = now.keys() == after.keys() and all(torch.equal(now[key], after[key]) for key in after)
+        seen.scored.append(same and scores[0] == scores[1])
+        seen.kept.append(after)
+        seen.logits.append(model.logits(stream[0].test.batch(torch.arange(3))[0]))
+        read.clear()
+    return seen
 
 
-@every_method
-def test_images_are_kept_only_by_methods_that_say_so_and_within_their_size(
-    name: str, tiny, tmp_path: Path
+def test_the_same_seed_and_the_training_images_of_each_task_give_the_same_bits(
+    watched: Watched, tiny, same_bits
 ) -> None:
-    """A memory holds copies of training images of tasks learned, with their labels, counted in bytes."""
-    stream = tiny.stream((2, 1, 2), per_class=10)
-    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    """Other images, all test images, scores in between and global randomness may be anything."""
+    model = tiny.model(watched_config(tiny, watched.name, watched.network), watched.stream)
+    seed_everything(6)
+    for task in model.method.stream(watched.stream):
+        model.method.learn(alone(task, seed=task.index))
+    same_bits(kept(model), watched.kept[-1])
+
+
+def test_another_seed_gives_other_bits(watched: Watched, tiny) -> None:
+    other = tiny.model(watched_config(tiny, watched.name, watched.network, seed=4), watched.stream)
+    other.method.learn(other.method.stream(watched.stream)[0])
+    assert any(not torch.equal(value, watched.kept[0][key]) for key, value in kept(other).items())
+
+
+def test_no_image_of_another_task_is_read(watched: Watched) -> None:
+    """A method that keeps no images reads those of the task at hand, and no others; none those of tests."""
+    for index, read in enumerate(watched.read):
+        assert read == {index} or watched.model.method.keeps_images
+        assert TESTED not in read
+
+
+def test_images_are_kept_only_by_methods_that_say_so_and_within_their_size(watched: Watched) -> None:
+    """A memory holds copies of training images of tasks learned, with their labels."""
+    method = watched.model.method
     learned: set[tuple[bytes, int]] = set()
-    for task in model.method.stream(stream):
-        model.method.learn(task)
+    for task, state in zip(method.stream(watched.stream), watched.kept, strict=True):
         pixels, labels = task.train.batch(torch.arange(len(task.train)))
         learned |= {(p.numpy().tobytes(), y) for p, y in zip(pixels, labels.tolist(), strict=True)}
-        images = {key: value for key, value in model.method.state().items() if value.dtype == torch.uint8}
-        assert bool(images) == model.method.keeps_images
+        images = {key: value for key, value in state.items() if value.dtype == torch.uint8}
+        assert bool(images) == method.keeps_images
         for key, value in images.items():
-            assert 0 < len(value) <= model.method.memory_size < len(learned) or task.index == 0
-            labels = model.method.state()[key.replace("pixels", "labels")].tolist()
+            assert 0 < len(value) <= method.memory_size < len(learned)
+            labels = state[key.replace("pixels", "labels")].tolist()
             assert {(p.numpy().tobytes(), y) for p, y in zip(value, labels, strict=True)} <= learned
-    if model.method.keeps_images:
-        history = tiny.run(tmp_path, tiny.config(name, train={"epochs": 1}), stream).history
-        assert history[-1].state_bytes >= sum(value.numel() for value in images.values()) > 0
 
 
-@every_pair
-def test_scoring_changes_nothing(name: str, network: str, tiny, same_bits) -> None:
-    for sizes in ((1, 2), (2, 2)):
-        stream = tiny.stream(sizes, per_class=6)
-        model = tiny.model(tiny.config(name, network, train={"epochs": 1}), stream)
-        seen = model.method.stream(stream)
-        for task in seen:
-            model.method.learn(task)
-            before = {key: value.clone() for key, value in kept(model).items()}
-            first, second = (
-                evaluate(model.method.predict, seen[: task.index + 1], model.method.context) for _ in range(2)
-            )
-            assert first == second
-            same_bits(kept(model), before)
+def test_scoring_changes_nothing(watched: Watched) -> None:
+    assert all(watched.scored)
 
 
-@every_method
-def test_global_randomness_is_left_as_it_was(name: str, tiny) -> None:
-    stream = tiny.stream((2, 1, 2), per_class=6)
-    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
-    for task in model.method.stream(stream):
-        torch.manual_seed(5), np.random.seed(5), random.seed(5)
-        before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-        model.method.learn(task)
-        assert torch.equal(torch.get_rng_state(), before[0])
-        assert np.random.get_state()[1].tolist() == before[1]
-        assert random.getstate() == before[2]
+def test_global_randomness_is_left_as_it_was(watched: Watched) -> None:
+    assert all(watched.random)
+
+
+def test_there_are_logits_for_the_classes_seen_and_all_is_finite(watched: Watched) -> None:
+    for task, logits in zip(watched.model.method.stream(watched.stream), watched.logits, strict=True):
+        assert logits.shape == (3, task.classes.stop)
+        assert torch.isfinite(logits).all()
+    for state in watched.kept:
+        assert all(torch.isfinite(value).all() for value in state.values() if value.is_floating_point())
 
 
 @every_method

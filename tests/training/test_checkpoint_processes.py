@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,19 +21,19 @@ from cofima.experiment.launch import launch, pending
 from cofima.store import model_folder
 from cofima.store.model import load_model, save_model
 from cofima.training.checkpoint import Budget, describe
+from forked import Forked
 
-CONFTEST = Path(__file__).parent.parent / "conftest.py"
+TESTS = Path(__file__).parents[1]
 TRAIN = {"epochs": 3, "batch_size": 4}
 
 # Learns each method once undisturbed ("whole"), and once in processes that are killed ("cut"). A process
 # tells each of its steps, and is killed at a random moment after a random number of them: while it
 # computes, or while it writes. The processes are forked, so that torch is imported once.
 KILLER = """
-import importlib.util, os, random, signal, sys, time, traceback
+import os, random, signal, sys, time, traceback
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("tiny_conftest", sys.argv[1])
-tiny = sys.modules["tiny_conftest"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tiny)
+sys.path.insert(0, sys.argv[1])
+import tiny
 from cofima.experiment.launch import launch
 from cofima.training.checkpoint import Budget, RunCheckpoint
 
@@ -50,7 +49,8 @@ def process(name, folder, steps=0):
             RunCheckpoint.offer = offer
             if steps:
                 Budget.due = lambda self: True
-            launch(tiny.tiny_config(name, train={"epochs": 3, "batch_size": 4}), folder)
+            how = {"train": {"epochs": 3, "batch_size": 4}, "data": {"max_train_per_class": 8}}
+            launch(tiny.tiny_config(name, **how), folder)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -70,7 +70,7 @@ for name in sys.argv[4:]:
     chance, killed = random.Random(name), 0
     assert process(name, Path(sys.argv[2]) / name / "whole") == 0
     for _ in range(int(sys.argv[3])):
-        killed += process(name, Path(sys.argv[2]) / name / "cut", chance.randint(4, 30)) == -signal.SIGKILL
+        killed += process(name, Path(sys.argv[2]) / name / "cut", chance.randint(3, 12)) == -signal.SIGKILL
     assert process(name, Path(sys.argv[2]) / name / "cut") == 0
     print(name, killed, flush=True)
 """
@@ -78,14 +78,11 @@ for name in sys.argv[4:]:
 
 def kill(names: list[str], times: int, folder: Path) -> dict[str, int]:
     """Let every method be killed so many times; return how often it was."""
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, str(CONFTEST), str(folder), str(times), *names],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    lines = (line.split() for line in done.stdout.splitlines())
+    (folder / "killer.py").write_text(KILLER)
+    killer = Forked(folder / "killer.py", TESTS, folder, str(times), *names)
+    said, complained = killer.communicate(timeout=3600)
+    assert killer.returncode == 0, complained
+    lines = (line.split() for line in said.splitlines())
     return {name: int(killed) for name, killed in lines}
 
 
@@ -127,20 +124,14 @@ def test_every_method_survives_real_kills(tmp_path: Path, same_bits) -> None:
 
 
 def test_a_signal_is_answered_with_where_to_go_on(tmp_path: Path) -> None:
-    words = ["run", "demo.yaml", "dataset=blobs", "train.epochs=500", "--out", "long"]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "cofima", *words],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"COFIMA_INFLIGHT": "0"},
-    )
+    words = ["run", "demo.yaml", "dataset=blobs", "train.epochs=500", "train.batch_size=8", "--out", "long"]
+    words += ["backbone=test_vit", "model.pretrained=false", "model.img_size=32"]
+    running = Forked("-m", "cofima", *words, cwd=tmp_path, env=os.environ | {"COFIMA_INFLIGHT": "0"})
     until = time.monotonic() + 300
     while not pending(tmp_path / "long") and time.monotonic() < until:
-        time.sleep(0.1)
+        time.sleep(0.02)
     running.send_signal(signal.SIGTERM)
-    _, stderr = running.communicate(timeout=300)
+    _, stderr = running.communicate()
     assert running.returncode == 128 + signal.SIGTERM
     said = pending(tmp_path / "long")
     assert stderr == f"cofima: interrupted; the same command continues at {describe(said)}\n"

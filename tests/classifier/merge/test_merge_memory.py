@@ -1,13 +1,13 @@
 """However large the models are, a merge holds little: the pages of mapped files are not its own."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from forked import Forked
 
 STATUS = Path("/proc/self/status")
 needs_proc = pytest.mark.skipif(not STATUS.exists(), reason="needs /proc to see anonymous memory")
@@ -57,10 +57,11 @@ def pair(folder: Path, tensors: int, elements: int, stem: str = "") -> None:
 def grown(folder: Path, merges: list[tuple[str, dict[str, object]]]) -> list[int]:
     """Return by how many bytes each merge made its process's own memory grow."""
     pair(folder, 2, 1000, "small_")  # the first merge pays for imports and kernels
-    words = [sys.executable, "-c", SCRIPT, json.dumps(merges)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    found: list[int] = json.loads(done.stdout)
+    (folder / "script.py").write_text(SCRIPT)
+    process = Forked(folder / "script.py", json.dumps(merges), cwd=folder)
+    said, complained = process.communicate()
+    assert process.returncode == 0, complained
+    found: list[int] = json.loads(said)
     return found
 
 

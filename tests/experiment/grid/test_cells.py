@@ -115,9 +115,10 @@ class Ears(Progress):
         self.heard.append(message)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_cells_run_in_processes_and_only_what_is_missing_is_done_again(recipe: Path, tmp_path: Path) -> None:
     chosen = cells(recipe, ["device=cpu"], ["seed=1", "method=prototype,seq_ft"])
-    broken = cells(recipe, ["device=cpu", "dataset=folder:" + str(tmp_path / "gone")][:1], ["seed=2"])[0]
+    broken = cells(recipe, ["device=cpu"], ["seed=2"])[0]
     broken = broken.model_copy(update={"dataset": f"folder:{tmp_path / 'gone'}"})
     out = tmp_path / "out"
     outcome = run_grid([*chosen, broken], out, jobs=2)

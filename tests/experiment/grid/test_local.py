@@ -51,7 +51,10 @@ def finish(executor: LocalExecutor, jobs: list[Job]) -> dict[Path, str | None]:
 def test_a_warm_process_learns_what_another_learns(
     tmp_path: Path, small: Make, learned_here: Learn, same_cells: Same
 ) -> None:
-    """Two processes learn the same cells in opposite orders: what a cell leaves behind would show."""
+    """Two processes learn the same cells in opposite orders: what a cell leaves behind would show.
+
+    The worker is started as those of users are, by a Python that has imported nothing.
+    """
     found = small({"method": KINDS, "seed": 1})
     over = finish(
         LocalExecutor(1, threads=1), [Job(config, tmp_path / "warm" / name(config)) for config in found]
@@ -83,6 +86,7 @@ class Ears(Progress):
         self.heard.append(message)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_process_that_is_killed_costs_its_own_cell_and_the_same_call_mends_it(
     tmp_path: Path, small: Make
 ) -> None:
@@ -105,6 +109,7 @@ def test_a_process_that_is_killed_costs_its_own_cell_and_the_same_call_mends_it(
     assert "CUDA_VISIBLE_DEVICES=7" in (tmp_path / name(other) / LOG).read_text()  # the place is taken over
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_first_task_is_learned_once_and_failures_have_a_log(
     tmp_path: Path, small: Make, learned_here: Learn, same_cells: Same
 ) -> None:

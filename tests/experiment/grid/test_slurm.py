@@ -26,14 +26,52 @@ def test_a_grid_runs_through_submitit(
     same_cells: Callable[..., None],
 ) -> None:
     found = small({"method": "coma", "seed": 1})
-    broken = found[0].model_copy(update={"dataset": f"folder:{tmp_path / 'gone'}", "seed": 5})
-    outcome = run_grid(
-        [*found, broken], tmp_path / "slurm", executor=SlurmExecutor(tmp_path / "slurm", "local", 2)
-    )
+    outcome = run_grid(found, tmp_path / "slurm", executor=SlurmExecutor(tmp_path / "slurm", "local", 2))
     assert len(outcome.done) == 1
-    assert "no folder" in next(iter(outcome.failed.values()))
+    assert not outcome.failed
     learned_here(found, tmp_path / "here")
     same_cells(outcome.done, tmp_path / "here")
+
+
+class Handle:
+    """A job of submitit in this process, after its end."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self.function(*self.arguments)
+
+
+def test_a_job_that_fails_or_is_lost_says_so(
+    tmp_path: Path, small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job at a time, each with the threads that its resources say."""
+    (config,) = small({"method": "coma", "seed": 1})
+    broken = config.model_copy(update={"dataset": f"folder:{tmp_path / 'gone'}"})
+
+    def lost(_: Job) -> None:
+        raise RuntimeError("node 7 is gone\n\nand its log with it\nsee there")
+
+    functions, submitted = [None, lost], []
+
+    def submit(self: Any, cell: Any, job: Job) -> Handle:
+        submitted.append(job)
+        return Handle(functions[len(submitted) - 1] or cell, job)
+
+    monkeypatch.setattr(submitit.AutoExecutor, "submit", submit)
+    executor = SlurmExecutor(tmp_path, "local", jobs=1)
+    for number in range(2):
+        executor.submit(Job(broken, tmp_path / f"cell {number}", Resources(cpus=1)))
+    assert len(submitted) == 1  # one at a time
+    (first,), (second,) = executor.ended(1.0), executor.ended(1.0)
+    assert "no folder" in str(first.fault)
+    assert second.fault == "Slurm lost it: node 7 is gone and its log with it"
+    assert [job.threads for job in submitted] == [1, 1]
+    assert executor.ended(0.0) == []
 
 
 @pytest.mark.slow
