@@ -5,6 +5,28 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
+class LoraOptions(BaseModel):
+    """Options of LoRA: the backbone moves by products of small factors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    rank: Annotated[int, Field(ge=0)] | None = None
+    """Rank of a layer's change in a task; 0, for most methods the default, trains the whole backbone."""
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    """The product of the factors counts ``alpha / rank`` times; by default once."""
+    layers: Literal["all", "attention"] = "all"
+    """Layers that move: all linear ones and ungrouped convolutions, or those of attention alone."""
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of the product."""
+        return self.alpha / self.rank if self.alpha and self.rank else 1.0
+
+    def over(self, default: "LoraOptions") -> "LoraOptions":
+        """Return these options, with those of ``default`` where nothing is given."""
+        return default.model_copy(update={key: value for key, value in self if value is not None})
+
+
 class TrainOptions(BaseModel):
     """Options of the training of a task. The defaults are the paper's for CIFAR-100."""
 
@@ -38,6 +60,7 @@ class TrainOptions(BaseModel):
     """Stop when held-out images got no better for so many epochs (``cofima learn`` and ``extend`` only)."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 trains faster on GPUs; Fisher information and averages are always float32."""
+    lora: LoraOptions = Field(default_factory=LoraOptions)
 
     @model_validator(mode="after")
     def _milestones_are_reached(self) -> Self:
