@@ -51,7 +51,7 @@ class TrainOptions(BaseModel):
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Factor of the learning rates at each milestone."""
     batchnorm: Literal["train", "frozen"] = "train"
-    """frozen keeps the statistics of batch normalization, which few classes would spoil for others; LoRA always does."""
+    """frozen, as always with LoRA, keeps running statistics, which few classes would spoil for all others."""
     freeze_backbone_on_single_class: bool = False
     """Train only the head in a task that adds a single class."""
     balance: Annotated[float, Field(ge=0, le=1)] = 0.0
