@@ -30,6 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "l2p vote": {"options": {"vote": True, "top_k": 3}},
     "coma resnet": {"network": "resnet_test", "train": {"batchnorm": "frozen"}},
     "slca balanced": {"train": {"balance": 1.0}},
+    "coma lora": {"train": {"lora": {"rank": 2, "layers": "attention"}}},
+    "ema lora resnet": {"network": "resnet_test", "train": {"lora": {"rank": 2}}},
 }
 SIZES, EACH = (3, 1, 2), 6  # also a single class; 18, 6 and 12 images
 BATCH = 5  # two processes cannot share it equally, and the last batch has fewer images than four

@@ -19,9 +19,9 @@ from forked import Forked
 
 HERE = Path(__file__).parent
 SHARED = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-MAIN = ["coma", "cofima", "slca", "ranpac"]
+MAIN = ["coma", "cofima", "slca", "slca_pp", "ranpac"]
 VARIANTS = ["cofima sampled", "cofima authors", "coma auto", "coma resnet", "l2p vote", "ranpac none"]
-VARIANTS += ["slca balanced"]
+VARIANTS += ["slca balanced", "coma lora", "ema lora resnet"]
 RUN = [
     "-m",
     "cofima",

@@ -26,6 +26,7 @@ SAME: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("coma", {"lam": 1.0, "statistics": "trained", "weight": "tasks", "fisher": NORM}),
         ("weight_ensemble", {"init": "previous"}),
     ],
+    "symmetric": [("slca_pp", {}), ("slca_pp", {"align": {"epochs": 1}, "alignment": "end"})],
     "fisher": [("cofima", {"lam": 0.1}), ("cofima", {"lam": 0.9, "weight": "samples"})],
     "authors": [
         ("cofima", {"variant": "authors", "lam": 0.3}),

@@ -42,6 +42,9 @@ CASES |= {
     "ranpac, vpt": {"method": "ranpac", "options": {"petl": "vpt", "ridge": 10.0, "adapt": {"epochs": 1}}},
     "ranpac, none": {"method": "ranpac", "options": {"petl": "none"}},
     "l2p, vote": {"method": "l2p", "options": {"vote": True}},
+    "cofima, lora": {"method": "cofima", "train": {"lora": {"rank": 2}}},
+    "cofima, lora in attention": {"method": "cofima", "train": {"lora": {"rank": 2, "layers": "attention"}}},
+    "ema, lora, batch norm": {"method": "ema", "train": {"lora": {"rank": 2}}, "network": "resnet_test"},
     "cofima, balanced": {"method": "cofima", "train": {"balance": 0.5, "schedule": "cosine"}},
 }
 CASES |= {

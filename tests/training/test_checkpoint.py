@@ -104,7 +104,8 @@ def lines(folder: Path) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("name", "network"),
-    [(name, "vit_test") for name in methods.names()] + [("ema", "resnet_test"), ("der_pp", "resnet_test")],
+    [(name, "vit_test") for name in methods.names()]
+    + [(name, "resnet_test") for name in ("ema", "der_pp", "slca_pp")],
 )
 def test_killed_again_and_again_it_ends_with_the_same_bits(
     name: str, network: str, tiny, tmp_path: Path, same_bits, killed_after, monkeypatch: pytest.MonkeyPatch

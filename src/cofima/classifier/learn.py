@@ -91,7 +91,9 @@ def learn_model(
 def empty_model(config: Config, progress: Progress = SILENT) -> Model:
     """Return a model of photographs that has learned nothing yet."""
     module, facts = backbone.create(config.backbone, config.model, config.seed)
-    build(config.method, config.options).check(module)
+    method = build(config.method, config.options)
+    method.check(module)
+    method.check_train(config.train, module)
     view = make_view(config, facts, flip=True, crop=CROP)
     return attach(config, facts, view, Net(module, facts.features), 1, progress)
 

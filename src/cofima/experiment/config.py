@@ -85,6 +85,8 @@ def check(values: Mapping[str, Any], where: str = "the configuration") -> Config
         config = Config.model_construct(**{k: v for k, v in values.items() if k in Config.model_fields})
     found += [line for line in _names(config) if line]
     resolved = _options(config.method, options, found)
+    if not found:
+        found += _train(config)
     if found:
         raise problems(where, found)
     return config.model_copy(update={"options": resolved})
@@ -167,6 +169,15 @@ def _options(method: str, options: Any, found: list[str]) -> dict[str, Any]:
     except ValidationError as error:
         found += validation_problems(error, kind, "options.")
         return {}
+
+
+def _train(config: Config) -> list[str]:
+    """Return the reason why the method cannot be trained as configured, if there is one."""
+    try:
+        methods.find(config.method).check_train(config.train)
+    except CofimaError as error:
+        return [str(error)]
+    return []
 
 
 def validation_problems(error: ValidationError, owner: Any, prefix: str = "") -> list[str]:

@@ -121,7 +121,9 @@ def _learn(
         facts = replace(facts, overlap=registry.known_overlap(facts.pretraining, config.dataset))
         if config.model.checkpoint is not None:
             progress.say(f"backbone {config.backbone}: {config.model.checkpoint} read as {facts.layout}")
-        build(config.method, config.options).check(module)  # before images are read
+        method = build(config.method, config.options)  # before images are read
+        method.check(module)
+        method.check_train(config.train, module)
     refuse_several(config, module if model is None else model.method.net.backbone)
     stream = load_stream(config, facts, progress)
     distributed.require_same(f"dataset {config.dataset}", stream.facts.get("fingerprint"), len(stream))
@@ -157,7 +159,7 @@ def refuse_several(config: Config, module: nn.Module | None) -> None:
         wrong.append(f"train.batch_size = {how.batch_size}: smaller than the number of processes")
     if config.device not in ("auto", "cpu", "cuda"):
         wrong.append(f"device = {config.device}: one for all; give auto or cuda (a GPU each), or cpu")
-    trained = not (kind.frozen_backbone or kind.fixed_features)
+    trained = not (kind.frozen_backbone or kind.fixed_features or kind.lora_options(how).rank)
     if module is not None and trained and how.batchnorm == "train" and batchnorm_layers(module):
         wrong.append(
             f"train.batchnorm = train: each process would normalize {config.backbone} by the statistics of "

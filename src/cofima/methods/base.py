@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -25,6 +25,8 @@ from cofima.training.context import NO_HOOKS, Batch, Context, Hooks
 from cofima.training.evaluate import Score, evaluate
 from cofima.training.features import CachedFeatures
 from cofima.training.loop import frozen, plain_batches, sgd
+from cofima.training.lora import LowRank, lora_problem, low_rank
+from cofima.training.options import LoraOptions, TrainOptions
 
 if TYPE_CHECKING:
     from cofima.methods.components.gaussians import ClassGaussians
@@ -57,6 +59,8 @@ class Method:
     """The backbone is never trained."""
     fixed_features: ClassVar[bool] = False
     """Features are asked for only once the backbone is final, so that each is computed once and cached."""
+    default_lora: ClassVar[LoraOptions] = LoraOptions()
+    """LoRA where ``train.lora`` leaves it open; by default there is none."""
     all_at_once: ClassVar[bool] = False
     """All tasks are learned as one: there is no accuracy over time."""
 
@@ -101,6 +105,7 @@ class Method:
     def setup(self, net: Net, context: Context) -> None:
         """Attach the network and the training context; called once, before weights are loaded from disk."""
         self.check(net.backbone)
+        self.check_train(context.train, net.backbone)
         if self.frozen_backbone:
             net.backbone.requires_grad_(False)
         self.net = net
@@ -114,6 +119,28 @@ class Method:
         """Raise if the method cannot work with a backbone; called before any work."""
         if self.needs_vit and (problem := incompatibility(backbone)):
             raise CofimaError(f"{self.label} needs a vision transformer with a class token; {problem}")
+
+    @classmethod
+    def check_train(cls, train: TrainOptions, backbone: nn.Module | None = None) -> None:
+        """Raise if the method cannot be trained with these options; called before any work."""
+        lora = cls.lora_options(train)
+        if not lora.rank:
+            return
+        if cls.frozen_backbone or cls.fixed_features:
+            problem = f"{cls.label} does not train the backbone; leave it out"
+        elif cls.optimizer is not Method.optimizer:
+            problem = f"{cls.label} has an optimizer of its own, which moves whole weights; leave it out"
+        else:
+            problem = ""
+        if problem:
+            raise CofimaError(f"train.lora.rank = {lora.rank}: {problem}")
+        if backbone is not None and (problem := lora_problem(backbone, lora)):
+            raise CofimaError(problem)
+
+    @classmethod
+    def lora_options(cls, train: TrainOptions) -> LoraOptions:
+        """Return the options of LoRA in a training: those given, else the method's own."""
+        return train.lora.over(cls.default_lora)
 
     def stream(self, stream: Stream) -> Stream:
         """Return the stream as this method learns it."""
@@ -153,6 +180,7 @@ class Method:
             end: Replaces :meth:`end`.
         """
         self.context = context or self.context
+        self.check_train(self.context.train, self.net.backbone)
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
         # Dropout and the like draw from the global generators. They are seeded for each task, so that a
         # run that is continued draws the same, and put back afterwards: the caller's chance is its own.
@@ -188,7 +216,7 @@ class Method:
             self.net.eval()  # as after training: test images must not move batch statistics
             return
         freeze = len(task.classes) == 1 and self.context.train.freeze_backbone_on_single_class
-        with self.timed("train"), frozen(self.net.backbone, freeze):
+        with self.timed("train"), frozen(self.net.backbone, freeze), self.low_rank(task) as factors:
             sgd(
                 self.net,
                 self.data(task),
@@ -198,6 +226,7 @@ class Method:
                 after_step=self.after_step,
                 optimizer=self.optimizer(),
                 hooks=hooks,
+                factors=factors,
             )
 
     def refine(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
@@ -210,10 +239,10 @@ class Method:
         self.net.head = Head(whole.features, [len(rows)]).to(self.context.device)
         self.net.head.load_flat(**{key: value[rows] for key, value in whole.flat().items()})
         among = replace(task.train, labels=torch.searchsorted(rows, task.train.labels))
-        with self.timed("train"):
+        with self.timed("train"), self.low_rank(task) as factors:
             # Early stopping scores all classes, and this head has the rows of some only.
             hooks = replace(hooks, stop=None)
-            sgd(self.net, among, self._refine_loss, self.context, task.index, hooks=hooks)
+            sgd(self.net, among, self._refine_loss, self.context, task.index, hooks=hooks, factors=factors)
         flat = whole.flat()
         for key, value in self.net.head.flat().items():
             flat[key][rows] = value
@@ -221,7 +250,12 @@ class Method:
         self.net.head = whole
 
     def _refine_loss(self, batch: Batch) -> Tensor:
-        return cross_entropy(self.net(batch.images), batch.labels)
+        return self.criterion(self.net(batch.images), batch.labels)
+
+    def low_rank(self, task: Task) -> AbstractContextManager[LowRank]:
+        """Return the context in which the backbone moves by new factors, if it learns with LoRA."""
+        generator = self.context.seeds.generator("lora", task.index)
+        return low_rank(self.net.backbone, self.lora_options(self.context.train), generator)
 
     def data(self, task: Task) -> Images:
         """Return the images to train on."""
@@ -236,12 +270,16 @@ class Method:
         return self.local_loss(self.net(batch.images), batch.labels)
 
     def local_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the cross-entropy over the current task's logits alone.
+        """Return the criterion over the current task's logits alone.
 
         With a single new class that would be 0 whatever the weights, so all classes seen compete.
         """
         first = self.task.classes.start if len(self.task.classes) > 1 else 0
-        return cross_entropy(logits[:, first:], labels - first)
+        return self.criterion(logits[:, first:], labels - first)
+
+    def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of logits, all of which compete, averaged over images; by default cross-entropy."""
+        return cross_entropy(logits, labels)
 
     def after_step(self, batch: Batch) -> None:
         """Act after an optimizer step, given its batch."""

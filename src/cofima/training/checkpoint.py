@@ -4,8 +4,9 @@ The batch loop calls the hooks of :class:`Checkpoint`, which do nothing. A run p
 :class:`RunCheckpoint`, which writes now and then, and resumes what an earlier process wrote. A run that was
 killed at any step, even with kill -9 during a write, ends with the same bits as one that was not. For that
 
-- everything that a step changes is written: weights and buffers, the optimizer and its schedule, the random
-  generators, and what the method itself changes (:meth:`Learner.task_state`);
+- everything that a step changes is written: weights and buffers, the optimizer, its schedule and what it
+  moves outside of the network, the random generators, and what the method itself changes
+  (:meth:`Learner.task_state`);
 - what follows from the configuration and the seed alone is not: the order of the images is drawn again;
 - tensors and description are one file, which is written aside, flushed, and renamed: there is always either
   the previous checkpoint or this one, never a mixture.
@@ -282,6 +283,7 @@ class Training:
         assert self.augment is not None
         assert self.losses is not None
         found |= {"augment": self.augment.get_state(), "losses": self.losses}
+        found |= {f"moved.{index}": value for index, value in self._outside().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
             found |= {f"optimizer.{index}.{name}": value for name, value in tensors.items()}
@@ -329,6 +331,9 @@ class Training:
         if self.complete:
             return
         self.resumed = {key: tensors[key] for key in ("augment", "losses")}
+        with torch.no_grad():
+            for index, weight in self._outside().items():
+                weight.copy_(tensors[f"moved.{index}"])
         self.schedule.load_state_dict(description["schedule"])
         self.optimizer.load_state_dict(
             {"state": self._optimizer(tensors, description), "param_groups": description["groups"]}
@@ -340,7 +345,7 @@ class Training:
         self, tensors: dict[str, Tensor], description: dict[str, Any]
     ) -> dict[int, dict[str, Any]]:
         state: dict[int, dict[str, Any]] = {}
-        moved = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        moved = self._moved()
         for key, value in tensors.items():
             if key.startswith("optimizer."):
                 _, number, name = key.split(".", 2)
@@ -348,6 +353,14 @@ class Training:
         for number, name, value in description["optimizer"]:
             state.setdefault(number, {})[name] = value
         return state
+
+    def _moved(self) -> list[Tensor]:
+        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+
+    def _outside(self) -> dict[int, Tensor]:
+        """Return what the optimizer moves outside of the network, such as factors of its weights."""
+        inside = {id(weight) for weight in self.net.parameters()}
+        return {index: weight for index, weight in enumerate(self._moved()) if id(weight) not in inside}
 
     def _device(self) -> torch.device:
         return next((weight.device for weight in self.net.parameters()), torch.device("cpu"))

@@ -13,6 +13,7 @@ from cofima.core.errors import CofimaError
 from cofima.data.image_set import Images, ImageSet
 from cofima.models.net import Net
 from cofima.training.context import NO_HOOKS, Batch, Context, Hooks, Loss
+from cofima.training.lora import NO_FACTORS, LowRank
 from cofima.training.options import TrainOptions
 
 CHECK_EVERY = 50  # steps between two checks of the loss
@@ -32,6 +33,7 @@ def sgd(
     after_step: Callable[[Batch], None] | None = None,
     optimizer: Optimizer | None = None,
     hooks: Hooks = NO_HOOKS,
+    factors: LowRank = NO_FACTORS,
 ) -> None:
     """Train ``net`` on ``images`` for ``context.train.epochs`` epochs.
 
@@ -44,10 +46,11 @@ def sgd(
         after_step: Called after each optimizer step.
         optimizer: Instead of SGD. It keeps its rates, unless milestones are configured explicitly.
         hooks: Checkpoint and callbacks.
+        factors: Move in place of the backbone's weights, which are their product (LoRA).
     """
     how, seeds, checkpoint = context.train, context.seeds, hooks.checkpoint
     if optimizer is None:
-        optimizer = make_optimizer(net, how)
+        optimizer = make_optimizer(net, how, factors)
     elif how.milestones is None:
         how = how.model_copy(update={"milestones": ()})
     schedule = make_schedule(optimizer, how)
@@ -56,7 +59,7 @@ def sgd(
     net.train()
     # A frozen backbone computes as at test time: dropout would only add noise to features that stay.
     net.backbone.train(bool(trainable(net.backbone)))
-    if how.batchnorm == "frozen":
+    if how.batchnorm == "frozen" or factors.weights:  # with factors, nothing else of the backbone moves
         for layer in batchnorm_layers(net):
             layer.eval()
     for epoch in range(checkpoint.begin(net, optimizer, schedule), how.epochs):
@@ -75,7 +78,9 @@ def sgd(
                 value = loss(batch) * batch.shard.weight  # shards may differ in size by one image
             optimizer.zero_grad()
             torch.autograd.backward(value)
+            factors.take_gradients()
             optimizer.step()
+            factors.write_weights()
             losses[step] = value.detach()  # stays on the device: reading each would make the GPU wait
             if after_step is not None:
                 after_step(batch)
@@ -106,10 +111,10 @@ def make_batch(images: Images, index: Tensor, context: Context, augment: torch.G
     return Batch(seen, labels.to(context.device), pixels, shard)
 
 
-def make_optimizer(net: Net, how: TrainOptions) -> torch.optim.SGD:
-    """Return SGD over the trainable parameters: the backbone slowly, the head at the full rate."""
+def make_optimizer(net: Net, how: TrainOptions, factors: LowRank = NO_FACTORS) -> torch.optim.SGD:
+    """Return SGD over what is trainable: the backbone, or its factors, slowly, the head at the full rate."""
     groups = [
-        {"params": trainable(net.backbone), "lr": how.lr * how.backbone_lr_scale},
+        {"params": factors.parameters() or trainable(net.backbone), "lr": how.lr * how.backbone_lr_scale},
         {"params": trainable(net.head), "lr": how.lr},
     ]
     return torch.optim.SGD(groups, lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay)

@@ -4,6 +4,30 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cofima.core.settings import ADDED
+
+
+class LoraOptions(BaseModel):
+    """Options of LoRA: the backbone moves by products of small factors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    rank: Annotated[Annotated[int, Field(ge=0)] | None, ADDED] = None
+    """Rank of a layer's change in a task; 0, for most methods the default, trains the whole backbone."""
+    alpha: Annotated[Annotated[float, Field(gt=0)] | None, ADDED] = None
+    """The product of the factors counts ``alpha / rank`` times; by default once."""
+    layers: Annotated[Literal["all", "attention"], ADDED] = "all"
+    """Layers that move: all linear ones and ungrouped convolutions, or those of attention alone."""
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of the product."""
+        return self.alpha / self.rank if self.alpha and self.rank else 1.0
+
+    def over(self, default: "LoraOptions") -> "LoraOptions":
+        """Return these options, with those of ``default`` where nothing is given."""
+        return default.model_copy(update={key: value for key, value in self if value is not None})
+
 
 class TrainOptions(BaseModel):
     """Options of the training of a task. The defaults are the paper's for CIFAR-100."""
@@ -29,7 +53,7 @@ class TrainOptions(BaseModel):
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Factor of the learning rates at each milestone."""
     batchnorm: Literal["train", "frozen"] = "train"
-    """frozen keeps the statistics of batch normalization, which few classes would spoil for all others."""
+    """frozen, as always with LoRA, keeps running statistics, which few classes would spoil for all others."""
     freeze_backbone_on_single_class: bool = False
     """Train only the head in a task that adds a single class."""
     balance: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -38,6 +62,7 @@ class TrainOptions(BaseModel):
     """Stop when held-out images got no better for so many epochs (``cofima learn`` and ``extend`` only)."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 trains faster on GPUs; Fisher information and averages are always float32."""
+    lora: LoraOptions = Field(default_factory=LoraOptions)
 
     @model_validator(mode="after")
     def _milestones_are_reached(self) -> Self:

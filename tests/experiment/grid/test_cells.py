@@ -92,6 +92,8 @@ def test_names_of_folders_stay_when_options_are_added() -> None:
         "train": {"epochs": 2},
     }
     assert name(check(more)) == "digits-vit_micro-cofima-1993-b13b7632"
+    other = name(check(more | {"train": {"epochs": 2, "lora": {"rank": 4}}}))
+    assert other not in (name(check(more)), name(check(more | {"train": {"epochs": 2, "lora": {"rank": 8}}})))
 
 
 def test_a_recipe_with_a_grid_is_also_a_recipe_of_one_run(recipe: Path) -> None:

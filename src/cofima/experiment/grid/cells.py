@@ -4,7 +4,7 @@ A recipe's ``grid`` maps keys to lists of values, ``{method: [coma, cofima], see
 maps is the union of their products.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cofima.core.atomic import json_digest
 from cofima.core.errors import CofimaError, problems
-from cofima.core.settings import uncounted
+from cofima.core.settings import flat, uncounted
 from cofima.experiment.config import apply_layers, check, read_values, validation_problems
 from cofima.store.config import Config
 
 _UNNAMED = uncounted(Config, "named")
+_ADDED = uncounted(Config, "named_at_default")
 
 
 class Resources(BaseModel):
@@ -100,14 +101,19 @@ def name(config: Config) -> str:
 
 def identity(config: Config) -> dict[str, Any]:
     """Return the settings that decide the result of a cell."""
-    settings = config.model_dump(mode="json")
-    for key in _UNNAMED:
-        *parents, last = key.split(".")
-        part = settings
-        for parent in parents:
-            part = part[parent]
-        del part[last]
-    return settings
+    settings, usual = (one.model_dump(mode="json") for one in (config, Config()))
+    values, defaults = flat(settings), flat(usual)
+    return _without(settings, _UNNAMED | {key for key in _ADDED if values[key] == defaults[key]})
+
+
+def _without(settings: Mapping[str, Any], names: Collection[str], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings without those of dotted names, and without parts that have nothing left."""
+    kept: dict[str, Any] = {}
+    for key, value in settings.items():
+        left = _without(value, names, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        if prefix + key not in names and (left or not isinstance(value, Mapping) or not value):
+            kept[key] = left
+    return kept
 
 
 def plain_name(config: Config) -> str:
