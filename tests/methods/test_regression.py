@@ -25,6 +25,7 @@ CASES |= {
         "method": "cofima",
         "options": {"fisher_history": "accumulate", "weight": "samples"},
     },
+    "cofima, equal steps": {"method": "cofima", "options": {"fisher": {"share": "equal"}}},
     "cofima, sampled labels": {
         "method": "cofima",
         "options": {"fisher": {"labels": "sampled", "logits": "local", "norm": "mean", "clip": 1.0}},
