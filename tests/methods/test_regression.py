@@ -47,7 +47,10 @@ CASES |= {
 }
 CASES |= {
     f"{name}, batch norm": {"method": name, "network": "resnet_test"}
-    for name in ("seq_ft", "slca", "coma", "cofima", "ema", "wise_ft", "weight_ensemble", "lwf", "bic")
+    for name in (
+        *("seq_ft", "slca", "coma", "cofima", "ema", "wise_ft", "weight_ensemble", "lwf", "bic"),
+        *("magmax", "fecam"),
+    )
 }
 
 

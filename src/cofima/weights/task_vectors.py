@@ -56,6 +56,11 @@ def ties(
     return torch.where(count > 0, moved, start)
 
 
+def larger(earlier: Tensor, later: Tensor) -> Tensor:
+    """Return, element by element, the task vector of larger magnitude; of equal ones the later."""
+    return torch.where(later.abs() >= earlier.abs(), later, earlier)
+
+
 def magnitudes(base: Tensor, model: Tensor) -> Tensor:
     """Return the magnitude of a task vector, in single precision, as the trimming compares it."""
     moved: Tensor = (model.double() - base.double()).abs().float()
