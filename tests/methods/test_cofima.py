@@ -12,7 +12,7 @@ from cofima.experiment.config import check
 from cofima.methods import cofima as module
 from cofima.methods.cofima import CoFiMA
 from cofima.methods.components import fisher as fisher_module
-from cofima.weights import fisher_average, fisher_average_all, snapshot
+from cofima.weights import fisher_average, fisher_average_all, snapshot, weight_distance
 
 both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
 
@@ -296,3 +296,72 @@ def test_every_combination_of_options_learns_or_is_refused(
     assert torch.isfinite(method.head().flat()["weight"]).all()
     assert not hasattr(method, "old")
     assert not hasattr(method, "raw_head")
+
+
+# --- equal steps -----------------------------------------------------------------------------------
+
+
+@both
+def test_equal_steps_go_lam_of_the_way(network: str, tiny, trained: list) -> None:
+    method, stream = made(tiny, network, (2, 2, 2), lam=0.3, fisher={"share": "equal"})
+    before: dict[str, Tensor] = {}
+    for task in stream:
+        method.learn(task)
+        now = snapshot(method.net)
+        if task.index:
+            own = {key for key, _ in method.net.named_parameters()} & before.keys()
+            way, step = (
+                weight_distance({k: before[k] for k in own}, {k: end[k] for k in own})
+                for end in (trained[-1], now)
+            )
+            assert step == pytest.approx(0.3 * way, rel=1e-5)
+            assert any("share 0.300" in note for note in method.facts["notes"])
+        before = now
+
+
+@pytest.mark.parametrize("history", ["last", "accumulate"])
+def test_equal_steps_do_not_depend_on_the_scale_of_the_new_fisher(
+    history: str, tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, ends = fisher_module.task_fisher, []
+    for factor in (1.0, 1e4):
+        monkeypatch.setattr(
+            module,
+            "task_fisher",
+            lambda net, task, context, how, factor=factor: {
+                k: v * factor ** (task.index == 1) for k, v in real(net, task, context, how).items()
+            },
+        )
+        method, stream = made(tiny, sizes=(2, 2), fisher={"share": "equal"}, fisher_history=history)
+        for task in stream:
+            method.learn(task)
+        ends.append(snapshot(method.net))
+    for key, value in ends[0].items():
+        torch.testing.assert_close(ends[1][key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_out_of_reach_is_noted(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = fisher_module.task_fisher
+
+    def nothing_new(net, task, *given):  # no weight matters for the second task
+        return {k: v * (task.index == 0) + (task.index == 0) for k, v in real(net, task, *given).items()}
+
+    monkeypatch.setattr(module, "task_fisher", nothing_new)
+    method, stream = made(tiny, sizes=(2, 2), fisher={"share": "equal"})
+    for task in stream:
+        method.learn(task)
+    assert any("the nearest is taken" in note for note in method.facts["notes"])
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("cofima", {"variant": "authors"}, "not for variant=authors"),
+        ("cofima", {"lam": "auto"}, "needs a number for lam"),
+        ("coma", {}, r"options\.fisher\.share"),
+        ("ewc", {}, r"options\.fisher\.share"),
+    ],
+)
+def test_equal_steps_are_refused_where_they_mean_nothing(method: str, options: dict, message: str) -> None:
+    with pytest.raises(CofimaError, match=message):
+        check({"method": method, "options": options | {"fisher": {"share": "equal"}}})

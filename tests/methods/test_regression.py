@@ -29,6 +29,7 @@ CASES |= {
         "method": "cofima",
         "options": {"fisher_history": "accumulate", "weight": "samples"},
     },
+    "cofima, equal steps": {"method": "cofima", "options": {"fisher": {"share": "equal"}}},
     "cofima, sampled labels": {
         "method": "cofima",
         "options": {"fisher": {"labels": "sampled", "logits": "local", "norm": "mean", "clip": 1.0}},
@@ -53,7 +54,10 @@ CASES |= {
 }
 CASES |= {
     f"{name}, batch norm": {"method": name, "network": "resnet_test"}
-    for name in ("seq_ft", "slca", "coma", "cofima", "ema", "wise_ft", "weight_ensemble", "lwf", "bic")
+    for name in (
+        *("seq_ft", "slca", "coma", "cofima", "ema", "wise_ft", "weight_ensemble", "lwf", "bic"),
+        *("magmax", "fecam"),
+    )
 }
 
 

@@ -53,7 +53,8 @@ def merge(
     lam: Annotated[
         float | None,
         typer.Option(
-            help="Share of the second of two models (0.4; wise_ft 0.5); scale of task vectors (0.4; ties 1)."
+            help="Share of the second of two models (0.4; wise_ft 0.5); scale of task vectors (0.4; ties 1, "
+            "magmax 0.5, breadcrumbs 0.2)."
         ),
     ] = None,
     weights: Annotated[
@@ -65,8 +66,13 @@ def merge(
     ] = None,
     base: Annotated[Path | None, typer.Option(help="The weights that the models started from.")] = None,
     density: Annotated[
-        float | None, typer.Option(help="Share of each task vector that ties keeps (0.2).")
+        float | None,
+        typer.Option(help="Share of each task vector that is kept (ties 0.2, breadcrumbs 0.15, dare 0.1)."),
     ] = None,
+    outliers: Annotated[
+        float | None, typer.Option(help="Share of the largest changes that breadcrumbs drops (0.006).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of what dare drops (0).")] = None,
     force: Force = False,
 ) -> None:
     """Merge models of one architecture; folders may know different classes."""
@@ -81,6 +87,8 @@ def merge(
         fisher=fisher,
         base=base,
         density=density,
+        outliers=outliers,
+        seed=seed,
         force=force,
         progress=progress(),
     )

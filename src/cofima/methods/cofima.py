@@ -20,7 +20,7 @@ from cofima.methods.components.averaging import averaged_in_place, distance_move
 from cofima.methods.components.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.components.fisher import (
     FISHER,
-    FisherOptions,
+    AverageFisherOptions,
     add_fisher,
     released_fisher,
     task_fisher,
@@ -28,6 +28,7 @@ from cofima.methods.components.fisher import (
 )
 from cofima.methods.state import Entry, untagged
 from cofima.weights.average import fisher_average
+from cofima.weights.equal_step import equal_step
 from cofima.weights.ops import Weights, snapshot
 
 
@@ -51,13 +52,20 @@ class CoFiMA(Aligned):
     fallback: Share = 0.4
     weight: Literal["classes", "samples", "tasks"] = "classes"
     statistics: Literal["merged", "trained"] = "merged"
-    fisher: FisherOptions = field(default_factory=FisherOptions)
+    fisher: AverageFisherOptions = field(default_factory=AverageFisherOptions)
     variant: Literal["paper", "authors"] = "paper"
     fisher_history: Literal["last", "accumulate"] = "last"
 
     def __post_init__(self) -> None:
         if self.variant == "authors" and self.sums:
             raise ValueError("variant=authors: the released code has neither lam=auto nor a summed Fisher")
+        if self.fisher.share == "equal" and self.variant == "authors":
+            raise ValueError("fisher.share=equal: not for variant=authors, which no option of fisher acts on")
+        if self.fisher.share == "equal" and self.lam == "auto":
+            raise ValueError(
+                "fisher.share=equal: needs a number for lam, the share of the way; with lam=auto "
+                "the sums of Fisher information decide how far to go"
+            )
 
     label: ClassVar[str] = "CoFiMA"
     paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 7"
@@ -72,7 +80,7 @@ class CoFiMA(Aligned):
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on the Fisher information kept: nothing is averaged yet."""
-        how = self.fisher.model_dump()
+        how = self.fisher.model_dump(exclude={"share"})
         if self.sums:
             return ("summed fisher", how, self.weight, self.align.shrink)
         return ("fisher", how if self.variant == "paper" else None, self.variant, self.align.shrink)
@@ -127,10 +135,21 @@ class CoFiMA(Aligned):
         distance = distance_moved(untagged("backbone", self.old), self.net.backbone)
         self.facts |= {"lam": lam, "trained_distance": distance}
         with averaged_in_place(self.net, self.old, lam, task, self.context) as new:
-            fisher_average(self.old, new, self.old_fisher, fisher, lam, out=new)
+            scale = self.scale(new, lam, fisher) if self.fisher.share == "equal" else 1.0
+            fisher_average(self.old, new, self.old_fisher, fisher, lam, scale=scale, out=new)
             if self.variant == "authors":  # the released code multiplies new rows by their Fisher
                 for key in new.keys() - self.old.keys():
                     new[key].mul_(fisher[key])
+
+    def scale(self, new: Weights, lam: float, fisher: Weights) -> float:
+        """Return the factor of F_t at which the step is as long as CoMA's, and note it."""
+        step = equal_step(self.old, new, self.old_fisher, fisher, lam)
+        self.facts["notes"].append(f"Fisher information times {step.scale:.3g}: share {step.share:.3f}")
+        if not step.reached:
+            self.note(
+                f"no factor of the Fisher information makes the step {lam:g} of the way; the nearest is taken"
+            )
+        return step.scale
 
     def keep_fisher(self, task: Task, fisher: Weights) -> None:
         """Keep the sum, or the Fisher information of the weights that the next task starts from."""

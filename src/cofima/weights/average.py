@@ -48,6 +48,7 @@ def fisher_average(
     fisher_new: Mapping[str, Tensor],
     lam: float,
     *,
+    scale: float = 1.0,
     out: Weights | None = None,
 ) -> Weights:
     r"""Return the average weighted by Fisher information, element by element (Eq. 7).
@@ -64,11 +65,15 @@ def fisher_average(
         fisher_old: Diagonal Fisher information of ``old``, by the same names.
         fisher_new: Diagonal Fisher information of ``new``.
         lam: Share of the new weights where both Fishers are equal, from 0 to 1.
+        scale: Factor of ``fisher_new``, such as :func:`~cofima.weights.equal_step.equal_step` finds it.
         out: Where to write, instead of fresh memory; may be ``old`` or ``new`` itself.
     """
     check_lam(lam)
+    if not 0 < scale < float("inf"):
+        raise CofimaError(f"the scale of a Fisher must be positive and finite, got {scale}")
     for key in shared_keys(old, new):
         check_fit(key, new[key], (fisher_old, fisher_new))
+    least = torch.float32 if scale == 1 else torch.float64  # a scale may exceed the range of float32
     scratch = Scratch()
 
     def mix(a: Tensor, b: Tensor, to: Tensor, key: str, at: slice) -> Tensor:
@@ -77,7 +82,8 @@ def fisher_average(
         f_old, f_new = (f[key].reshape(-1)[at].to(a.device) for f in (fisher_old, fisher_new))
         check_fisher(key, f_old, f_new)
         wide = torch.promote_types(a.dtype, torch.promote_types(f_old.dtype, f_new.dtype))
-        share = new_share(f_old.to(wide), f_new.to(wide), lam, out=scratch.like(a, wide))
+        wide = torch.promote_types(wide, least)
+        share = new_share(f_old.to(wide), f_new.to(wide), lam, scale, out=scratch.like(a, wide))
         return torch.lerp(a, b, share.to(a.dtype), out=to)
 
     return _interpolate(old, new, lam, mix, out)
@@ -117,14 +123,16 @@ def fisher_average_all(
     return _weighted_mean(models, fisher, counts)
 
 
-def new_share(f_old: Tensor, f_new: Tensor, lam: float, out: Tensor | None = None) -> Tensor:
-    r"""Return :math:`\lambda F_{new} / (\lambda F_{new} + (1-\lambda) F_{old})`, and ``lam`` for 0/0.
+def new_share(
+    f_old: Tensor, f_new: Tensor, lam: float, scale: float = 1.0, out: Tensor | None = None
+) -> Tensor:
+    r"""Return :math:`\lambda c F_{new} / (\lambda c F_{new} + (1-\lambda) F_{old})`, and ``lam`` for 0/0.
 
-    Written as :math:`1 / (1 + \frac{1-\lambda}{\lambda} \frac{F_{old}}{F_{new}})`: an overflow of
-    the ratio is the right limit 0, an underflow the right limit 1. Needs 0 < lam < 1.
+    Written as :math:`1 / (1 + \frac{1-\lambda}{\lambda c} \frac{F_{old}}{F_{new}})`, c the ``scale``: an
+    overflow of the ratio is the right limit 0, an underflow the right limit 1. Needs 0 < lam < 1.
     """
     ratio = torch.div(f_old, f_new, out=out)
-    return ratio.mul_((1 - lam) / lam).add_(1).reciprocal_().nan_to_num_(nan=lam)
+    return ratio.mul_((1 - lam) / lam / scale).add_(1).reciprocal_().nan_to_num_(nan=lam)
 
 
 def check_lam(lam: float) -> None:

@@ -20,7 +20,12 @@ from cofima.core.errors import CofimaError
 from cofima.store.model import Model, load_model
 
 PAGE = Path(__file__).parents[3] / "docs" / "using_a_model.md"
-NOT_PLAIN = {"l2p": "prompts", "dual_prompt": "prompts", "ranpac": "random projection"}
+NOT_PLAIN = {
+    "l2p": "prompts",
+    "dual_prompt": "prompts",
+    "ranpac": "random projection",
+    "fecam": "correlation matrix",
+}
 
 
 def some(*quick: str) -> list[Any]:

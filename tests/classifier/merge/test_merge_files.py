@@ -125,6 +125,86 @@ def test_ties_trims_over_all_tensors_together(files) -> None:
         assert torch.equal(found[key], torch.where(far, model[key], start[key])), key
 
 
+FLOATS = ("a.weight", "a.bias", "double", "scalar")
+
+
+def vectors_of(files, key: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    *models, base = (load_file(path)[key].double() for path in files)
+    return base, [model - base for model in models]
+
+
+def test_magmax_of_files(files, same_bits) -> None:
+    *models, base = files
+    found = merged(models, "magmax", base=base)
+    for key in FLOATS:
+        start, vectors = vectors_of(files, key)
+        stack = torch.stack(vectors)
+        largest = stack.gather(0, stack.abs().argmax(0, keepdim=True))[0]
+        torch.testing.assert_close(found[key], (start + 0.5 * largest).to(found[key].dtype))
+    same_bits(merged([models[0]], "magmax", base=base, lam=0.0) | integers(base), load_file(base))
+
+
+def integers(path: Path) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in load_file(path).items() if not value.is_floating_point()}
+
+
+def test_model_stock_is_made_layer_by_layer(files) -> None:
+    *models, base = files
+    found = merged(models, "model_stock", base=base)
+    for key in FLOATS:
+        start, vectors = vectors_of(files, key)
+        flat = torch.nn.functional.normalize(torch.stack([v.flatten() for v in vectors]))
+        cosine = float(((flat @ flat.T).sum() - 3) / 6)
+        share = 3 * max(cosine, 0) / (1 + 2 * max(cosine, 0))
+        mean = torch.stack(vectors).mean(0)
+        torch.testing.assert_close(found[key], (start + share * mean).to(found[key].dtype))
+
+
+def test_breadcrumbs_are_found_layer_by_layer(files) -> None:
+    *models, base = files
+    found = merged(models, "breadcrumbs", base=base, density=0.3, outliers=0.2, lam=0.5)
+    for key in FLOATS:
+        start, vectors = vectors_of(files, key)
+        expected = start.clone().flatten()
+        for vector in (v.flatten() for v in vectors):
+            order = vector.abs().argsort(descending=True)
+            dropped = int(0.2 * len(vector))
+            kept = order[dropped : dropped + max(1, int(0.3 * len(vector)))]
+            expected[kept] += 0.5 * vector[kept]
+        torch.testing.assert_close(found[key], expected.view(start.shape).to(found[key].dtype))
+
+
+def test_dare_is_the_same_again_and_another_with_another_seed(files, same_bits) -> None:
+    *models, base = files
+    first = merged(models, "dare", base=base, density=0.5)
+    same_bits(merged(models, "dare", base=base, density=0.5, seed=0), first)
+    other = merged(models, "dare", base=base, density=0.5, seed=1)
+    assert not torch.equal(other["a.weight"], first["a.weight"])
+    whole = merged(models, "dare", base=base, density=1)
+    torch.testing.assert_close(whole, merged(models, "task_arithmetic", base=base))
+    (alone,) = {float(v) for v in (merged(models[:1], "dare", base=base, density=0.5, lam=1.0)["scalar"],)}
+    start, end = float(load_file(base)["scalar"]), float(load_file(models[0])["scalar"])
+    assert min(abs(alone - start), abs(alone - (2 * end - start))) < 1e-5  # dropped, or doubled
+
+
+def test_dare_does_not_depend_on_spans(files, monkeypatch: pytest.MonkeyPatch, same_bits) -> None:
+    *models, base = files
+    first = merged(models, "dare", base=base, density=0.5)
+    monkeypatch.setattr(tensors, "SPAN", 7)
+    same_bits(merged(models, "dare", base=base, density=0.5), first)
+
+
+def test_dare_keeps_the_sum_on_average(tmp_path: Path) -> None:
+    base, model = torch.zeros(20_000), torch.ones(20_000)
+    for name, value in (("base", base), ("model", model)):
+        save_file({"w": value}, tmp_path / f"{name}.safetensors")
+    found = merged(
+        [tmp_path / "model.safetensors"], "dare", base=tmp_path / "base.safetensors", density=0.1, lam=1.0
+    )["w"]
+    torch.testing.assert_close(found.unique(), torch.tensor([0.0, 10.0]))
+    assert float(found.mean()) == pytest.approx(1, abs=0.1)
+
+
 def test_metadata_is_kept_and_the_wider_type_is_taken(files, tmp_path: Path) -> None:
     wide = load_file(files[1]) | {"half": torch.randn(3, 4)}
     save_file(wide, tmp_path / "wide.safetensors", {"name": "wide"})
@@ -191,7 +271,18 @@ def refused(models: list[Path], out: Path | None = None, method: str = "average"
         ({"method": "task_arithmetic"}, "needs --base"),
         ({"method": "ties"}, "needs --base"),
         ({"method": "ties", "density": 0}, "density = 0: must be above 0"),
-        ({"density": 0.5}, "only for method ties"),
+        ({"density": 0.5}, "only for method ties and breadcrumbs and dare"),
+        ({"outliers": 0.1}, "only for method breadcrumbs"),
+        ({"method": "ties", "outliers": 0.1}, "only for method breadcrumbs"),
+        ({"method": "breadcrumbs", "seed": 3}, "seed = 3: only for method dare"),
+        ({"method": "breadcrumbs", "outliers": 1.0}, "must be at least 0 and below 1"),
+        ({"method": "breadcrumbs", "outliers": 0.5, "density": 0.6}, "more than the whole vector"),
+        ({"method": "magmax"}, "needs --base"),
+        ({"method": "magmax", "weights": [1, 2]}, "not for method magmax"),
+        ({"method": "magmax", "density": 0.5}, "only for method ties"),
+        ({"method": "model_stock", "lam": 0.5}, "not for method model_stock, which finds its own share"),
+        ({"method": "model_stock", "weights": [1, 2]}, "not for method model_stock"),
+        ({"method": "dare", "lam": 0.5, "weights": [1, 1]}, "lam and weights: give one of them"),
     ],
 )
 def test_a_wrong_wish_is_refused(how: dict, message: str, files) -> None:
@@ -205,6 +296,7 @@ def test_wrong_numbers_of_models_and_things_that_do_not_belong(files, fishers) -
     assert "not for method average" in refused(files[:2], base=files[3])
     assert "only for method fisher" in refused(files[:2], fisher=fishers[:2])
     assert "is for two models; give weights" in refused(files[:3], lam=0.4)
+    assert "model_stock: needs two models or more" in refused(files[:1], method="model_stock", base=files[3])
     assert "not for method wise_ft" in refused(files[:2], method="wise_ft", weights=[1, 2])
 
 

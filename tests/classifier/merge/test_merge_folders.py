@@ -177,6 +177,7 @@ def test_fisher_in_the_state_is_summed_class_by_class(learn, tmp_path: Path) -> 
         (("wise_ft", "wise_ft"), "WiSE-FT", None),
         (("der_pp", "gdumb"), "Seq FT", "memory, start"),
         (("ewc", "ewc"), "EWC", None),
+        (("magmax", "magmax"), "SLCA", "start, trained, vector"),
     ],
 )
 def test_what_a_mixture_becomes(methods, label: str, left: str | None, learn, tmp_path: Path) -> None:
@@ -199,7 +200,13 @@ def test_ewc_with_centers_continues_as_fine_tuning(learn, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "reason"), [("l2p", "prompts"), ("dual_prompt", "prompts"), ("ranpac", "projection")]
+    ("method", "reason"),
+    [
+        ("l2p", "prompts"),
+        ("dual_prompt", "prompts"),
+        ("ranpac", "projection"),
+        ("fecam", "correlation"),
+    ],
 )
 def test_methods_with_other_parts_are_refused(method: str, reason: str, learn, tmp_path: Path) -> None:
     paths = [learn(method, FIRST), learn("seq_ft", SECOND)]

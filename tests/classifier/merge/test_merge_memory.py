@@ -24,7 +24,8 @@ def anonymous():
 
 def merge(stem, method, how):
     pair = [f"{stem}a.safetensors", f"{stem}b.safetensors"]
-    more = {"fisher": {"fisher": pair}, "ties": {"base": pair[1]}}.get(method, {})
+    based = dict.fromkeys(("ties", "magmax", "breadcrumbs", "dare"), {"base": pair[1]})
+    more = (based | {"fisher": {"fisher": pair}}).get(method, {})
     cofima.merge(pair[: 1 if more.get("base") else 2], "out.safetensors", method, force=True, **more, **how)
 
 def grown(method, how):
@@ -69,9 +70,10 @@ def grown(folder: Path, merges: list[tuple[str, dict[str, object]]]) -> list[int
 def test_memory_of_a_merge_does_not_grow_with_the_models(tmp_path: Path) -> None:
     """64 MB a model, in tensors of 4 MB; the limits are at least twice what was seen."""
     pair(tmp_path, 16, 1_000_000)
-    merges = [("average", {}), ("fisher", {}), ("average", {"weights": [1, 2]}), ("ties", {})]
+    merges = [("average", {}), ("fisher", {}), ("average", {"weights": [1, 2]})]
+    merges += [(method, {}) for method in ("ties", "magmax", "breadcrumbs", "dare")]
     found = grown(tmp_path, merges)  # type: ignore[arg-type]
-    most = [6_000_000, 6_000_000, 8_000_000, 24_000_000]
+    most = [6_000_000, 6_000_000, 8_000_000, *[24_000_000] * 4]
     assert all(now < limit for now, limit in zip(found, most, strict=True)), found
     assert load_file(tmp_path / "out.safetensors").keys() == load_file(tmp_path / "a.safetensors").keys()
 

@@ -52,6 +52,8 @@ def merge(
     fisher: Sequence[str | Path] | None = None,
     base: str | Path | None = None,
     density: float | None = None,
+    outliers: float | None = None,
+    seed: int | None = None,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Merged:
@@ -63,13 +65,17 @@ def merge(
     Args:
         models: Two or more model folders or files; one is enough where there is a ``base``.
         out: The merged folder or file.
-        method: ``average``, ``fisher``, ``wise_ft``, ``task_arithmetic`` or ``ties``.
+        method: ``average``, ``fisher``, ``wise_ft``, ``task_arithmetic``, ``ties``, ``magmax``,
+            ``model_stock``, ``breadcrumbs`` or ``dare``.
         lam: Share of the second of two models (average, fisher: 0.4; wise_ft: 0.5), or scale of the task
-            vectors (task_arithmetic: 0.4; ties: 1).
-        weights: Weight of each model, instead of ``lam``; for ties beside it.
+            vectors (task_arithmetic, dare: 0.4; ties: 1; magmax: 0.5; breadcrumbs: 0.2).
+        weights: Weight of each model, instead of ``lam``; for ties beside it. Not for magmax, model_stock.
         fisher: Files of Fisher information, one per model, as :func:`fisher` writes them.
         base: The weights that the models started from: a folder or a file.
-        density: Share of each task vector that ties keeps, 0.2 by default.
+        density: Share of each task vector that is kept (ties: 0.2; breadcrumbs: 0.15; dare: 0.1).
+        outliers: Share of the largest elements of each tensor's task vector that breadcrumbs drops, 0.006 by
+            default.
+        seed: Seed of the elements that dare drops, 0 by default.
         force: Replace ``out`` if it exists.
         progress: Receives the progress of the work.
 
@@ -78,7 +84,8 @@ def merge(
     """
     given = None if fisher is None else [Path(path) for path in fisher]
     start_at = None if base is None else Path(base)
-    request = MergeRequest(method, [Path(path) for path in models], lam, weights, given, start_at, density)
+    paths = [Path(path) for path in models]
+    request = MergeRequest(method, paths, lam, weights, given, start_at, density, outliers, seed)
     out = Path(out)
     _refuse(request, out, force)
     inputs, settings = _open(request), request.settings()

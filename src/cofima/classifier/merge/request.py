@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from pathlib import Path
+from typing import Literal
 
 from cofima.core.errors import did_you_mean
 from cofima.store.model_folder import CURRENT, is_empty
@@ -19,11 +20,50 @@ class MergeMethod(StrEnum):
     wise_ft = auto()
     task_arithmetic = auto()
     ties = auto()
+    magmax = auto()
+    model_stock = auto()
+    breadcrumbs = auto()
+    dare = auto()
 
 
-AVERAGE, FISHER, WISE_FT, TASK_ARITHMETIC, TIES = MergeMethod
-LAM = {AVERAGE: 0.4, FISHER: 0.4, WISE_FT: 0.5, TASK_ARITHMETIC: 0.4, TIES: 1.0}
-DENSITY = 0.2
+AVERAGE, FISHER, WISE_FT, TASK_ARITHMETIC, TIES, MAGMAX, MODEL_STOCK, BREADCRUMBS, DARE = MergeMethod
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The parameters of a rule with their defaults; None where it has no such parameter.
+
+    Attributes:
+        lam: The share of the second of two models, or the scale of task vectors.
+        models: The least number of models.
+        vectors: True if it merges task vectors, and so needs the base.
+        weights: Use of weights: the ``share`` of each model, the ``scale`` of its task vector in place of
+            ``lam``, a ``vote`` beside ``lam``, or nothing.
+        density: The share of each task vector that is kept.
+        outliers: The share of the largest elements that is dropped first.
+        seeded: True if elements are dropped by chance.
+    """
+
+    lam: float | None
+    models: int = 1
+    vectors: bool = False
+    weights: Literal["share", "scale", "vote", ""] = ""
+    density: float | None = None
+    outliers: float | None = None
+    seeded: bool = False
+
+
+RULES = {
+    AVERAGE: Rule(0.4, models=2, weights="share"),
+    FISHER: Rule(0.4, models=2, weights="share"),
+    WISE_FT: Rule(0.5),
+    TASK_ARITHMETIC: Rule(0.4, vectors=True, weights="scale"),
+    TIES: Rule(1.0, vectors=True, weights="vote", density=0.2),
+    MAGMAX: Rule(0.5, vectors=True),
+    MODEL_STOCK: Rule(None, models=2, vectors=True),
+    BREADCRUMBS: Rule(0.2, vectors=True, weights="scale", density=0.15, outliers=0.006),
+    DARE: Rule(0.4, vectors=True, weights="scale", density=0.1, seeded=True),
+}
 
 
 @dataclass(frozen=True)
@@ -32,21 +72,33 @@ class MergeSettings:
 
     Attributes:
         method: One of :class:`MergeMethod`.
-        lam: The share of the second of two models, or the scale of task vectors; None where weights decide.
+        lam: The share of the second of two models, or the scale of task vectors; None where weights decide,
+            or nothing has to be decided.
         weights: Weight of each model.
-        density: The share of each task vector that TIES keeps.
+        density: The share of each task vector that is kept.
+        outliers: The share of the largest elements of each tensor's task vector that is dropped.
+        seed: Seed of the elements that are dropped by chance.
     """
 
     method: MergeMethod
     lam: float | None
     weights: tuple[float, ...]
-    density: float
+    density: float = 1.0
+    outliers: float = 0.0
+    seed: int = 0
+
+    @property
+    def rule(self) -> Rule:
+        """The rule's parameters."""
+        return RULES[self.method]
 
     def __str__(self) -> str:
-        said = [f"{self.method}"]
+        rule, said = self.rule, [f"{self.method}"]
         said += [f"lam {self.lam:g}"] if self.lam is not None else []
-        said += [f"density {self.density:g}"] if self.method is TIES else []
-        if self.lam is None or (self.method is TIES and len(set(self.weights)) > 1):
+        said += [f"density {self.density:g}"] if rule.density is not None else []
+        said += [f"outliers {self.outliers:g}"] if rule.outliers is not None else []
+        said += [f"seed {self.seed}"] if rule.seeded else []
+        if rule.weights and (self.lam is None or (rule.weights == "vote" and len(set(self.weights)) > 1)):
             said += ["weights " + " ".join(f"{weight:g}" for weight in self.weights)]
         return ", ".join(said)
 
@@ -62,6 +114,13 @@ class MergeRequest:
     fishers: Sequence[Path] | None = None
     base: Path | None = None
     density: float | None = None
+    outliers: float | None = None
+    seed: int | None = None
+
+    @property
+    def rule(self) -> Rule:
+        """The parameters of the rule, once it is known to exist."""
+        return RULES[MergeMethod(self.method)]
 
     def problems(self) -> list[str]:
         """Return every problem of the request itself, without looking at files."""
@@ -72,19 +131,24 @@ class MergeRequest:
 
     def settings(self) -> MergeSettings:
         """Return the request with defaults filled in, once there are no problems."""
-        method = MergeMethod(self.method)
-        vectors = method in (TASK_ARITHMETIC, TIES)
-        by_weights = method is not TIES and self.weights is not None
-        by_weights |= not vectors and method is not WISE_FT and len(self.models) > 2
-        lam = LAM[method] if self.lam is None else self.lam
-        fill = lam if method is TASK_ARITHMETIC else 1.0
+        rule, several = self.rule, len(self.models) > 2
+        by_weights = rule.weights in ("share", "scale") and self.weights is not None
+        by_weights |= rule.weights == "share" and several
+        lam = rule.lam if self.lam is None else self.lam
+        fill = lam if rule.weights == "scale" and lam is not None else 1.0
         weights = tuple(self.weights) if self.weights is not None else (fill,) * len(self.models)
-        density = DENSITY if self.density is None else self.density
-        return MergeSettings(method, None if by_weights else lam, weights, density)
+        return MergeSettings(
+            MergeMethod(self.method),
+            None if by_weights else lam,
+            weights,
+            (rule.density or 1.0) if self.density is None else self.density,
+            (rule.outliers or 0.0) if self.outliers is None else self.outliers,
+            self.seed or 0,
+        )
 
     def _models(self) -> list[str]:
         count, based = len(self.models), self.base is not None
-        if self.method in (AVERAGE, FISHER) and count < 2:
+        if self.rule.models == 2 and count < 2:
             return [f"method = {self.method}: needs two models or more, got {count}"]
         if self.method == WISE_FT and (count, based) not in ((2, False), (1, True)):
             given = f"{count} model{'s' if count != 1 else ''} with{'' if based else 'out'} a base"
@@ -94,31 +158,51 @@ class MergeRequest:
         return [f"method = {self.method}: needs a model"] if count < 1 else []
 
     def _numbers(self) -> list[str]:
-        wrong, free = [], self.method in (TASK_ARITHMETIC, TIES)
+        wrong, rule = [], self.rule
         if self.lam is not None:
-            if not math.isfinite(self.lam) or not (free or 0 <= self.lam <= 1):
+            free = rule.vectors
+            if rule.lam is None:
+                wrong.append(f"lam = {self.lam}: not for method {self.method}, which finds its own share")
+            elif not math.isfinite(self.lam) or not (free or 0 <= self.lam <= 1):
                 wrong.append(f"lam = {self.lam}: must {'be finite' if free else 'lie between 0 and 1'}")
-            if self.weights is not None and self.method != TIES:
+            if self.weights is not None and rule.weights in ("share", "scale"):
                 wrong.append("lam and weights: give one of them")
             elif len(self.models) > 2 and not free:
                 wrong.append(f"lam = {self.lam}: is for two models; give weights, one a model")
         if self.weights is not None:
             wrong += self._weights(self.weights)
-        if self.density is not None and self.method != TIES:
-            wrong.append(f"density = {self.density}: only for method ties")
+        return [*wrong, *self._dropped()]
+
+    def _dropped(self) -> list[str]:
+        """Return the problems of what a rule drops of task vectors."""
+        wrong, rule = [], self.rule
+        if self.density is not None and rule.density is None:
+            wrong.append(f"density = {self.density}: only for method {_those('density')}")
         elif self.density is not None and not 0 < self.density <= 1:
             wrong.append(f"density = {self.density}: must be above 0 and at most 1")
+        if self.outliers is not None and rule.outliers is None:
+            wrong.append(f"outliers = {self.outliers}: only for method {_those('outliers')}")
+        elif self.outliers is not None and not 0 <= self.outliers < 1:
+            wrong.append(f"outliers = {self.outliers}: must be at least 0 and below 1")
+        if self.seed is not None and not rule.seeded:
+            wrong.append(f"seed = {self.seed}: only for method {_those('seeded')}")
+        if not wrong and rule.outliers is not None:
+            density = rule.density if self.density is None else self.density
+            outliers = rule.outliers if self.outliers is None else self.outliers
+            if density is not None and density + outliers > 1:
+                wrong.append(f"density = {density} and outliers = {outliers}: are more than the whole vector")
         return wrong
 
     def _weights(self, weights: Sequence[float]) -> list[str]:
         shown = " ".join(f"{weight:g}" for weight in weights)
-        if self.method == WISE_FT:
-            return ["weights: not for method wise_ft; its share is lam"]
+        if not self.rule.weights:
+            why = "; its share is lam" if self.method == WISE_FT else ", where all models count the same"
+            return [f"weights: not for method {self.method}{why}"]
         if len(weights) != len(self.models):
             return [f"weights = {shown}: {len(weights)} for {len(self.models)} models; give one a model"]
         if not all(math.isfinite(weight) for weight in weights):
             return [f"weights = {shown}: must be finite"]
-        if self.method != TASK_ARITHMETIC and (min(weights) < 0 or sum(weights) <= 0):
+        if self.rule.weights != "scale" and (min(weights) < 0 or sum(weights) <= 0):
             return [f"weights = {shown}: must not be negative, nor all 0"]
         return []
 
@@ -131,11 +215,16 @@ class MergeRequest:
             )
         if self.method != FISHER and self.fishers:
             wrong.append("fisher: only for method fisher")
-        if self.method in (TASK_ARITHMETIC, TIES) and self.base is None:
+        if self.rule.vectors and self.base is None:
             wrong.append(f"method = {self.method}: needs --base, the weights that all models started from")
         if self.method in (AVERAGE, FISHER) and self.base is not None:
             wrong.append(f"base: not for method {self.method}; name it among the models, or take wise_ft")
         return wrong
+
+
+def _those(parameter: str) -> str:
+    """Return the methods that have a parameter, in words."""
+    return " and ".join(method for method, rule in RULES.items() if getattr(rule, parameter))
 
 
 def output_problems(out: Path, inputs: Iterable[Path], folder: bool, force: bool) -> list[str]:

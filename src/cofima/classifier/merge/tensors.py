@@ -2,17 +2,39 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from cofima.classifier.merge.request import FISHER, TASK_ARITHMETIC, TIES, MergeSettings
+from cofima.classifier.merge.request import (
+    BREADCRUMBS,
+    DARE,
+    FISHER,
+    MAGMAX,
+    MODEL_STOCK,
+    TIES,
+    MergeSettings,
+)
 from cofima.core.progress import Progress
 from cofima.weights.average import average, average_all, fisher_average, fisher_average_all
 from cofima.weights.ops import Scratch
-from cofima.weights.task_vectors import magnitudes, task_arithmetic, threshold, ties
+from cofima.weights.task_vectors import (
+    band,
+    breadcrumbs,
+    dare,
+    magmax,
+    magnitudes,
+    model_stock,
+    products,
+    stock_share,
+    task_arithmetic,
+    threshold,
+    ties,
+)
 
 SPAN = 2**17  # elements at a time: all that is in memory beside the mapped files
 LONGER = 4  # times as many where only the result is in memory
@@ -132,13 +154,14 @@ def merge_tensors(merges: Sequence[TensorMerge], settings: MergeSettings, progre
     """Fill every ``out``; the bar counts megabytes of the result."""
     kept = _thresholds(merges, settings, progress) if settings.method is TIES else []
     size = sum(one.out.nbytes for one in merges)
-    pair = settings.lam is not None and settings.method not in (TASK_ARITHMETIC, TIES)
+    pair = settings.lam is not None and not settings.rule.vectors
     length, scratch = SPAN * LONGER if pair else SPAN, Scratch()
 
     def work() -> Iterator[int]:
         for one in merges:
+            layer = _layer(one, settings, kept)
             for start, span in spans(one, length, scratch):
-                _merge(span, settings, kept)
+                _merge(span, settings, layer)
                 if one.put is not None:
                     one.put(start, span.out)
                 yield span.out.nbytes
@@ -148,30 +171,101 @@ def merge_tensors(merges: Sequence[TensorMerge], settings: MergeSettings, progre
     _follow(work(), size, "merging, MB", progress)
 
 
-def _merge(span: TensorMerge, settings: MergeSettings, kept: Sequence[float]) -> None:
+def _merge(span: TensorMerge, settings: MergeSettings, layer: "Layer") -> None:
     """Fill one span."""
     name, out, values = span.name, span.out, span.values
     if span.by == "sum":
         out.copy_(torch.stack([value.double() for value in values]).sum(0))
     elif span.by == "last" or not out.is_floating_point():
         out.copy_(values[-1] if values or span.base is None else span.base)
-    elif span.base is not None and settings.method in (TASK_ARITHMETIC, TIES):
-        weights = [settings.weights[k] for k in span.holders]
-        if settings.method is TASK_ARITHMETIC:
-            out.copy_(task_arithmetic(span.base, values, weights))
-        else:
-            least, lam = [kept[k] for k in span.holders], 1.0 if settings.lam is None else settings.lam
-            out.copy_(ties(span.base, values, least, weights, lam))
+    elif span.base is not None and settings.rule.vectors:
+        out.copy_(_vectors(span.base, values, settings, layer, [settings.weights[k] for k in span.holders]))
     elif len(values) == 1:
         out.copy_(values[0])
     else:
         _average(span, settings, [{name: value} for value in values])
 
 
+def _vectors(
+    base: Tensor,
+    values: Sequence[Tensor],
+    settings: MergeSettings,
+    layer: "Layer",
+    weights: Sequence[float],
+) -> Tensor:
+    """Return the merge of task vectors; the base, where no model has this tensor."""
+    lam = 1.0 if settings.lam is None else settings.lam
+    if not values:
+        return base
+    if settings.method is TIES:
+        return ties(base, values, layer.least, weights, lam)
+    if settings.method is MAGMAX:
+        return magmax(base, values, lam)
+    if settings.method is MODEL_STOCK:
+        return model_stock(base, values, layer.share)
+    if settings.method is BREADCRUMBS:
+        return breadcrumbs(base, values, layer.bands, weights)
+    if settings.method is DARE:
+        kept = [torch.rand(base.shape, generator=draws) < settings.density for draws in layer.draws]
+        return dare(base, values, kept, settings.density, weights)
+    return task_arithmetic(base, values, weights)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Facts about a tensor's task vectors that its spans share.
+
+    Attributes:
+        least: Of each model, the least magnitude that TIES keeps.
+        share: Model Stock's share of the models.
+        bands: Of each model, the magnitudes that Breadcrumbs keeps.
+        draws: Of each model, the chance by which DARE drops elements.
+    """
+
+    least: Sequence[float] = ()
+    share: float = 1.0
+    bands: Sequence[tuple[float, float]] = ()
+    draws: Sequence[torch.Generator] = field(default_factory=list)
+
+
+def _layer(one: TensorMerge, settings: MergeSettings, kept: Sequence[float]) -> Layer:
+    """Look through a tensor, a span at a time, for what its merge must know of the whole."""
+    if not one.vectors or not one.holders:
+        return Layer()
+    if settings.method is TIES:
+        return Layer(least=[kept[k] for k in one.holders])
+    if settings.method is MODEL_STOCK:
+        total = torch.zeros(len(one.holders), len(one.holders), dtype=torch.float64)
+        for _, span in spans(one, SPAN, Scratch()):
+            assert span.base is not None
+            total += products(span.base, span.values)
+        return Layer(share=stock_share(total))
+    if settings.method is BREADCRUMBS:
+
+        def sizes(place: int) -> Iterator[Tensor]:
+            for _, span in spans(one, SPAN, Scratch()):
+                assert span.base is not None
+                yield magnitudes(span.base, span.values[place])
+
+        count, shares = one.out.numel(), (settings.density, settings.outliers)
+        return Layer(bands=[band(partial(sizes, k), count, *shares) for k in range(len(one.holders))])
+    if settings.method is DARE:
+        return Layer(draws=[_draws(one, settings.seed, k) for k in one.holders])
+    return Layer()
+
+
+def _draws(one: TensorMerge, seed: int, model: int) -> torch.Generator:
+    """Return a stream of chance for a tensor of a model, whatever is merged before it."""
+    rows = [] if one.rows is None else one.rows.tolist()
+    words = f"{seed} {model} {one.name} {rows}".encode()
+    number = int.from_bytes(blake2b(words, digest_size=8).digest(), "little")
+    return torch.Generator().manual_seed(number >> 1)
+
+
 def _average(span: TensorMerge, settings: MergeSettings, models: list[dict[str, Tensor]]) -> None:
     name, out = span.name, span.out
     fishers = [{name: fisher} for fisher in span.fishers or ()]
-    if settings.method in (TASK_ARITHMETIC, TIES):  # what the base does not have has no task vector
+    if settings.rule.vectors:  # what the base does not have has no task vector
         out.copy_(average_all(models)[name])
     elif settings.lam is None:
         weights = [settings.weights[k] for k in span.holders]

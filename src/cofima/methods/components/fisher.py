@@ -35,6 +35,13 @@ class FisherOptions(BaseModel):
     """Cut larger values off."""
 
 
+class AverageFisherOptions(FisherOptions):
+    """Options of the Fisher information where it weighs an average of two models."""
+
+    share: Literal["free", "equal"] = "free"
+    """Length of the step: as the two Fishers have it, or lam times the way, by a factor of the new Fisher."""
+
+
 def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> Weights:
     """Return the Fisher information of ``net`` on a task's training images, without augmentation."""
     local = how.logits == "local" and len(task.classes) > 1  # one logit alone has no information
