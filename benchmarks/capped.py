@@ -3,7 +3,7 @@
 The images are folders cifar100, cars196 and cub200 below COFIMA_DATA. Run it again to continue; what finished
 cells measured is kept in benchmarks/capped.jsonl and capped_search.jsonl, one line each:
 
-    COFIMA_DATA=/where/they/are python benchmarks/capped.py --search [--jobs 2] [--only dataset=folder:cifar100]
+    COFIMA_DATA=/where/they/are python benchmarks/capped.py --search [--jobs 2] [--only KEY=VALUE]
     COFIMA_DATA=/where/they/are python benchmarks/capped.py [--jobs 2] [--only seed=1993] [--collect]
 """
 
