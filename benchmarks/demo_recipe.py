@@ -109,7 +109,7 @@ def cell(method: str, changes: list[str], seed: int, out: Path) -> tuple[float, 
     config = check(values)
     name = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]
     history = launch(config, out / f"{method}-{name}").history
-    matrix, sizes = [row["accuracy"] for row in history], history[-1]["sizes"]
+    matrix, sizes = [row.measured for row in history], history[-1].sizes
     return last(matrix, sizes), incremental(matrix, sizes)
 
 

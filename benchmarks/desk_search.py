@@ -118,7 +118,7 @@ def cell(method: str, changes: list[str]) -> dict[str, Any]:
     values = BASE | {"method": method, "options": ALIGN if method in ALIGNED else {}}
     with tempfile.TemporaryDirectory() as folder:
         rows = launch(resolve(values, changes, "this setting"), Path(folder)).history
-    matrix, sizes = [row["accuracy"] for row in rows], rows[-1]["sizes"]
+    matrix, sizes = [row.measured for row in rows], rows[-1].sizes
     drop = forgetting(matrix)
     return {
         "method": method,
@@ -126,7 +126,7 @@ def cell(method: str, changes: list[str]) -> dict[str, Any]:
         "last": round(last(matrix, sizes), 2),
         "inc": round(incremental(matrix, sizes), 2),
         "forgetting": None if drop is None else round(drop, 2),
-        "moved": [[row["distance"]["trained"], row["distance"]["merged"]] for row in rows[1:]],
+        "moved": [[row.distance.trained, row.distance.merged] for row in rows[1:]],
     }
 
 

@@ -1,0 +1,54 @@
+"""Three datasets of the paper, capped, in ten tasks: writes benchmarks/CAPPED.md.
+
+The images are folders cifar100, cars196 and cub200 below COFIMA_DATA. Run it again to continue; what finished
+cells measured is kept in benchmarks/capped.jsonl and capped_search.jsonl, one line each:
+
+    COFIMA_DATA=/where/they/are python benchmarks/capped.py --search [--jobs 2] [--only KEY=VALUE]
+    COFIMA_DATA=/where/they/are python benchmarks/capped.py [--jobs 2] [--only seed=1993] [--collect]
+"""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import study
+
+HERE = Path(__file__).parent
+STUDY, SEARCH = HERE / "capped.jsonl", HERE / "capped_search.jsonl"
+
+
+def tables(file: Path) -> Iterable[str]:
+    """Yield a table for each dataset and backbone, the upper bound first, then from the best row down."""
+    if not file.is_file():
+        return
+    found = study.compared(file, lambda row: row.label.startswith("SLDA"), "over SLDA", study.standard_error)
+    for members, lines in found:
+        name, size = members[0].dataset.removeprefix("folder:"), members[0].record.preprocess["size"]
+        yield f"\n### {name}, {members[0].backbone}, {size} px\n"
+        yield from lines
+
+
+def page() -> str:
+    """Return CAPPED.md: the results, and every setting that was tried, below what it says of itself."""
+    parts = [(HERE / "capped.head.md").read_text("utf-8").rstrip(), "\n## Test images", *tables(STUDY)]
+    parts += ["\n## Every setting tried, on held-out training images of seed 1993", *tables(SEARCH)]
+    return "\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = study.arguments(__doc__, "runs/capped")
+    parser.add_argument("--search", action="store_true", help="the settings on held-out images, by the plan")
+    chosen = parser.parse_args()
+    if chosen.search:
+        study.measure(HERE / "capped_search.yaml", SEARCH, chosen)
+    else:
+        study.measure("capped.yaml", STUDY, chosen)
+    (HERE / "CAPPED.md").write_text(page(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
