@@ -72,9 +72,8 @@ def gaussians_of(model: Model) -> ClassGaussians | None:
 
 def draw_features(gaussians: ClassGaussians, counts: list[int], model: Model) -> tuple[Tensor, Tensor]:
     """Draw ``counts[c]`` features from the Gaussian of each class; return them with labels, on the CPU."""
-    same = torch.zeros(len(gaussians), dtype=torch.int64)  # one task: no mean is scaled
     generator = model.method.context.seeds.generator("drawn features")
-    return Sampler(gaussians, same, torch.device("cpu")).draw(counts, generator)
+    return Sampler(gaussians, torch.device("cpu")).draw(counts, generator)
 
 
 @torch.inference_mode()

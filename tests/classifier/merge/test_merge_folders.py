@@ -107,7 +107,7 @@ def test_raw_heads_and_gaussians_come_along(pair, tmp_path: Path) -> None:
         if len(known) == 1:
             gaussians, at = known[0]
             assert torch.equal(kept.means[row], gaussians.means[at])
-            assert torch.equal(kept.packed[row], gaussians.packed[at])
+            assert torch.equal(kept.covariance(row), gaussians.covariance(at))
     assert len(found.method.gaussians) == len(found.classes)  # type: ignore[attr-defined]
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from cofima.core.errors import CofimaError
 from cofima.methods.components.alignment import AlignOptions, align, logit_norm, task_of_class
-from cofima.methods.components.gaussians import ClassGaussians, Sampler
+from cofima.methods.components.gaussians import ClassGaussians, Sampler, mean_scale
 from cofima.models.head import Head
 
 WIDTH = 5
@@ -94,7 +94,7 @@ def test_alignment_is_the_slow_procedure(head: Head, gaussians: ClassGaussians, 
 
     slow = copy.deepcopy(head).requires_grad_(True)
     optimizer = torch.optim.SGD(slow.parameters(), lr=how.lr, momentum=0.9, weight_decay=5e-4)
-    sampler = Sampler(gaussians, torch.tensor([0, 0, 0, 1, 2, 2]), context.device)
+    sampler = Sampler(gaussians, context.device, mean_scale(torch.tensor([0, 0, 0, 1, 2, 2])))
     for epoch in range(3):
         rate = how.lr * (1 + torch.cos(torch.tensor(torch.pi * epoch / 3))) / 2
         optimizer.param_groups[0]["lr"] = float(rate)

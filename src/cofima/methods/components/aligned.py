@@ -11,7 +11,7 @@ from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.components.alignment import RAW_HEAD, AlignOptions, align, task_of_class
 from cofima.methods.components.cost import Cost, Plan
-from cofima.methods.components.gaussians import GAUSSIANS, ClassGaussians, Sampler
+from cofima.methods.components.gaussians import GAUSSIANS, ClassGaussians, Sampler, by_class, mean_scale
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.training.context import Batch
@@ -66,8 +66,8 @@ class Aligned(Method):
         self.aligned: Head | None = None
         super().begin(task)
         if len(task.classes) == 1 and task.index > 0:
-            known = task_of_class(self.net.head)[: task.classes.start]
-            self.old_features = Sampler(self.gaussians, known, self.context.device)
+            scale = mean_scale(task_of_class(self.net.head)[: task.classes.start])
+            self.old_features = Sampler(self.gaussians, self.context.device, scale)
             self.draws = self.context.seeds.generator("single class", task.index)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -110,13 +110,17 @@ class Aligned(Method):
     def remember(self, task: Task) -> None:
         """Keep a Gaussian of each new class's features; pool those of known classes."""
         with self.timed("statistics"):
-            features = self.features(task.train)
+            features = by_class(self.features(task.train), task.train.labels)
             for label in task.classes:
-                self.gaussians.add(features[task.train.labels == label], shrink=self.align.shrink)
+                self.gaussians.add(features[label], shrink=self.align.shrink)
             for label in task.known:
-                self.gaussians.pool(label, features[task.train.labels == label])
-        if shrunk := [label for label in task.classes if self.gaussians.shrunk[label]]:
-            self.note(f"few images for the covariance of {len(shrunk)} class(es): shrunk (Ledoit-Wolf)")
+                self.gaussians.pool(label, features[label])
+        shrunk = self.gaussians.shrunk[task.classes.start : task.classes.stop]
+        if any(shrunk):
+            self.note(
+                f"{sum(shrunk)} of {len(shrunk)} new classes have few images: how their features vary is "
+                "partly assumed to be the same in all directions (shrunk covariance, Ledoit-Wolf)"
+            )
 
     def align_head(self, task: Task) -> None:
         """Train a copy of the head on features of all classes; the raw head goes on to the next task."""

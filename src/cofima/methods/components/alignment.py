@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from cofima.core.errors import CofimaError
 from cofima.core.seeds import Seeds
-from cofima.methods.components.gaussians import ClassGaussians, Sampler
+from cofima.methods.components.gaussians import ClassGaussians, Sampler, mean_scale
 from cofima.methods.state import Entry
 from cofima.models.head import Head
 from cofima.training.context import Context
@@ -55,7 +55,7 @@ def align(head: Head, gaussians: ClassGaussians, how: AlignOptions, context: Con
     if how.epochs == 0:
         return aligned
     flat = {k: v.requires_grad_() for k, v in head.flat().items()}
-    sampler = Sampler(gaussians, task_of_class(head), context.device)
+    sampler = Sampler(gaussians, context.device, mean_scale(task_of_class(head)))
     optimizer = torch.optim.SGD(flat.values(), how.lr, how.momentum, weight_decay=how.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.epochs)
     spans = head.spans
