@@ -28,16 +28,27 @@ from cofima.training.evaluate import evaluate
 
 T = TypeVar("T")
 
-every_method = pytest.mark.parametrize("name", methods.names())
+# options that change what a method keeps and predicts with, beside every method as it is
+VARIANTS: dict[str, dict[str, Any]] = {
+    "coma lda": {"classifier": "lda"},
+    "slca ridge": {"classifier": "ridge", "closed_form": {"projection": 64}},
+}
+NAMES = [*methods.names(), *VARIANTS]
+every_method = pytest.mark.parametrize("name", NAMES)
 every_pair = pytest.mark.parametrize(
     ("name", "network"),
     [
         (name, network)
-        for name in methods.names()
+        for name in NAMES
         for network in ("vit_test", "resnet_test")
-        if network == "vit_test" or not methods.find(name).needs_vit
+        if network == "vit_test" or (name not in VARIANTS and not methods.find(name).needs_vit)
     ],
 )
+
+
+def configured(tiny: Any, name: str, network: str = "vit_test", **more: Any) -> Any:
+    """Return the configuration of a method or variant."""
+    return tiny.config(name.partition(" ")[0], network, options=dict(VARIANTS.get(name, {})), **more)
 
 
 class StoppedError(Exception):
@@ -89,7 +100,7 @@ def kept(model: Model) -> dict[str, Tensor]:
 
 @every_pair
 def test_resume_equals_an_uninterrupted_run(name: str, network: str, tiny, tmp_path: Path, same_bits) -> None:
-    config = tiny.config(name, network, train={"epochs": 2})
+    config = configured(tiny, name, network, train={"epochs": 2})
     whole = launch(config, tmp_path / "whole")
     stopped = min(2, whole.planned)
     with pytest.raises(StoppedError):
@@ -130,7 +141,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_differs(
         torch.manual_seed(noise)
         np.random.seed(noise)
         random.seed(noise)
-        config = tiny.config(name, network, train={"epochs": 1}, seed=seed)
+        config = configured(tiny, name, network, train={"epochs": 1}, seed=seed)
         made.append(kept(learn_all(tiny.model(config, stream), stream)))
     same_bits(made[0], made[1])
     assert any(not torch.equal(made[0][key], made[2][key]) for key in made[0])
@@ -140,7 +151,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_differs(
 @every_method
 def test_any_sizes_of_tasks_and_logits_for_the_classes_seen(name: str, sizes: tuple[int, ...], tiny) -> None:
     stream = tiny.stream(sizes, per_class=6)
-    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    model = tiny.model(configured(tiny, name, train={"epochs": 1}), stream)
     seen = model.method.stream(stream)
     for task in seen:
         model.method.learn(task)
@@ -158,7 +169,7 @@ def test_any_sizes_of_tasks_and_logits_for_the_classes_seen(name: str, sizes: tu
 def test_better_than_chance(name: str, tiny, tmp_path: Path, pretrained: Path) -> None:
     """From weights that are worth staying close to, which is what many methods do."""
     how = {"model": {"checkpoint": str(pretrained)}, "train": {"epochs": 8, "lr": 0.02}}
-    model = launch(tiny.config(name, **how), tmp_path)
+    model = launch(configured(tiny, name, **how), tmp_path)
     last = model.history[-1]
     assert np.average(last.accuracy, weights=last.sizes) > 1.8 * 100 / 6
     assert np.average(last.task_aware, weights=last.sizes) > 60
@@ -177,7 +188,7 @@ class Forbidden:
 @every_pair
 def test_the_test_set_is_not_looked_at_while_learning(name: str, network: str, tiny) -> None:
     stream = tiny.stream((2, 1, 2), per_class=6)
-    model = tiny.model(tiny.config(name, network, train={"epochs": 1}), stream)
+    model = tiny.model(configured(tiny, name, network, train={"epochs": 1}), stream)
     for task in model.method.stream(stream):
         model.method.learn(replace(task, test=Forbidden()))
 
@@ -194,7 +205,7 @@ def alone(task: Task, seed: int) -> Task:
 def test_a_task_is_learnt_from_its_own_training_images_alone(name: str, tiny, same_bits) -> None:
     """Images of other tasks, and all test images, may be anything: not one bit depends on them."""
     stream = tiny.stream((2, 1, 2), per_class=6)
-    config = tiny.config(name, train={"epochs": 2})
+    config = configured(tiny, name, train={"epochs": 2})
     whole = learn_all(tiny.model(config, stream), stream)
     model = tiny.model(config, stream)
     for task in model.method.stream(stream):
@@ -206,7 +217,7 @@ def test_a_task_is_learnt_from_its_own_training_images_alone(name: str, tiny, sa
 def test_no_image_of_another_task_is_read(name: str, tiny, spied_images) -> None:
     """A method that keeps no images reads those of the task at hand, and no others."""
     stream = tiny.stream((2, 1, 2), per_class=6)
-    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    model = tiny.model(configured(tiny, name, train={"epochs": 1}), stream)
     read: list[int] = []
     for task in model.method.stream(stream):
         read.clear()
@@ -223,7 +234,7 @@ def test_images_are_kept_only_by_methods_that_say_so_and_within_their_size(
 ) -> None:
     """A memory holds copies of training images of tasks learned, with their labels, counted in bytes."""
     stream = tiny.stream((2, 1, 2), per_class=10)
-    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    model = tiny.model(configured(tiny, name, train={"epochs": 1}), stream)
     learned: set[tuple[bytes, int]] = set()
     for task in model.method.stream(stream):
         model.method.learn(task)
@@ -236,7 +247,7 @@ def test_images_are_kept_only_by_methods_that_say_so_and_within_their_size(
             labels = model.method.state()[key.replace("pixels", "labels")].tolist()
             assert {(p.numpy().tobytes(), y) for p, y in zip(value, labels, strict=True)} <= learned
     if model.method.keeps_images:
-        history = tiny.run(tmp_path, tiny.config(name, train={"epochs": 1}), stream).history
+        history = tiny.run(tmp_path, configured(tiny, name, train={"epochs": 1}), stream).history
         assert history[-1].state_bytes >= sum(value.numel() for value in images.values()) > 0
 
 
@@ -244,7 +255,7 @@ def test_images_are_kept_only_by_methods_that_say_so_and_within_their_size(
 def test_scoring_changes_nothing(name: str, network: str, tiny, same_bits) -> None:
     for sizes in ((1, 2), (2, 2)):
         stream = tiny.stream(sizes, per_class=6)
-        model = tiny.model(tiny.config(name, network, train={"epochs": 1}), stream)
+        model = tiny.model(configured(tiny, name, network, train={"epochs": 1}), stream)
         seen = model.method.stream(stream)
         for task in seen:
             model.method.learn(task)
@@ -259,7 +270,7 @@ def test_scoring_changes_nothing(name: str, network: str, tiny, same_bits) -> No
 @every_method
 def test_global_randomness_is_left_as_it_was(name: str, tiny) -> None:
     stream = tiny.stream((2, 1, 2), per_class=6)
-    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    model = tiny.model(configured(tiny, name, train={"epochs": 1}), stream)
     for task in model.method.stream(stream):
         torch.manual_seed(5), np.random.seed(5), random.seed(5)
         before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
@@ -271,19 +282,22 @@ def test_global_randomness_is_left_as_it_was(name: str, tiny) -> None:
 
 @every_method
 def test_a_backbone_is_taken_or_refused_before_any_work(name: str, tiny, tmp_path: Path) -> None:
-    kind = methods.find(name)
-    check({"method": name, "options": kind.options_for_any_backbone})
+    method, options = name.partition(" ")[0], VARIANTS.get(name, {})
+    kind = methods.find(method)
+    options |= kind.options_for_any_backbone
+    check({"method": method, "options": options})
     network = tiny.net("resnet_test").backbone
     if not kind.needs_vit:
-        methods.build(name, kind.options_for_any_backbone).check(network)
+        methods.build(method, options).check(network)
     if kind.options_for_any_backbone or kind.needs_vit:  # else the defaults suit every backbone
         with pytest.raises(CofimaError, match="ResNet"):
-            methods.build(name).check(network)
+            methods.build(method).check(network)
 
 
 @every_method
 def test_options_survive_json_and_are_complete(name: str) -> None:
-    method = methods.build(name)
+    name, given = name.partition(" ")[0], VARIANTS.get(name, {})
+    method = methods.build(name, given)
     options = methods.options_of(method)
     assert set(options) == {field.name for field in fields(method)}
     again = methods.build(name, json.loads(json.dumps(options)))
@@ -294,14 +308,14 @@ def test_options_survive_json_and_are_complete(name: str) -> None:
 @every_method
 def test_an_unknown_option_is_refused(name: str) -> None:
     with pytest.raises(CofimaError, match=r"options\.no_such_option"):
-        check({"method": name, "options": {"no_such_option": 1}})
+        check({"method": name.partition(" ")[0], "options": {"no_such_option": 1}})
 
 
 @every_method
 def test_a_loaded_model_is_the_model(name: str, tiny, tmp_path: Path, same_bits) -> None:
     """A model read from disk predicts the same, and learns the next task the same."""
     stream = tiny.stream((2, 2, 2), per_class=6)
-    config = tiny.config(name, train={"epochs": 1})
+    config = configured(tiny, name, train={"epochs": 1})
     model = tiny.model(config, stream)
     tasks = model.method.stream(stream)
     for task in tasks[: max(1, len(tasks) - 1)]:
@@ -321,7 +335,7 @@ def test_a_loaded_model_is_the_model(name: str, tiny, tmp_path: Path, same_bits)
 
 @every_method
 def test_the_history_of_a_task_is_complete_and_json(name: str, tiny, tmp_path: Path) -> None:
-    model = tiny.run(tmp_path, tiny.config(name, train={"epochs": 1}), tiny.stream((2, 1), per_class=6))
+    model = tiny.run(tmp_path, configured(tiny, name, train={"epochs": 1}), tiny.stream((2, 1), per_class=6))
     for row in model.history:
         assert parse_rows(dump_rows([row]), "history.jsonl") == [row]
         json.dumps(row.model_dump(mode="json"), allow_nan=False)

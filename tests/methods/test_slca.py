@@ -37,6 +37,7 @@ def test_the_first_task_is_not_aligned_and_later_ones_are(tiny) -> None:
             expected = align(
                 model.method.net.head,
                 model.method.gaussians,
+                model.method.mean_scale(task.classes.stop),
                 model.method.align,
                 model.method.context,
                 task.index,

@@ -10,6 +10,7 @@ from torch import Tensor
 from cofima import methods
 from cofima.core.errors import CofimaError
 from cofima.methods.base import Method
+from cofima.methods.components.discriminant import DISCRIMINANT
 from cofima.methods.components.gaussians import ClassGaussians, pool_rows
 from cofima.methods.state import Entry, check, declared, drop_row, place_of, remove_class, tagged, untagged
 
@@ -24,6 +25,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("weight_ensemble", {"init": "previous"}),
     ("wise_ft", {"merge_first": False}),
     ("ranpac", {"petl": "none"}),
+    ("slca", {"classifier": "lda"}),
+    ("cofima", {"classifier": "lda"}),
+    ("slca", {"classifier": "ridge", "closed_form": {"projection": 24}}),
 ]
 
 
@@ -191,8 +195,10 @@ def test_every_state_is_what_its_method_declares(name: str, options: dict[str, A
         used |= {entry.name for entry in check(kind, state, sizes).values()}
     if name not in ("coma", "ewc", "weight_ensemble") or options:  # these keep it in a variant only
         assert used | ({"start."} if options == {"init": "previous"} else set()) == {
-            entry.name for entry in kind.state_schema
+            entry.name for entry in model.method.entries()
         }
+    assert used <= {entry.name for entry in model.method.entries()}
+    assert set(model.method.entries()) <= set(kind.state_schema)
     if any(entry.inseparable for entry in kind.state_schema):
         with pytest.raises(CofimaError, match=f"{kind.label.replace('+', '.')} keeps images of its classes"):
             remove_class(kind, state, sizes, 0)
@@ -203,9 +209,11 @@ def test_every_state_is_what_its_method_declares(name: str, options: dict[str, A
 
 
 def test_a_generic_method_is_chosen_by_what_is_left_of_the_state() -> None:
-    assert methods.fallback_for({"raw_head.", "gaussians.", "fisher."}) == "slca"
-    assert methods.fallback_for({"raw_head.", "fisher."}) == "seq_ft"
-    assert methods.fallback_for(()) == "seq_ft"
+    assert methods.fallback_for({"raw_head.", "gaussians.", "fisher."}) == ("slca", {})
+    assert methods.fallback_for({"raw_head.", "fisher."}) == ("seq_ft", {})
+    assert methods.fallback_for(()) == ("seq_ft", {})
+    shared = {"raw_head.", *(entry.name for entry in DISCRIMINANT)}
+    assert methods.fallback_for(shared) == ("slca", {"classifier": "lda"})
 
 
 def test_pooled_rows_are_the_gaussian_of_all_images() -> None:

@@ -50,8 +50,8 @@ class CoMA(Aligned):
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on the Fisher information kept, if any: nothing is averaged yet."""
         if self.uses_fisher:
-            return ("summed fisher", self.fisher.model_dump(), self.weight, self.align.shrink)
-        return (SLOW_LEARNER, self.align.shrink)
+            return ("summed fisher", self.fisher.model_dump(), self.weight, *self.head_key())
+        return (SLOW_LEARNER, *self.head_key())
 
     def cost(self, plan: Plan) -> Cost:
         """Count the Fisher information, where it is needed."""

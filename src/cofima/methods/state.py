@@ -45,6 +45,7 @@ class Entry:
         same_start: True if only models that began at the same weights can share it.
         predicts: Name of the part that predicts beside backbone and linear head, if this is one (prompts).
         inseparable: The reason why no class can be removed from it; empty if one can.
+        keeps_removed: What remains in it of a class that is removed, in words; empty for nothing.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Entry:
     same_start: bool = False
     predicts: str = ""
     inseparable: str = ""
+    keeps_removed: str = ""
 
     def __post_init__(self) -> None:
         if (self.merge == "pool") != (self.pool is not None) or (self.pool and self.axis != "class"):
@@ -157,7 +159,7 @@ def remove_class(
 ) -> dict[str, Tensor]:
     """Return a method's state without a class; ``sizes`` are the classes of each block of the head.
 
-    Sums over all images (RanPAC's) keep those of the class, as images of no class: they cannot be told apart.
+    Sums over all images keep those of the class, which cannot be told apart: see :func:`remains_of_removed`.
     """
     entries = check(kind, state, sizes)
     for entry in entries.values():
@@ -176,6 +178,11 @@ def remove_class(
             value = drop_row(value, row)
         kept[key] = value
     return kept
+
+
+def remains_of_removed(kind: "type[Method]", state: Mapping[str, Tensor]) -> list[str]:
+    """Return what remains of a removed class in a state, in words."""
+    return list(dict.fromkeys(e.keeps_removed for e in declared(kind, state).values() if e.keeps_removed))
 
 
 def place_of(label: int, sizes: Sequence[int]) -> tuple[int, int]:

@@ -119,12 +119,12 @@ def test_the_newest_task_has_scale_one_and_older_ones_less(sizes: list[int]) -> 
 @pytest.mark.parametrize("count", [2, 7])
 def test_few_images_are_taken_as_they_are_where_the_user_says_so(count: int) -> None:
     seen = features(count, 32)
-    gaussians = ClassGaussians()
-    gaussians.add(seen, shrink=False)
+    gaussians = ClassGaussians(shrink=False)
+    gaussians.add(seen)
     covariance = np.cov(seen.double().numpy(), rowvar=False, ddof=1) + RIDGE * np.eye(32)
     np.testing.assert_allclose(gaussians.covariance(0), covariance, rtol=1e-5, atol=1e-4)
     assert gaussians.shrunk == [False]
-    gaussians.add(features(1, 32), shrink=False)
+    gaussians.add(features(1, 32))
     assert gaussians.shrunk == [False, True]  # one image has no covariance
 
 

@@ -40,15 +40,15 @@ def choose_method(folders: Sequence[ModelFolder]) -> MethodAfter:
     fit = {entry for entry in shared if entry.merge != "refuse" and (one_start or not entry.same_start)}
     if len(names) == 1 and len(used) == 1 and fit == shared:
         return MethodAfter(names.pop(), last.record.config["options"], shared)
-    name = methods.fallback_for({entry.name for entry in fit})
-    method = methods.find(name)
-    kept = frozenset(entry for entry in fit if entry in method.state_schema)
+    name, options = methods.fallback_for({entry.name for entry in fit})
+    method = methods.build(name, options)
+    kept = frozenset(entry for entry in fit if entry in method.entries())
     left = sorted(entry.name.removesuffix(".") for entry in frozenset.union(*used) - kept)
     note = (
         f"of {', '.join(sorted({folder.method.label for folder in folders}))}; it continues as {method.label}"
     )
     note += f", and leaves behind: {', '.join(dict.fromkeys(left))}" if left else ""
-    return MethodAfter(name, methods.options_of(methods.build(name)), kept, note)
+    return MethodAfter(name, methods.options_of(method), kept, note)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ which is exact, also where it is shrunk (Ledoit and Wolf, 2004), and takes :math
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -82,7 +83,7 @@ class Gaussian:
         away = features - self.mean
         if self.whole:
             solved: Tensor = torch.linalg.solve_triangular(self.factor, away.T, upper=False)
-            return torch.linalg.vector_norm(solved, dim=0)
+            return solved.square().sum(0).sqrt()
         # Along the axes and beside them. Woodbury's formula is the difference of two large numbers where
         # the spread is small, and is off by percents in single precision.
         axes, variances = self._axes
@@ -170,15 +171,63 @@ def ledoit_wolf(centered: Tensor) -> float:
     return beta / delta if beta > 0 else 0.0
 
 
-@dataclass
-class ClassGaussians:
+class Gaussians(ABC):
     """A Gaussian for each class, in order of arrival."""
 
-    classes: list[Gaussian] = field(default_factory=list)
-    _summed: tuple[int, float] = (0, 0.0)  # the classes whose variances are summed, and their sum
+    @property
+    @abstractmethod
+    def means(self) -> list[Tensor]:
+        """The mean of each class."""
+
+    @property
+    @abstractmethod
+    def counts(self) -> list[int]:
+        """The number of images of each class."""
 
     def __len__(self) -> int:
-        return len(self.classes)
+        return len(self.counts)
+
+    @abstractmethod
+    def add(self, features: Tensor) -> None:
+        """Remember the next class by the features of its images [images, width]."""
+
+    @abstractmethod
+    def pool(self, label: int, features: Tensor) -> None:
+        """Add more images of a known class."""
+
+    @abstractmethod
+    def nearest(self, features: Tensor) -> Tensor:
+        """Return the Mahalanobis distance of each feature to the class that is nearest."""
+
+    @abstractmethod
+    def span(self, label: int) -> tuple[Tensor, float]:
+        """Return R and s of a class's covariance as R^T R + s I."""
+
+    def spans(self) -> list[tuple[Tensor, float]]:
+        """Return R and s of every class."""
+        return [self.span(label) for label in range(len(self))]
+
+    def covariance(self, label: int) -> Tensor:
+        """Return a class's covariance."""
+        rows, spread = self.span(label)
+        return rows.T @ rows + spread * torch.eye(rows.shape[1])
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Return everything as tensors; nothing before the first class."""
+
+
+@dataclass
+class ClassGaussians(Gaussians):
+    """Gaussians with a covariance each.
+
+    Attributes:
+        shrink: Shrink the covariance of a class of few images.
+    """
+
+    classes: list[Gaussian] = field(default_factory=list)
+    shrink: bool = True
+    _summed: tuple[int, float] = (0, 0.0)  # the classes whose variances are summed, and their sum
 
     @property
     def means(self) -> list[Tensor]:
@@ -195,10 +244,10 @@ class ClassGaussians:
         """The classes whose covariance was shrunk."""
         return [one.shrunk for one in self.classes]
 
-    def add(self, features: Tensor, *, shrink: bool = True) -> None:
+    def add(self, features: Tensor) -> None:
         """Remember the next class by the features of its images [images, width]."""
         if len(features) > 1:
-            self.classes.append(gaussian(features, shrink=shrink))
+            self.classes.append(gaussian(features, shrink=self.shrink))
             return
         # one image has no spread: borrow the mean variance of the other classes
         mean = features[0].cpu().float()
@@ -222,10 +271,6 @@ class ClassGaussians:
         """Return R and s of a class's covariance as R^T R + s I."""
         return self.classes[label].span
 
-    def covariance(self, label: int) -> Tensor:
-        """Return a class's covariance."""
-        return self.classes[label].covariance
-
     def state(self) -> dict[str, Tensor]:
         """Return everything as tensors: one row a class, but for the rows of covariances."""
         if not self.classes:
@@ -240,13 +285,13 @@ class ClassGaussians:
         }
 
     @classmethod
-    def restore(cls, state: Mapping[str, Tensor]) -> "ClassGaussians":
+    def restore(cls, state: Mapping[str, Tensor], *, shrink: bool = True) -> "ClassGaussians":
         """Return the statistics that :meth:`state` stored."""
         if not state:
-            return cls()
+            return cls(shrink=shrink)
         rows = torch.split(state["rows"], state["ranks"].tolist())
         columns = (state[key].tolist() for key in ("spreads", "counts", "shrunk"))
-        return cls([Gaussian(*one) for one in zip(state["means"], rows, *columns, strict=True)])
+        return cls([Gaussian(*one) for one in zip(state["means"], rows, *columns, strict=True)], shrink)
 
     def _mean_variance(self) -> float:
         """Return the mean of the classes' variances; 0 of none."""
@@ -304,11 +349,10 @@ def _factor(covariance: Tensor) -> Tensor:
 class Sampler:
     """Draw features of remembered classes, with the factors unpacked once and the means scaled."""
 
-    def __init__(self, gaussians: ClassGaussians, device: torch.device, scale: Tensor | None = None) -> None:
+    def __init__(self, gaussians: Gaussians, device: torch.device, scale: Tensor | None = None) -> None:
         means = torch.stack(gaussians.means)
         self.means = (means if scale is None else means * scale[:, None]).to(device)
-        spans = [gaussians.span(label) for label in range(len(gaussians))]
-        self.spans = [(rows.to(device), spread) for rows, spread in spans]
+        self.spans = [(rows.to(device), spread) for rows, spread in gaussians.spans()]
         self.device = device
 
     def draw_any(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
