@@ -161,7 +161,7 @@ def test_a_name_that_differs_by_case_only_is_refused(model: Path, photos: Photos
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "coma lda": {"classifier": "lda"},
+    "coma lda": {"classifier": "lda", "drift": "linear"},
     "slca ridge": {"classifier": "ridge", "closed_form": {"projection": 32}},
 }
 

@@ -29,6 +29,9 @@ CASES: dict[str, dict[str, Any]] = {
     "ranpac none": {"options": {"petl": "none"}},
     "l2p vote": {"options": {"vote": True, "top_k": 3}},
     "coma resnet": {"network": "resnet_test", "train": {"batchnorm": "frozen"}},
+    "coma lda": {"options": {"classifier": "lda", "drift": "linear"}},
+    "slca ridge": {"options": {"classifier": "ridge", "closed_form": {"projection": 32}}},
+    "ema drift": {"options": {"drift": "linear"}},
     "slca balanced": {"train": {"balance": 1.0}},
 }
 SIZES, EACH = (3, 1, 2), 6  # also a single class; 18, 6 and 12 images

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 SHARED = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 MAIN = ["coma", "cofima", "slca", "ranpac"]
 VARIANTS = ["cofima sampled", "cofima authors", "coma auto", "coma resnet", "l2p vote", "ranpac none"]
-VARIANTS += ["slca balanced"]
+VARIANTS += ["slca balanced", "coma lda", "slca ridge", "ema drift"]
 RUN = [
     "-m",
     "cofima",

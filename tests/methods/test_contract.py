@@ -31,6 +31,8 @@ T = TypeVar("T")
 # options that change what a method keeps and predicts with, beside every method as it is
 VARIANTS: dict[str, dict[str, Any]] = {
     "coma lda": {"classifier": "lda"},
+    "cofima drift": {"drift": "linear"},
+    "weight_ensemble lda drift": {"classifier": "lda", "drift": "linear"},
     "slca ridge": {"classifier": "ridge", "closed_form": {"projection": 64}},
 }
 NAMES = [*methods.names(), *VARIANTS]

@@ -57,6 +57,8 @@ class CoFiMA(Aligned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.drift == "linear" and self.statistics == "trained":
+            raise ValueError("drift=linear: old classes follow the merged weights; take statistics=merged")
         if self.variant == "authors" and self.sums:
             raise ValueError("variant=authors: the released code has neither lam=auto nor a summed Fisher")
 

@@ -41,6 +41,11 @@ class CoMA(Aligned):
     statistics: Literal["merged", "trained"] = "merged"
     fisher: FisherOptions = field(default_factory=FisherOptions)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drift == "linear" and self.statistics == "trained":
+            raise ValueError("drift=linear: old classes follow the merged weights; take statistics=merged")
+
     label: ClassVar[str] = "CoMA"
     paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 3"
     averages_with: ClassVar[str] = "previous"

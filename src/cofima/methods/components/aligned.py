@@ -6,6 +6,7 @@ The head is aligned with features drawn from class Gaussians, or solved in close
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -21,6 +22,7 @@ from cofima.methods.components.closed_form import (
 )
 from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.discriminant import DISCRIMINANT, SharedGaussians
+from cofima.methods.components.drift import choose_alpha, drift_map
 from cofima.methods.components.gaussians import (
     GAUSSIANS,
     ClassGaussians,
@@ -56,14 +58,22 @@ class Aligned(Method):
             (lda), or a ridge regression behind a random projection (ridge). The last two are solved after
             every task, the first one too.
         closed_form: Options of lda and ridge.
+        drift: Move the statistics of old classes as the features of the task's images moved, by a linear map
+            (linear), or leave them as they were (none).
     """
 
     align: AlignOptions = field(default_factory=AlignOptions)
     alignment: Literal["each_task", "end"] = "each_task"
     classifier: Literal["sgd", "lda", "ridge"] = "sgd"
     closed_form: ClosedFormOptions = field(default_factory=ClosedFormOptions)
+    drift: Literal["none", "linear"] = "none"
 
     def __post_init__(self) -> None:
+        if self.drift == "linear" and self.classifier == "ridge":
+            raise ValueError(
+                "drift=linear: hidden features behind a random projection do not move by a linear map, so "
+                "that classifier=ridge cannot follow; take classifier=lda or sgd"
+            )
         if self.classifier != "sgd" and (self.alignment == "end" or self.align.epochs == 0):
             raise ValueError(
                 f"classifier={self.classifier}: the head is solved after every task, so that neither "
@@ -101,8 +111,9 @@ class Aligned(Method):
         return (self.classifier, self.closed_form.model_dump())
 
     def cost(self, plan: Plan) -> Cost:
-        """Count the features of the Gaussians."""
-        return super().cost(plan).plus(forward=plan.train)
+        """Count the features of the Gaussians, and those before each later task to see them drift."""
+        drifting = plan.later if self.drift == "linear" else 0
+        return super().cost(plan).plus(forward=plan.train + drifting)
 
     def begin(self, task: Task) -> None:
         """Grow the raw head, and get old classes' features ready where a single class is added."""
@@ -112,6 +123,10 @@ class Aligned(Method):
             if self.classifier == "ridge":
                 self.readout = self._empty_readout()
         self.aligned: Head | None = None
+        self.before: Tensor | None = None
+        if self.drift == "linear" and task.index > 0:  # before any weight changes
+            with self.timed("statistics"):
+                self.before = self.features(task.train)
         super().begin(task)
         if len(task.classes) == 1 and task.index > 0:
             scale = self.mean_scale(task.classes.start)
@@ -119,8 +134,12 @@ class Aligned(Method):
             self.draws = self.context.seeds.generator("single class", task.index)
 
     def mean_scale(self, classes: int) -> Tensor | None:
-        """Return SLCA's scale of the first classes' means; None for 1, where nothing else is scaled."""
-        if self.classifier != "sgd":
+        """Return SLCA's scale of the first classes' means; None for 1.
+
+        The scale stands for the drift of old classes: it is 1 where that is estimated, and a head in closed
+        form knows none.
+        """
+        if self.classifier != "sgd" or self.drift == "linear":
             return None
         return mean_scale(task_of_class(self.net.head)[:classes])
 
@@ -165,6 +184,7 @@ class Aligned(Method):
         """Keep a Gaussian of each new class's features; pool those of known classes."""
         with self.timed("statistics"):
             features, labels = self.features(task.train), task.train.labels
+            self.follow(features, labels)
             mine = by_class(features, labels)
             for label in task.classes:
                 self.gaussians.add(mine[label])
@@ -181,6 +201,16 @@ class Aligned(Method):
                 f"{sum(shrunk)} of {len(shrunk)} new classes have few images: how their features vary is "
                 "partly assumed to be the same in all directions (shrunk covariance, Ledoit-Wolf)"
             )
+
+    def follow(self, features: Tensor, labels: Tensor) -> None:
+        """Move old classes by the drift that the task's images show; they stay where nothing moved."""
+        before, self.before = self.before, None
+        if before is None or torch.equal(before, features):
+            return
+        alpha = choose_alpha(before, features, labels)
+        self.gaussians.move(drift_map(before, features, alpha))
+        one = " (one class: none could be left out)" if len(labels.unique()) < 2 else ""
+        self.facts["notes"].append(f"drift of old classes: alpha {alpha:g}{one}")
 
     def align_head(self, task: Task) -> None:
         """Make the head that predicts; the raw head goes on to the next task."""

@@ -76,6 +76,12 @@ class SharedGaussians(Gaussians):
         self.centers[label] = self.centers[label] + new / (old + new) * gap
         self.sizes[label] = old + new
 
+    def move(self, matrix: Tensor) -> None:
+        """Move all classes as a linear map moves features, as row vectors ``x @ matrix``."""
+        self.centers = [mean @ matrix for mean in self.centers]
+        lower = self.scatter.tril()
+        self.scatter = matrix.T @ (lower + lower.tril(-1).T) @ matrix
+
     def _add_scatter(self, rows: Tensor, degrees: int) -> None:
         self.scatter = self.scatter.addmm(rows.T, rows)
         self.degrees += degrees

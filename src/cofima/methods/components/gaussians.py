@@ -12,7 +12,7 @@ which is exact, also where it is shrunk (Ledoit and Wolf, 2004), and takes :math
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -90,6 +90,20 @@ class Gaussian:
         along = away @ axes.T
         beside = (away - along @ axes).square().sum(1) / self.spread
         return (beside + (along.square() / (variances + self.spread)).sum(1)).sqrt()
+
+    def moved(self, matrix: Tensor) -> "Gaussian":
+        """Return the Gaussian of features that a linear map moves, as row vectors ``x @ matrix``.
+
+        Exact, but for the spread of a covariance of few rows, which stays the same in all directions: it
+        is scaled by the mean square of the map's stretches, which is exact for a rotation.
+        """
+        mean = (self.mean.double() @ matrix).float()
+        if self.whole:
+            upper = torch.linalg.qr(self.factor.double().T @ matrix, mode="r").R
+            signs = torch.where(upper.diagonal() < 0, -1.0, 1.0)
+            return replace(self, mean=mean, rows=pack((signs[:, None] * upper).T))
+        spread = self.spread * float(matrix.square().sum()) / len(matrix)
+        return replace(self, mean=mean, rows=(self.rows.double() @ matrix).float(), spread=spread)
 
 
 def gaussian(features: Tensor, *, shrink: bool = True) -> Gaussian:
@@ -196,6 +210,10 @@ class Gaussians(ABC):
         """Add more images of a known class."""
 
     @abstractmethod
+    def move(self, matrix: Tensor) -> None:
+        """Move all classes as a linear map moves features, as row vectors ``x @ matrix``."""
+
+    @abstractmethod
     def nearest(self, features: Tensor) -> Tensor:
         """Return the Mahalanobis distance of each feature to the class that is nearest."""
 
@@ -257,6 +275,11 @@ class ClassGaussians(Gaussians):
     def pool(self, label: int, features: Tensor) -> None:
         """Add more images of a known class: the mean and covariance of old and new together, by counts."""
         self.classes[label] = pooled(self.classes[label], gaussian(features, shrink=False))
+        self._summed = (0, 0.0)
+
+    def move(self, matrix: Tensor) -> None:
+        """Move all classes as a linear map moves features, as row vectors ``x @ matrix``."""
+        self.classes = [one.moved(matrix) for one in self.classes]
         self._summed = (0, 0.0)
 
     @torch.inference_mode()
