@@ -10,6 +10,7 @@ The sums of several models, and of later images, add up. They are kept in double
 matrix, not one a class, and every later task adds to it and solves with it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -71,7 +72,7 @@ class SharedGaussians(Gaussians):
         features = features.double().cpu()
         old, new = self.sizes[label], len(features)
         gap = features.mean(0) - self.centers[label]
-        between = (old * new / (old + new)) ** 0.5 * gap
+        between = math.sqrt(old * new / (old + new)) * gap
         self._add_scatter(torch.cat([features - features.mean(0), between[None]]), new)
         self.centers[label] = self.centers[label] + new / (old + new) * gap
         self.sizes[label] = old + new
@@ -97,7 +98,7 @@ class SharedGaussians(Gaussians):
         within = self.within
         variance = float(within.trace()) / self.width
         if variance == 0:  # no class has two images that differ: no direction is like another
-            return RIDGE**0.5 * torch.eye(self.width, dtype=torch.float64)
+            return math.sqrt(RIDGE) * torch.eye(self.width, dtype=torch.float64)
         share = self.shrinkage
         while True:
             shrunk = (1 - share) * within
