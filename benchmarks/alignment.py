@@ -5,7 +5,7 @@ import statistics
 import torch
 from torch.distributions import MultivariateNormal
 
-from cofima.methods.components.gaussians import ClassGaussians, Sampler
+from cofima.methods.components.gaussians import ClassGaussians, Sampler, mean_scale
 from ratios import interleaved
 
 WIDTH, CLASSES, SAMPLES, EPOCHS = 768, 10, 256, 5
@@ -20,10 +20,10 @@ def main() -> str:
         gaussians.add(torch.randn(1000, WIDTH, generator=generator))
     means = torch.stack(gaussians.means)
     covariances = [gaussians.covariance(label) for label in range(CLASSES)]
-    tasks = torch.arange(CLASSES) // 2
+    scale = mean_scale(torch.arange(CLASSES) // 2)
 
     def ours() -> None:
-        sampler = Sampler(gaussians, tasks, torch.device("cpu"))  # unpacking the factors is part of it
+        sampler = Sampler(gaussians, torch.device("cpu"), scale)  # unpacking the factors is part of it
         for _ in range(EPOCHS):
             sampler.draw([SAMPLES] * CLASSES, generator)
 

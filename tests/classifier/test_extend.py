@@ -160,9 +160,17 @@ def test_a_name_that_differs_by_case_only_is_refused(model: Path, photos: Photos
         cofima.load(model).extend(folder)
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "coma lda": {"classifier": "lda", "drift": "linear"},
+    "slca ridge": {"classifier": "ridge", "closed_form": {"projection": 32}},
+}
+
+
 def learned(method: str, folder: Path, photos: Photos, tiny: Any) -> cofima.Classifier:
     """Learn two classes with any method, as small as it can be."""
-    how = tiny.config(method, train={"epochs": 1, "batch_size": 8})
+    more = VARIANTS.get(method, {})
+    method = method.partition(" ")[0]
+    how = tiny.config(method, train={"epochs": 1, "batch_size": 8}, options=dict(more))
     options = [f"options={json.dumps(how.options)}"]
     given = [
         f"method={method}",
@@ -174,7 +182,7 @@ def learned(method: str, folder: Path, photos: Photos, tiny: Any) -> cofima.Clas
     return cofima.learn(photos(folder / "photos", (0, 1), per_class=6), settings=[*given, *options])
 
 
-@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("method", [*methods.names(), *VARIANTS])
 def test_every_method_extends_or_refuses_before_any_work(
     method: str, tmp_path: Path, photos: Photos, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +206,7 @@ def test_every_method_extends_or_refuses_before_any_work(
             clf.extend(more)
 
 
-@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("method", [*methods.names(), *VARIANTS])
 def test_every_method_removes_a_class_or_refuses(
     method: str, tmp_path: Path, photos: Photos, tiny: Any
 ) -> None:
@@ -214,6 +222,8 @@ def test_every_method_removes_a_class_or_refuses(
     clf.remove_class("class 0")
     left = clf.model.logits(torch.zeros(1, 3, 16, 16, dtype=torch.uint8))
     assert torch.allclose(left, logits[:, 1:], atol=1e-6)
+    remains = method.startswith("ranpac") or method in VARIANTS
+    assert remains == any("'class 0' is removed, but" in note for note in clf.history[-1].notes)
     clf.save(tmp_path / "model")
     again = cofima.load(tmp_path / "model")
     assert "class 0" not in [name for name, _ in again.predict(image, top=9)[0].best]

@@ -29,14 +29,31 @@ from cofima.training.evaluate import evaluate
 
 T = TypeVar("T")
 
+# Options that change what a method keeps and predicts with, beside every method as it is.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "coma lda": {"classifier": "lda"},
+    "cofima drift": {"drift": "linear"},
+    "weight_ensemble lda drift": {"classifier": "lda", "drift": "linear"},
+    "slca ridge": {"classifier": "ridge", "closed_form": {"projection": 64}},
+}
 every_method = pytest.mark.parametrize("name", methods.names())
+every_variant = pytest.mark.parametrize("name", [*methods.names(), *VARIANTS])
 PAIRS = [
-    (name, network)
-    for name in methods.names()
-    for network in ("vit_test", "resnet_test")
-    if network == "vit_test" or not methods.find(name).needs_vit
+    *(
+        (name, network)
+        for name in methods.names()
+        for network in ("vit_test", "resnet_test")
+        if network == "vit_test" or not methods.find(name).needs_vit
+    ),
+    *((name, "vit_test") for name in VARIANTS),
 ]
 every_pair = pytest.mark.parametrize(("name", "network"), PAIRS)
+
+
+def configured(tiny: Any, name: str, network: str = "vit_test", **more: Any) -> Config:
+    """Return the configuration of a method or variant."""
+    options = VARIANTS.get(name, {}) | more.pop("options", {})
+    return tiny.config(name.partition(" ")[0], network, options=options, **more)
 
 
 class StoppedError(Exception):
@@ -81,7 +98,7 @@ def kept(model: Model) -> dict[str, Tensor]:
 @every_pair
 def test_resume_equals_an_uninterrupted_run(name: str, network: str, tiny, tmp_path: Path, same_bits) -> None:
     data = {"max_train_per_class": 6, "max_test_per_class": 3}
-    config = tiny.config(name, network, train={"epochs": 2, "batch_size": 8}, data=data)
+    config = configured(tiny, name, network, train={"epochs": 2, "batch_size": 8}, data=data)
     whole = launch(config, tmp_path / "whole")
     stopped = min(2, whole.planned)
     with pytest.raises(StoppedError):
@@ -100,7 +117,7 @@ def test_resume_equals_an_uninterrupted_run(name: str, network: str, tiny, tmp_p
 def test_a_backbone_that_does_not_suit_is_refused_before_any_work(
     name: str, tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny.config(name, "resnet_test")
+    config = configured(tiny, name, "resnet_test")
     with pytest.raises(
         CofimaError, match=r"needs a vision transformer .* this backbone is a ResNet"
     ) as error:
@@ -116,7 +133,7 @@ def test_a_backbone_that_does_not_suit_is_refused_before_any_work(
 @every_method
 def test_any_sizes_of_tasks(name: str, sizes: tuple[int, ...], tiny) -> None:
     stream = tiny.stream(sizes, per_class=6)
-    model = tiny.model(tiny.config(name, train={"epochs": 1}), stream)
+    model = tiny.model(configured(tiny, name, train={"epochs": 1}), stream)
     seen = model.method.stream(stream)
     for task in seen:
         model.method.learn(task)
@@ -134,7 +151,7 @@ def test_any_sizes_of_tasks(name: str, sizes: tuple[int, ...], tiny) -> None:
 def test_better_than_chance(name: str, tiny, tmp_path: Path, pretrained: Path) -> None:
     """From weights that are worth staying close to, which is what many methods do."""
     how = {"model": {"checkpoint": str(pretrained)}, "train": {"epochs": 8, "lr": 0.02}}
-    model = launch(tiny.config(name, **how), tmp_path)
+    model = launch(configured(tiny, name, **how), tmp_path)
     last = model.history[-1]
     assert np.average(last.accuracy, weights=last.sizes) > 1.8 * 100 / 6
     assert np.average(last.task_aware, weights=last.sizes) > 60
@@ -181,8 +198,12 @@ TESTED = -1
 
 
 def watched_config(tiny, name: str, network: str, seed: int = 3) -> Config:
-    size = {"memory_size": 10} if "memory_size" in methods.find(name).__dataclass_fields__ else {}
-    return tiny.config(name, network, train={"epochs": 2}, options=size, seed=seed)
+    size = (
+        {"memory_size": 10}
+        if "memory_size" in methods.find(name.partition(" ")[0]).__dataclass_fields__
+        else {}
+    )
+    return configured(tiny, name, network, train={"epochs": 2}, options=size, seed=seed)
 
 
 def seed_everything(seed: int) -> None:
@@ -305,11 +326,11 @@ def test_an_unknown_option_is_refused(name: str) -> None:
         check({"method": name, "options": {"no_such_option": 1}})
 
 
-@every_method
+@every_variant
 def test_a_loaded_model_is_the_model(name: str, tiny, tmp_path: Path, same_bits) -> None:
     """A model read from disk predicts the same, and learns the next task the same."""
     stream = tiny.stream((2, 2, 2), per_class=6)
-    config = tiny.config(name, train={"epochs": 1})
+    config = configured(tiny, name, train={"epochs": 1})
     model = tiny.model(config, stream)
     tasks = model.method.stream(stream)
     for task in tasks[: max(1, len(tasks) - 1)]:
@@ -327,9 +348,9 @@ def test_a_loaded_model_is_the_model(name: str, tiny, tmp_path: Path, same_bits)
         assert torch.equal(again.logits(images), model.logits(images))
 
 
-@every_method
+@every_variant
 def test_the_history_of_a_task_is_complete_and_json(name: str, tiny, tmp_path: Path) -> None:
-    model = tiny.run(tmp_path, tiny.config(name, train={"epochs": 1}), tiny.stream((2, 1), per_class=6))
+    model = tiny.run(tmp_path, configured(tiny, name, train={"epochs": 1}), tiny.stream((2, 1), per_class=6))
     for row in model.history:
         assert parse_rows(dump_rows([row]), "history.jsonl") == [row]
         json.dumps(row.model_dump(mode="json"), allow_nan=False)

@@ -234,4 +234,4 @@ def test_a_method_derived_from_one_of_ours_shares_and_declares_only_what_it_says
         "@dataclass(eq=False)\nclass Means(SLCA):\n    '''Align.'''\n    label = 'Means'\n"
     )
     assert shared_first_task.key(small(tiny)) is None
-    assert methods.fallback_for({"raw_head.", "gaussians."}) == "slca"
+    assert methods.fallback_for({"raw_head.", "gaussians."}) == ("slca", {})

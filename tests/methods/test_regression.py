@@ -49,6 +49,15 @@ CASES |= {
     "cofima, balanced": {"method": "cofima", "train": {"balance": 0.5, "schedule": "cosine"}},
 }
 CASES |= {
+    "coma, lda": {"method": "coma", "options": {"classifier": "lda"}},
+    "coma, lda and drift": {"method": "coma", "options": {"classifier": "lda", "drift": "linear"}},
+    "cofima, drift": {"method": "cofima", "options": {"drift": "linear"}},
+    "coma, ridge": {
+        "method": "coma",
+        "options": {"classifier": "ridge", "closed_form": {"projection": 64, "ridge": 1.0}},
+    },
+}
+CASES |= {
     f"{name}, one class a task": {"method": name, "groups": (3, 1, 1)}
     for name in ("seq_ft", "slca", "cofima", "der_pp")
 }

@@ -37,6 +37,7 @@ def test_the_first_task_is_not_aligned_and_later_ones_are(tiny) -> None:
             expected = align(
                 model.method.net.head,
                 model.method.gaussians,
+                model.method.mean_scale(task.classes.stop),
                 model.method.align,
                 model.method.context,
                 task.index,
@@ -83,7 +84,7 @@ def test_few_images_are_noted(tiny) -> None:
     stream = tiny.stream((2, 2), per_class=3)
     model = tiny.model(tiny.config("slca", train={"epochs": 1}), stream)
     model.method.learn(stream[0])
-    assert any("2 class" in note and "Ledoit-Wolf" in note for note in model.method.facts["notes"])
+    assert any("2 of 2 new classes have few images" in note for note in model.method.facts["notes"])
 
 
 def test_a_single_class_meets_features_of_the_old_ones(tiny) -> None:

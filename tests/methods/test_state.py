@@ -10,10 +10,12 @@ from torch import Tensor
 from cofima import methods
 from cofima.core.errors import CofimaError
 from cofima.methods.base import Method
+from cofima.methods.components.discriminant import DISCRIMINANT
 from cofima.methods.components.gaussians import ClassGaussians, pool_rows
 from cofima.methods.state import Entry, check, declared, drop_row, place_of, remove_class, tagged, untagged
 
 SIZES = [2, 1, 2]
+EACH = torch.tensor([2, 0, 3, 1, 1])  # rows of each class, where it is not one
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in methods.names()),
     ("coma", {"lam": "auto"}),
@@ -23,6 +25,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("weight_ensemble", {"init": "previous"}),
     ("wise_ft", {"merge_first": False}),
     ("ranpac", {"petl": "none"}),
+    ("slca", {"classifier": "lda"}),
+    ("cofima", {"classifier": "lda"}),
+    ("slca", {"classifier": "ridge", "closed_form": {"projection": 24}}),
 ]
 
 
@@ -36,6 +41,9 @@ class Mine(Method):
         Entry("columns", axis="class", dim=1),
         Entry("fisher.", axis="weight", merge="sum"),
         Entry("other.", merge="last"),
+        Entry("examples", axis="class", lengths="each"),
+        Entry("each", axis="class"),
+        Entry("group.", axis="class", lengths="sizes", ragged="parts"),
     )
 
 
@@ -49,6 +57,11 @@ def mine() -> dict[str, Tensor]:
         "fisher.head.blocks.1.weight": numbers[2:3, None],
         "fisher.head.blocks.2.weight": numbers[3:, None],
         "other.value": torch.tensor(7),
+        "each": EACH,
+        "examples": numbers.repeat_interleave(EACH)[:, None],
+        "group.sizes": EACH,
+        "group.parts": numbers.repeat_interleave(EACH)[:, None],
+        "group.first": numbers,
     }
 
 
@@ -61,6 +74,10 @@ def test_a_class_is_taken_out_of_all_that_has_one_row_of_it(label: int) -> None:
     assert left["columns"].is_contiguous()
     blocks = torch.cat([left[f"fisher.head.blocks.{block}.weight"] for block in range(3)])
     assert blocks[:, 0].tolist() == others
+    examples = [float(number) for number in range(5) for _ in range(int(EACH[number])) if number != label]
+    for key in ("examples", "group.parts"):
+        assert left[key][:, 0].tolist() == examples
+    assert left["group.first"].tolist() == others
     for key in ("fisher.backbone.head.blocks.1.weight", "other.value"):
         assert torch.equal(left[key], mine()[key])
     sizes = list(SIZES)
@@ -100,6 +117,25 @@ def test_an_axis_that_does_not_count_classes_is_refused(key: str, shape: tuple[i
 
 
 @pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"each": torch.tensor([2, 0, 3, 1, 2])}, "that counts 8"),
+        ({"each": torch.tensor([2, -1, 4, 1, 1])}, "is torch.int64"),
+        ({"each": torch.tensor([2.0, 0, 3, 1, 1])}, "is torch.float32"),
+        ({"each": None}, "is not there"),
+        ({"group.parts": torch.zeros(6, 1)}, "that counts 7"),
+    ],
+)
+def test_rows_that_are_not_those_counted_are_refused(change: dict[str, Tensor | None], reason: str) -> None:
+    state = {key: value for key, value in (mine() | change).items() if value is not None}
+    with pytest.raises(
+        CofimaError, match=f"Mine keeps '(examples|group.parts)' of shape .*{reason}"
+    ) as error:
+        remove_class(Mine, state, SIZES, 0)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"name": "a", "merge": "pool"},
@@ -108,6 +144,14 @@ def test_an_axis_that_does_not_count_classes_is_refused(key: str, shape: tuple[i
         {"name": "a", "axis": "class", "pool": pool_rows},
         {"name": "a", "axis": "weight"},
         {"name": "a", "dim": 1},
+        {"name": "a", "lengths": "b"},
+        {"name": "a", "axis": "class", "lengths": "b", "dim": 1},
+        {"name": "a", "axis": "class", "lengths": "b", "merge": "average"},
+        {"name": "a", "axis": "class", "lengths": "b", "merge": "pool", "pool": pool_rows},
+        {"name": "a", "axis": "class", "lengths": "b", "ragged": "a"},
+        {"name": "a.", "axis": "class", "lengths": "b"},
+        {"name": "a.", "axis": "class", "ragged": "b"},
+        {"name": "a.", "axis": "class", "lengths": "b", "ragged": "c", "merge": "sum"},
     ],
 )
 def test_a_declaration_that_contradicts_itself_is_refused(wrong: dict[str, Any]) -> None:
@@ -151,8 +195,10 @@ def test_every_state_is_what_its_method_declares(name: str, options: dict[str, A
         used |= {entry.name for entry in check(kind, state, sizes).values()}
     if name not in ("coma", "ewc", "weight_ensemble") or options:  # these keep it in a variant only
         assert used | ({"start."} if options == {"init": "previous"} else set()) == {
-            entry.name for entry in kind.state_schema
+            entry.name for entry in model.method.entries()
         }
+    assert used <= {entry.name for entry in model.method.entries()}
+    assert set(model.method.entries()) <= set(kind.state_schema)
     if any(entry.inseparable for entry in kind.state_schema):
         with pytest.raises(CofimaError, match=f"{kind.label.replace('+', '.')} keeps images of its classes"):
             remove_class(kind, state, sizes, 0)
@@ -163,9 +209,11 @@ def test_every_state_is_what_its_method_declares(name: str, options: dict[str, A
 
 
 def test_a_generic_method_is_chosen_by_what_is_left_of_the_state() -> None:
-    assert methods.fallback_for({"raw_head.", "gaussians.", "fisher."}) == "slca"
-    assert methods.fallback_for({"raw_head.", "fisher."}) == "seq_ft"
-    assert methods.fallback_for(()) == "seq_ft"
+    assert methods.fallback_for({"raw_head.", "gaussians.", "fisher."}) == ("slca", {})
+    assert methods.fallback_for({"raw_head.", "fisher."}) == ("seq_ft", {})
+    assert methods.fallback_for(()) == ("seq_ft", {})
+    shared = {"raw_head.", *(entry.name for entry in DISCRIMINANT)}
+    assert methods.fallback_for(shared) == ("slca", {"classifier": "lda"})
 
 
 def test_pooled_rows_are_the_gaussian_of_all_images() -> None:
@@ -175,7 +223,10 @@ def test_pooled_rows_are_the_gaussian_of_all_images() -> None:
     for part in (seen[:25], seen[25:]):
         parts.add(part)
     state = parts.state()
-    pooled = pool_rows([{key: value[row] for key, value in state.items()} for row in range(2)])
+    rows = torch.split(state["rows"], state["ranks"].tolist())
+    pooled = pool_rows(
+        [{key: value[row] for key, value in state.items()} | {"rows": rows[row]} for row in range(2)]
+    )
     for key, value in whole.state().items():
         assert pooled[key].dtype == value.dtype
-        torch.testing.assert_close(pooled[key], value[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(pooled[key], value if key == "rows" else value[0], rtol=1e-4, atol=1e-4)

@@ -96,7 +96,7 @@ def test_the_history_tells_of_every_task(learned: Path) -> None:
 
 def test_the_folder_says_what_it_is(learned: Path, config) -> None:
     said = json.loads((learned / "0003" / CONFIG).read_text())
-    assert said["format"] == 2
+    assert said["format"] == 3
     assert said["method"] == {"label": "CoMA", "all_at_once": False, "keeps_images": False}
     assert said["config"]["method"] == "coma"
     assert said["config"]["options"]["lam"] == 0.4
@@ -219,11 +219,11 @@ def test_what_is_no_model_folder_is_said(tmp_path: Path) -> None:
     assert "is not a model folder" in say(file)
 
 
-@pytest.mark.parametrize(("format", "age"), [(1, "an older"), (3, "a newer")])
+@pytest.mark.parametrize(("format", "age"), [(2, "an older"), (4, "a newer")])
 def test_a_folder_of_another_format_is_refused_in_one_sentence(format: int, age: str, folder: Path) -> None:
     path = folder / "0003" / CONFIG
-    path.write_text(path.read_text().replace('"format": 2', f'"format": {format}'))
-    assert f"{folder} was written by {age} cofima (format {format}, here 2)" in say(folder)
+    path.write_text(path.read_text().replace('"format": 3', f'"format": {format}'))
+    assert f"{folder} was written by {age} cofima (format {format}, here 3)" in say(folder)
     assert "\n" not in say(folder)
 
 

@@ -1,6 +1,6 @@
 """Rename or remove a class of a model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -42,7 +42,12 @@ def remove_class(model: Model, name: str) -> Model:
         others = made.images.select(made.images.labels != label)
         labels = others.labels - (others.labels > label).long()
         made.images = concatenate(replace(others, labels=labels))
-    made.history.append(_row(model, "remove class", [name]))
+    remains = [
+        f"'{name}' is removed, but {rest}" for rest in states.remains_of_removed(type(model.method), state)
+    ]
+    for note in remains:
+        model.method.context.progress.say(note)
+    made.history.append(_row(model, "remove class", [name], remains))
     return made
 
 
@@ -62,5 +67,5 @@ def _named(serving: dict[str, Any], name: Callable[[str], str | None]) -> dict[s
     return kept
 
 
-def _row(model: Model, kind: Kind, classes: list[str]) -> HistoryRow:
-    return HistoryRow(kind=kind, task=len(model.tasks), date=now(), classes=classes)
+def _row(model: Model, kind: Kind, classes: list[str], notes: Sequence[str] = ()) -> HistoryRow:
+    return HistoryRow(kind=kind, task=len(model.tasks), date=now(), classes=classes, notes=list(notes))

@@ -18,7 +18,7 @@ from cofima.core.errors import CofimaError, did_you_mean
 from cofima.core.progress import Progress
 from cofima.data.image_set import ImageSet
 from cofima.data.sources.listing import find_images
-from cofima.methods.components.gaussians import ClassGaussians
+from cofima.methods.components.gaussians import Gaussians
 from cofima.store.history import OldClasses
 from cofima.store.model import Model
 
@@ -117,7 +117,7 @@ def measure(
 
 
 def estimate(
-    gaussians: ClassGaussians, old: Model, new: Model, features_old: Tensor, features_new: Tensor
+    gaussians: Gaussians, old: Model, new: Model, features_old: Tensor, features_new: Tensor
 ) -> OldClassComparison:
     """Draw features of old classes, and move them as the new images moved between the two backbones.
 

@@ -11,7 +11,7 @@ from cofima.core.errors import CofimaError, did_you_mean, first_problems
 from cofima.core.progress import Progress
 from cofima.data.image_set import ImageSet
 from cofima.data.sources.listing import LabeledImages, find_images
-from cofima.methods.components.gaussians import ClassGaussians, Sampler
+from cofima.methods.components.gaussians import Gaussians, Sampler
 from cofima.store.model import Model
 from cofima.training.loop import plain_batches
 
@@ -64,17 +64,16 @@ def features_of(model: Model, images: ImageSet) -> Tensor:
     return torch.cat([model.method.net.features(x).float().cpu() for x, _ in pairs])
 
 
-def gaussians_of(model: Model) -> ClassGaussians | None:
+def gaussians_of(model: Model) -> Gaussians | None:
     """Return the Gaussians of a method that has one for every class, or None."""
     kept = model.method.class_statistics()
     return kept if kept is not None and len(kept) == len(model.classes) else None
 
 
-def draw_features(gaussians: ClassGaussians, counts: list[int], model: Model) -> tuple[Tensor, Tensor]:
+def draw_features(gaussians: Gaussians, counts: list[int], model: Model) -> tuple[Tensor, Tensor]:
     """Draw ``counts[c]`` features from the Gaussian of each class; return them with labels, on the CPU."""
-    same = torch.zeros(len(gaussians), dtype=torch.int64)  # one task: no mean is scaled
     generator = model.method.context.seeds.generator("drawn features")
-    return Sampler(gaussians, same, torch.device("cpu")).draw(counts, generator)
+    return Sampler(gaussians, torch.device("cpu")).draw(counts, generator)
 
 
 @torch.inference_mode()

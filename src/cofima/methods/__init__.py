@@ -58,17 +58,20 @@ def build(name: str, options: dict[str, Any] | None = None) -> Method:
     return method
 
 
-def fallback_for(entries: Collection[str]) -> str:
-    """Return the method that a model can go on as when only these entries of its state are left.
+def fallback_for(entries: Collection[str]) -> tuple[str, dict[str, Any]]:
+    """Return the method, with its options, that a model can go on as when only these entries are left.
 
     Of the methods marked ``is_fallback`` whose entries are all there, the one that uses the most.
     """
-    needs = {
-        name: {entry.name for entry in kind.state_schema}
-        for name in names()
-        if vars(kind := find(name)).get("is_fallback")
-    }
-    return max((name for name in needs if needs[name] <= set(entries)), key=lambda name: len(needs[name]))
+    kinds = {name: kind for name in names() if vars(kind := find(name)).get("is_fallback")}
+    needs = [
+        (name, options, {entry.name for entry in build(name, options).entries()})
+        for name, kind in kinds.items()
+        for options in kind.fallback_options
+    ]
+    fit = [one for one in needs if one[2] <= set(entries)]
+    name, options, _ = max(fit, key=lambda one: len(one[2]))
+    return name, options
 
 
 def first_task_key(method: Method) -> tuple[Any, ...] | None:

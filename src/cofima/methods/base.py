@@ -29,7 +29,7 @@ from cofima.training.lora import LowRank, lora_problem, low_rank
 from cofima.training.options import LoraOptions, TrainOptions
 
 if TYPE_CHECKING:
-    from cofima.methods.components.gaussians import ClassGaussians
+    from cofima.methods.components.gaussians import Gaussians
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Phase = Callable[[Task], None]
@@ -99,6 +99,8 @@ class Method:
 
     Merging models of different methods needs such a method. Not inherited.
     """
+    fallback_options: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    """Options with which a fallback keeps different entries: it is one for what each of them keeps."""
     unmergeable_rows: ClassVar[str] = ""
     """The reason why two models' head rows of one class cannot be averaged; empty if they can."""
 
@@ -294,7 +296,11 @@ class Method:
         """Return the head that predicts."""
         return self.net.head
 
-    def class_statistics(self) -> "ClassGaussians | None":
+    def load_head(self, weight: Tensor, bias: Tensor) -> None:
+        """Load the head that predicts, as :meth:`head` gave it; the network's head has its blocks already."""
+        self.net.head.load_flat(weight, bias)
+
+    def class_statistics(self) -> "Gaussians | None":
         """Return the Gaussian of every class, or None if the method keeps none."""
         return None
 
@@ -323,6 +329,10 @@ class Method:
         """Tell the user something about this task, and keep it in the history."""
         self.facts["notes"].append(text)
         self.context.progress.say(text)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return those of ``state_schema`` that a model with these options can have."""
+        return self.state_schema
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that the next task needs beside backbone and predicting head."""

@@ -57,6 +57,9 @@ class CoFiMA(Aligned):
     fisher_history: Literal["last", "accumulate"] = "last"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drift == "linear" and self.statistics == "trained":
+            raise ValueError("drift=linear: old classes follow the merged weights; take statistics=merged")
         if self.variant == "authors" and self.sums:
             raise ValueError("variant=authors: the released code has neither lam=auto nor a summed Fisher")
         if self.fisher.share == "equal" and self.variant == "authors":
@@ -82,8 +85,8 @@ class CoFiMA(Aligned):
         """Depend on the Fisher information kept: nothing is averaged yet."""
         how = self.fisher.model_dump(exclude={"share"})
         if self.sums:
-            return ("summed fisher", how, self.weight, self.align.shrink)
-        return ("fisher", how if self.variant == "paper" else None, self.variant, self.align.shrink)
+            return ("summed fisher", how, self.weight, *self.head_key())
+        return ("fisher", how if self.variant == "paper" else None, self.variant, *self.head_key())
 
     def cost(self, plan: Plan) -> Cost:
         """Count the Fisher information of each task; Eq. 7 also measures that of merged weights."""

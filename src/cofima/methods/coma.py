@@ -41,6 +41,11 @@ class CoMA(Aligned):
     statistics: Literal["merged", "trained"] = "merged"
     fisher: FisherOptions = field(default_factory=FisherOptions)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drift == "linear" and self.statistics == "trained":
+            raise ValueError("drift=linear: old classes follow the merged weights; take statistics=merged")
+
     label: ClassVar[str] = "CoMA"
     paper: ClassVar[str] = "Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977, Eq. 3"
     averages_with: ClassVar[str] = "previous"
@@ -50,8 +55,8 @@ class CoMA(Aligned):
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on the Fisher information kept, if any: nothing is averaged yet."""
         if self.uses_fisher:
-            return ("summed fisher", self.fisher.model_dump(), self.weight, self.align.shrink)
-        return (SLOW_LEARNER, self.align.shrink)
+            return ("summed fisher", self.fisher.model_dump(), self.weight, *self.head_key())
+        return (SLOW_LEARNER, *self.head_key())
 
     def cost(self, plan: Plan) -> Cost:
         """Count the Fisher information, where it is needed."""

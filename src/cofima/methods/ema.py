@@ -42,7 +42,7 @@ class EMA(Aligned):
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on the share of the new weights in each step."""
-        return ("ema", self.step_share, self.align.shrink)
+        return ("ema", self.step_share, *self.head_key())
 
     @property
     def step_share(self) -> float:

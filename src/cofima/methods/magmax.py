@@ -49,7 +49,7 @@ class MagMax(Aligned):
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on ``lam``: the first task is merged, too."""
-        return ("magmax", self.lam, self.align.shrink)
+        return ("magmax", self.lam, *self.head_key())
 
     def begin(self, task: Task) -> None:
         """Go on from the trained weights θ_{t-1}, not from those that predict."""

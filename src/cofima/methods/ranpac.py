@@ -52,7 +52,7 @@ class RanPAC(Method):
     can_refine: ClassVar[bool] = True
     can_refine_one_class: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = (
-        Entry("packed"),
+        Entry("packed", keeps_removed="the sums of the regression include its images, as of no class"),
         Entry("cross", axis="class", dim=1),
         Entry("ridge"),
         Entry("projection", predicts="a random projection"),

@@ -20,7 +20,8 @@ class SLCA(Aligned):
     paper: ClassVar[str] = "Zhang et al., ICCV 2023, https://arxiv.org/abs/2303.05118"
     equation: ClassVar[str] = "θ*_t = θ_t;  head: CE(z / (n(z) τ), y) on features from N(s_c μ_c, Σ_c)"
     is_fallback: ClassVar[bool] = True
+    fallback_options: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"classifier": "lda"})
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on how classes are remembered: nothing is aligned yet."""
-        return (SLOW_LEARNER, self.align.shrink)
+        return (SLOW_LEARNER, *self.head_key())

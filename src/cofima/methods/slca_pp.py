@@ -44,7 +44,7 @@ class SLCApp(Aligned):
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on the loss, and on how classes are remembered: nothing is aligned yet."""
-        return ("slca_pp", self.forward_weight, self.reverse_weight, self.log_zero, self.align.shrink)
+        return ("slca_pp", self.forward_weight, self.reverse_weight, self.log_zero, *self.head_key())
 
     def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the symmetric cross-entropy."""

@@ -31,25 +31,34 @@ class Entry:
             name is that of a parameter of the network, where ``head.blocks.N`` has one row for each class
             of block N. None: nothing about classes.
         dim: The dimension that counts classes, for ``class``.
+        lengths: Name of an entry with one whole number a class: how many rows this one has of each, one
+            class after the other along dimension 0, instead of one. In a group, its name after the prefix.
+        ragged: In a group with ``lengths``, the name after the prefix of the entry that has these rows;
+            all others have one row a class.
         merge: Rule by which the entries of several models become one. ``average``: as the weights themselves.
             ``sum``. ``pool``: by the function ``pool``, class by class. ``last``: that of the last model.
             ``refuse``: not at all; a merged model goes on as another method, without it. What has one
             row a class is merged row by row, and a class that only one model has keeps its row.
         pool: Given the rows of one class in each model that has it, by the names after the prefix (by
-            the whole name for a single entry), returns its row in the result.
+            the whole name for a single entry), returns its row in the result; what is ``ragged`` is given
+            and returned as any number of rows.
         same_start: True if only models that began at the same weights can share it.
         predicts: Name of the part that predicts beside backbone and linear head, if this is one (prompts).
         inseparable: The reason why no class can be removed from it; empty if one can.
+        keeps_removed: What remains in it of a class that is removed, in words; empty for nothing.
     """
 
     name: str
     axis: Literal["class", "weight"] | None = None
     dim: int = 0
+    lengths: str = ""
+    ragged: str = ""
     merge: Literal["average", "sum", "pool", "last", "refuse"] = "refuse"
     pool: Pool | None = None
     same_start: bool = False
     predicts: str = ""
     inseparable: str = ""
+    keeps_removed: str = ""
 
     def __post_init__(self) -> None:
         if (self.merge == "pool") != (self.pool is not None) or (self.pool and self.axis != "class"):
@@ -58,6 +67,12 @@ class Entry:
             raise ValueError(f"{self.name}: axis='weight' declares a group; end its name in a dot")
         if self.dim and self.axis != "class":
             raise ValueError(f"{self.name}: dim is that of axis='class'")
+        if self.lengths and (self.axis != "class" or self.dim):
+            raise ValueError(f"{self.name}: lengths are those of axis='class', along dimension 0")
+        if bool(self.ragged) != bool(self.lengths and self.name.endswith(".")):
+            raise ValueError(f"{self.name}: ragged names the entry of a group that has the lengths")
+        if self.lengths and self.merge not in (("pool", "refuse") if self.ragged else ("refuse",)):
+            raise ValueError(f"{self.name}: with lengths, merge='pool' in one group with them, or 'refuse'")
 
     def covers(self, key: str) -> bool:
         """Return True if this declares the entry ``key``."""
@@ -66,6 +81,12 @@ class Entry:
     def rest(self, key: str) -> str:
         """Return an entry's name after the prefix of its group."""
         return key.removeprefix(self.name) or key
+
+    def lengths_of(self, key: str) -> str | None:
+        """Return the name of the entry that counts the rows of each class; None where each has one."""
+        if not self.lengths or self.rest(key) != (self.ragged or key):
+            return None
+        return f"{self.name}{self.lengths}" if self.ragged else self.lengths
 
     def rows(self, key: str, sizes: Sequence[int]) -> int | None:
         """Return the number of rows that an entry must have with these classes per block; None for any."""
@@ -105,7 +126,9 @@ def check(kind: "type[Method]", state: Mapping[str, Tensor], sizes: Sequence[int
     entries = declared(kind, state)
     for key, entry in entries.items():
         rows, shape = entry.rows(key, sizes), list(state[key].shape)
-        if rows is not None and shape[entry.dim : entry.dim + 1] != [rows]:
+        if lengths := entry.lengths_of(key):
+            _check_lengths(kind, key, state[key], lengths, state.get(lengths), sum(sizes))
+        elif rows is not None and shape[entry.dim : entry.dim + 1] != [rows]:
             raise CofimaError(
                 f"{kind.label} keeps '{key}' of shape {shape}: the state_schema of {kind.__name__} says that "
                 f"dimension {entry.dim} has one row a class, which are {rows}. Correct it there"
@@ -113,12 +136,30 @@ def check(kind: "type[Method]", state: Mapping[str, Tensor], sizes: Sequence[int
     return entries
 
 
+def _check_lengths(
+    kind: "type[Method]", key: str, value: Tensor, name: str, lengths: Tensor | None, classes: int
+) -> None:
+    """Raise if the rows of an entry are not those that another entry counts."""
+    if lengths is None:
+        found = "is not there"
+    elif lengths.is_floating_point() or lengths.shape != (classes,) or bool((lengths < 0).any()):
+        found = f"is {lengths.dtype} of shape {list(lengths.shape)}"
+    elif value.dim() == 0 or len(value) != int(lengths.sum()):
+        found = f"counts {int(lengths.sum())}"
+    else:
+        return
+    raise CofimaError(
+        f"{kind.label} keeps '{key}' of shape {list(value.shape)}, whose rows '{name}' must count with one "
+        f"whole number for each of {classes} classes, and that {found}. Correct one of the two"
+    )
+
+
 def remove_class(
     kind: "type[Method]", state: Mapping[str, Tensor], sizes: Sequence[int], label: int
 ) -> dict[str, Tensor]:
     """Return a method's state without a class; ``sizes`` are the classes of each block of the head.
 
-    Sums over all images (RanPAC's) keep those of the class, as images of no class: they cannot be told apart.
+    Sums over all images keep those of the class, which cannot be told apart: see :func:`remains_of_removed`.
     """
     entries = check(kind, state, sizes)
     for entry in entries.values():
@@ -128,12 +169,20 @@ def remove_class(
     kept = {}
     for key, value in state.items():
         entry = entries[key]
-        if entry.axis == "class":
+        if lengths := entry.lengths_of(key):
+            parts = torch.split(value, state[lengths].tolist())
+            value = torch.cat([*parts[:label], *parts[label + 1 :]]) if len(parts) > 1 else value[:0]
+        elif entry.axis == "class":
             value = drop_row(value, label, entry.dim)
         elif entry.axis == "weight" and entry.rest(key).startswith(f"head.blocks.{block}."):
             value = drop_row(value, row)
         kept[key] = value
     return kept
+
+
+def remains_of_removed(kind: "type[Method]", state: Mapping[str, Tensor]) -> list[str]:
+    """Return what remains of a removed class in a state, in words."""
+    return list(dict.fromkeys(e.keeps_removed for e in declared(kind, state).values() if e.keeps_removed))
 
 
 def place_of(label: int, sizes: Sequence[int]) -> tuple[int, int]:

@@ -42,7 +42,7 @@ class WeightEnsemble(Aligned):
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on whether the start is kept: the mean of one is that one."""
-        return ("weight_ensemble" if self.init == "pretrained" else SLOW_LEARNER, self.align.shrink)
+        return ("weight_ensemble" if self.init == "pretrained" else SLOW_LEARNER, *self.head_key())
 
     def begin(self, task: Task) -> None:
         """Keep the mean so far, and go back to the pre-trained weights if they are where tasks start."""

@@ -43,7 +43,7 @@ class WiSEFT(Aligned):
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on ``lam`` where the first task is merged too."""
-        return ("wise_ft", self.lam if self.merge_first else None, self.align.shrink)
+        return ("wise_ft", self.lam if self.merge_first else None, *self.head_key())
 
     def begin(self, task: Task) -> None:
         """Keep the pre-trained weights from the first task on, and those that this task starts from."""

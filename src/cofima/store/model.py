@@ -163,7 +163,7 @@ def _build(record: Record, weights: dict[str, Tensor], state: dict[str, Tensor],
     head = {key: weights[f"{facts.classifier}.{key}"] for key in ("weight", "bias")}
     body = {k: v for k, v in weights.items() if k not in {f"{facts.classifier}.{key}" for key in head}}
     net.backbone.load_state_dict(body)  # after attach: a method may add weights to the backbone
-    net.head.load_flat(**head)
+    model.method.load_head(**head)
     model.method.restore(state)
     net.eval()
     return model

@@ -35,7 +35,7 @@ from cofima.store.history import HistoryRow, dump_rows, parse_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 2
+FORMAT = 3
 CURRENT = "CURRENT"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

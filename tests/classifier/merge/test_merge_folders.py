@@ -107,7 +107,7 @@ def test_raw_heads_and_gaussians_come_along(pair, tmp_path: Path) -> None:
         if len(known) == 1:
             gaussians, at = known[0]
             assert torch.equal(kept.means[row], gaussians.means[at])
-            assert torch.equal(kept.packed[row], gaussians.packed[at])
+            assert torch.equal(kept.covariance(row), gaussians.covariance(at))
     assert len(found.method.gaussians) == len(found.classes)  # type: ignore[attr-defined]
 
 
@@ -372,3 +372,22 @@ def test_fisher_weighted_folders(learn, tmp_path: Path) -> None:
             f, g = (k["head.weight"][m.classes.index(name)] for k, m in zip(known, (a, b), strict=True))
             share = 0.3 * g / (0.3 * g + 0.7 * f)
             torch.testing.assert_close(weight, torch.lerp(head(a)[name][0], head(b)[name][0], share))
+
+
+def test_scatters_add_up_and_a_discriminant_stays_one(learn, tmp_path: Path) -> None:
+    lda = {"classifier": "lda"}
+    paths = [learn("coma", FIRST, **lda), learn("coma", SECOND, **lda)]
+    assert cofima.merge(paths, tmp_path / "out").notes == []
+    a, b, found = (load_model(path).method.gaussians for path in (*paths, tmp_path / "out"))
+    torch.testing.assert_close(found.scatter.tril(), (a.scatter + b.scatter).tril())
+    assert found.degrees == a.degrees + b.degrees
+    assert sum(found.counts) == sum(a.counts) + sum(b.counts)
+    done = cofima.merge([paths[0], learn("slca", SECOND, **lda)], tmp_path / "other")
+    assert done.label == "SLCA"
+    assert load_model(tmp_path / "other").config.options["classifier"] == "lda"
+
+
+def test_a_head_behind_a_projection_is_refused(learn, tmp_path: Path) -> None:
+    ridge = {"classifier": "ridge", "closed_form": {"projection": 16}}
+    with pytest.raises(CofimaError, match="predicts with a random projection"):
+        cofima.merge([learn("coma", FIRST, **ridge), learn("coma", SECOND)], tmp_path / "out")

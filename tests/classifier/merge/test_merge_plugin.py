@@ -30,6 +30,14 @@ from cofima.methods import Method
 from cofima.methods.state import Entry
 
 
+def together(rows):
+    return {
+        "images": torch.cat([row["images"] for row in rows]),
+        "each": sum(row["each"] for row in rows),
+        "first": rows[0]["first"],
+    }
+
+
 def largest(rows):
     return {"top": torch.stack([row["top"] for row in rows]).amax(0)}
 
@@ -43,6 +51,7 @@ class Mine(Method):
         Entry("means", axis="class", merge="average"),
         Entry("counts", axis="class", dim=1, merge="sum"),
         Entry("top", axis="class", merge="pool", pool=largest),
+        Entry("kept.", axis="class", merge="pool", pool=together, ragged="images", lengths="each"),
         Entry("moved.", axis="weight", merge="sum"),
         Entry("total", merge="sum"),
         Entry("tasks", merge="last"),
@@ -56,6 +65,9 @@ class Mine(Method):
             "means": torch.rand(classes, 3, generator=draw),
             "counts": torch.randint(9, (2, classes), generator=draw),
             "top": torch.rand(classes, generator=draw),
+            "kept.each": (each := torch.arange(classes) % 3),
+            "kept.images": torch.rand(int(each.sum()), 2, generator=draw),
+            "kept.first": torch.rand(classes, generator=draw),
             "total": torch.rand(4, generator=draw),
             "tasks": torch.tensor(task.index),
             KEPT
@@ -132,6 +144,20 @@ def test_every_kind_of_entry_is_merged_as_it_is_declared(pair: Any, tmp_path: Pa
     ]
     for name, value in heads[2].items():
         torch.testing.assert_close(value, heads[0].get(name, 0) + heads[1].get(name, torch.tensor(0.0)))
+
+
+def test_any_number_of_rows_a_class_is_pooled_class_by_class(pair: Any, tmp_path: Path) -> None:
+    folders = pair()
+    cofima.merge(folders, tmp_path / "out")
+    models = [load_model(path) for path in (*folders, tmp_path / "out")]
+    one, two, both = (
+        rows(model.classes, torch.split(state["kept.images"], state["kept.each"].tolist()))
+        for model, state in ((model, model.method.state()) for model in models)
+    )
+    assert both.keys() == one.keys() | two.keys()
+    for name, value in both.items():
+        mine = [part[name] for part in (one, two) if name in part]
+        assert torch.equal(value, torch.cat(mine))
 
 
 def test_an_entry_that_refuses_leaves_a_model_of_a_generic_method(pair: Any, tmp_path: Path) -> None:

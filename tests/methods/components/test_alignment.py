@@ -8,11 +8,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from cofima.core.errors import CofimaError
+from cofima.methods.components import alignment
 from cofima.methods.components.alignment import AlignOptions, align, logit_norm, task_of_class
-from cofima.methods.components.gaussians import ClassGaussians, Sampler
+from cofima.methods.components.gaussians import ClassGaussians, Sampler, mean_scale
 from cofima.models.head import Head
 
 WIDTH = 5
+SCALE = mean_scale(torch.tensor([0, 0, 0, 1, 2, 2]))
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def test_the_raw_head_stays_and_the_copy_moves(
 ) -> None:
     before = copy.deepcopy(head.state_dict())
     flags = [p.requires_grad for p in head.parameters()]
-    aligned = align(head, gaussians, AlignOptions(epochs=2, samples_per_class=8), tiny.context(), 2)
+    aligned = align(head, gaussians, SCALE, AlignOptions(epochs=2, samples_per_class=8), tiny.context(), 2)
     same_bits(head.state_dict(), before)
     assert [p.requires_grad for p in head.parameters()] == flags
     for own, raw in zip(aligned.blocks, head.blocks, strict=True):  # old rows are trained too
@@ -70,7 +72,7 @@ def test_the_raw_head_stays_and_the_copy_moves(
 def test_no_epochs_give_an_independent_equal_copy(
     head: Head, gaussians: ClassGaussians, tiny, same_bits
 ) -> None:
-    aligned = align(head, gaussians, AlignOptions(epochs=0), tiny.context(), 2)
+    aligned = align(head, gaussians, SCALE, AlignOptions(epochs=0), tiny.context(), 2)
     same_bits(aligned.state_dict(), head.state_dict())
     assert aligned is not head
     assert aligned.blocks[0].weight.data_ptr() != head.blocks[0].weight.data_ptr()
@@ -80,21 +82,21 @@ def test_the_same_seed_aligns_the_same_and_another_differs(
     head: Head, gaussians: ClassGaussians, tiny
 ) -> None:
     how = AlignOptions(epochs=2, samples_per_class=8)
-    a, b = (align(head, gaussians, how, tiny.context(seed=1), 2).flat()["weight"] for _ in range(2))
+    a, b = (align(head, gaussians, SCALE, how, tiny.context(seed=1), 2).flat()["weight"] for _ in range(2))
     torch.manual_seed(99)
     assert torch.equal(a, b)
-    assert not torch.equal(a, align(head, gaussians, how, tiny.context(seed=2), 2).flat()["weight"])
-    assert not torch.equal(a, align(head, gaussians, how, tiny.context(seed=1), 1).flat()["weight"])
+    assert not torch.equal(a, align(head, gaussians, SCALE, how, tiny.context(seed=2), 2).flat()["weight"])
+    assert not torch.equal(a, align(head, gaussians, SCALE, how, tiny.context(seed=1), 1).flat()["weight"])
 
 
 def test_alignment_is_the_slow_procedure(head: Head, gaussians: ClassGaussians, tiny) -> None:
     """Blocks of their own, autograd through each, rates set by hand: the same head in the end."""
     how, context = AlignOptions(epochs=3, samples_per_class=8, lr=0.05, temperature=0.2), tiny.context()
-    aligned = align(head, gaussians, how, context, 2)
+    aligned = align(head, gaussians, SCALE, how, context, 2)
 
     slow = copy.deepcopy(head).requires_grad_(True)
     optimizer = torch.optim.SGD(slow.parameters(), lr=how.lr, momentum=0.9, weight_decay=5e-4)
-    sampler = Sampler(gaussians, torch.tensor([0, 0, 0, 1, 2, 2]), context.device)
+    sampler = Sampler(gaussians, context.device, SCALE)
     for epoch in range(3):
         rate = how.lr * (1 + torch.cos(torch.tensor(torch.pi * epoch / 3))) / 2
         optimizer.param_groups[0]["lr"] = float(rate)
@@ -131,7 +133,7 @@ def test_an_aligned_head_is_right_about_independently_drawn_features(
     scale = 0.9 + 0.1 * torch.tensor([1, 1, 1, 2, 3, 3]) / 3
     features, labels = draw_slowly(gaussians, scale, 400, seed=1)
     aligned = align(
-        head, gaussians, AlignOptions(epochs=20, samples_per_class=64, lr=0.001), tiny.context(), 2
+        head, gaussians, SCALE, AlignOptions(epochs=20, samples_per_class=64, lr=0.001), tiny.context(), 2
     )
     before = float((head(features).argmax(1) == labels).float().mean())
     after = float((aligned(features).argmax(1) == labels).float().mean())
@@ -155,7 +157,7 @@ def test_the_rate_follows_a_cosine_over_the_epochs(
     monkeypatch.setattr(
         torch.optim.SGD, "step", lambda self: (rates.append(self.param_groups[0]["lr"]), step(self))[1]
     )
-    align(head, gaussians, AlignOptions(epochs=4, samples_per_class=4, lr=0.02), tiny.context(), 2)
+    align(head, gaussians, SCALE, AlignOptions(epochs=4, samples_per_class=4, lr=0.02), tiny.context(), 2)
     expected = [0.02 * (1 + torch.cos(torch.tensor(torch.pi * e / 4)).item()) / 2 for e in range(4)]
     assert rates == pytest.approx([rate for rate in expected for _ in range(6)])
 
@@ -166,7 +168,20 @@ def test_a_diverged_alignment_is_refused(head: Head, gaussians: ClassGaussians, 
         align(
             head,
             gaussians,
+            SCALE,
             AlignOptions(epochs=3, samples_per_class=8, lr=1e30, weight_decay=1e9),
             tiny.context(),
             2,
         )
+
+
+def test_a_large_epoch_is_drawn_in_rounds(gaussians: ClassGaussians, tiny, monkeypatch) -> None:
+    """Each class is drawn as often, in batches of the same size."""
+    sampler, seeds = Sampler(gaussians, torch.device("cpu")), tiny.context().seeds
+    monkeypatch.setattr(alignment, "AT_ONCE", 3 * 6 * sampler.means.shape[1])
+    found = list(alignment._batches(sampler, 6, 8, seeds, 1, 0))
+    labels = torch.cat([labels for _, labels in found])
+    assert labels.bincount().tolist() == [8] * 6
+    rounds = torch.split(labels, [18, 18, 12])
+    assert [part.bincount().tolist() for part in rounds] == [[3] * 6, [3] * 6, [2] * 6]
+    assert len({tuple(row.tolist()) for part, _ in found for row in part}) == 48  # all drawn afresh

@@ -5,7 +5,7 @@ Nothing here depends on a method: each declares in ``state_schema`` its entries 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -40,15 +40,15 @@ def choose_method(folders: Sequence[ModelFolder]) -> MethodAfter:
     fit = {entry for entry in shared if entry.merge != "refuse" and (one_start or not entry.same_start)}
     if len(names) == 1 and len(used) == 1 and fit == shared:
         return MethodAfter(names.pop(), last.record.config["options"], shared)
-    name = methods.fallback_for({entry.name for entry in fit})
-    method = methods.find(name)
-    kept = frozenset(entry for entry in fit if entry in method.state_schema)
+    name, options = methods.fallback_for({entry.name for entry in fit})
+    method = methods.build(name, options)
+    kept = frozenset(entry for entry in fit if entry in method.entries())
     left = sorted(entry.name.removesuffix(".") for entry in frozenset.union(*used) - kept)
     note = (
         f"of {', '.join(sorted({folder.method.label for folder in folders}))}; it continues as {method.label}"
     )
     note += f", and leaves behind: {', '.join(dict.fromkeys(left))}" if left else ""
-    return MethodAfter(name, methods.options_of(methods.build(name)), kept, note)
+    return MethodAfter(name, methods.options_of(method), kept, note)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,9 @@ class StateMerge:
                 continue
             if entry.axis == "class":
                 shape[entry.dim] = sum(map(len, tasks))
+                if entry.lengths_of(key):
+                    rows = self._pooled[entry].rows(entry.rest(key))
+                    shape[0] = sum(len(each) for each in rows)
                 found[key] = TensorSpec(value.dtype, tuple(shape))
             elif block is None:
                 found[key] = spec_of(value)
@@ -97,16 +100,23 @@ class StateMerge:
 
     def pool(self, out: Mapping[str, Tensor]) -> None:
         """Fill in the pooled entries, class by class."""
+        for entry, pooled in self._pooled.items():
+            for key in [key for key in out if entry.covers(key)]:
+                start, ragged = 0, entry.lengths_of(key) is not None
+                for each in pooled.rows(entry.rest(key)):
+                    stop = start + (len(each) if ragged else 1)
+                    out[key].movedim(entry.dim, 0)[start:stop] = each if ragged else each[None]
+                    start = stop
+
+    @cached_property
+    def _pooled(self) -> dict[Entry, "PooledClasses"]:
+        """Return the classes of each pooled entry."""
         every = [name for task in self.inputs.tasks for name in task]
-        for entry in self.entries:
-            if entry.pool is None:
-                continue
-            keys = [key for key in out if entry.covers(key)]
-            for row, name in enumerate(every):
-                known = [_row(entry, keys, f, name) for f in self.inputs.folders if name in f.classes]
-                made = entry.pool(known) if len(known) > 1 else known[0]
-                for key in keys:
-                    out[key].movedim(entry.dim, 0)[row] = made[entry.rest(key)]
+        return {
+            entry: PooledClasses(entry, self.inputs.folders, every)
+            for entry in self.entries
+            if entry.pool is not None
+        }
 
     def _entry(self, key: str) -> Entry:
         return next(entry for entry in self.entries if entry.covers(key))
@@ -163,7 +173,35 @@ def _block_rows(entry: Entry, name: str, folder: ModelFolder) -> Tensor:
     return torch.cat([folder.state[entry.in_block(k, name)] for k in range(len(folder.record.tasks))])
 
 
-def _row(entry: Entry, keys: Sequence[str], folder: ModelFolder, name: str) -> dict[str, Tensor]:
-    """Return the entry of one class."""
-    row = list(folder.classes).index(name)
-    return {entry.rest(key): _class_rows(entry, key, folder)[row] for key in keys}
+class PooledClasses:
+    """The rows of each class of the result, of one entry: pooled where several models know the class.
+
+    Only what is pooled is in memory; the rows of a class that one model knows stay in its file.
+    """
+
+    def __init__(self, entry: Entry, folders: Sequence[ModelFolder], names: Sequence[str]) -> None:
+        parts = [_by_class(entry, folder) for folder in folders]
+        self.classes: list[Mapping[str, Tensor]] = []
+        for name in names:
+            known = [part[name] for part in parts if name in part]
+            self.classes.append(entry.pool(known) if entry.pool and len(known) > 1 else known[0])
+
+    def rows(self, key: str) -> Iterator[Tensor]:
+        """Yield what each class has in the entry of this name after the prefix."""
+        return (each[key] for each in self.classes)
+
+
+def _by_class(entry: Entry, folder: ModelFolder) -> dict[str, dict[str, Tensor]]:
+    """Return the entries of each class of a folder, by the names after the prefix."""
+    found: dict[str, dict[str, Tensor]] = {name: {} for name in folder.classes}
+    for key, value in folder.state.items():
+        if folder.entries[key] == entry:
+            lengths = entry.lengths_of(key)
+            rows = (
+                torch.split(value, folder.state[lengths].tolist())
+                if lengths
+                else value.movedim(entry.dim, 0).unbind()
+            )
+            for each, row in zip(found.values(), rows, strict=True):
+                each[entry.rest(key)] = row
+    return found

@@ -20,10 +20,12 @@ from torch.nn.functional import cross_entropy, linear
 
 from cofima.core.errors import CofimaError
 from cofima.core.seeds import Seeds
-from cofima.methods.components.gaussians import ClassGaussians, Sampler
+from cofima.methods.components.gaussians import Gaussians, Sampler
 from cofima.methods.state import Entry
 from cofima.models.head import Head
 from cofima.training.context import Context
+
+AT_ONCE = 2**27  # numbers of drawn features in memory, half a gigabyte: more than the paper's settings need
 
 RAW_HEAD = Entry("raw_head.", axis="class", merge="average")
 
@@ -49,13 +51,24 @@ class AlignOptions(BaseModel):
     """Shrink a class's covariance where its images are fewer than a quarter of the features' width."""
 
 
-def align(head: Head, gaussians: ClassGaussians, how: AlignOptions, context: Context, task: int) -> Head:
-    """Return an aligned copy of ``head``; the head itself does not change."""
+def align(
+    head: Head, gaussians: Gaussians, scale: Tensor | None, how: AlignOptions, context: Context, task: int
+) -> Head:
+    """Return an aligned copy of ``head``; the head itself does not change.
+
+    Args:
+        head: The head, whose blocks are the tasks.
+        gaussians: The Gaussian of each class.
+        scale: The scale of each class's mean, if not 1.
+        how: Options of the alignment.
+        context: The training context.
+        task: The task's index.
+    """
     aligned = copy.deepcopy(head)
     if how.epochs == 0:
         return aligned
     flat = {k: v.requires_grad_() for k, v in head.flat().items()}
-    sampler = Sampler(gaussians, task_of_class(head), context.device)
+    sampler = Sampler(gaussians, context.device, scale)
     optimizer = torch.optim.SGD(flat.values(), how.lr, how.momentum, weight_decay=how.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.epochs)
     spans = head.spans
@@ -93,8 +106,15 @@ def task_of_class(head: Head) -> Tensor:
 def _batches(
     sampler: Sampler, classes: int, samples: int, seeds: Seeds, task: int, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Draw one epoch of features, shuffled, in as many batches as there are classes."""
-    features, labels = sampler.draw([samples] * classes, seeds.generator("gaussians", task, epoch))
-    order = torch.randperm(len(labels), generator=seeds.generator("alignment", task, epoch)).to(labels.device)
-    for at in torch.split(order, samples):
-        yield features[at], labels[at]
+    """Draw one epoch of features, shuffled, in as many batches as there are classes.
+
+    An epoch that is larger than memory should hold is drawn in several rounds, each with features of every
+    class, and is shuffled within each.
+    """
+    chance, shuffle = seeds.generator("gaussians", task, epoch), seeds.generator("alignment", task, epoch)
+    most = max(1, AT_ONCE // (classes * sampler.means.shape[1]))
+    for some in torch.tensor_split(torch.arange(samples), -(-samples // most)):
+        features, labels = sampler.draw([len(some)] * classes, chance)
+        order = torch.randperm(len(labels), generator=shuffle).to(labels.device)
+        for at in torch.split(order, samples):
+            yield features[at], labels[at]

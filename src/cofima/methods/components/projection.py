@@ -29,6 +29,13 @@ class ProjectedHead(Head):
         self.matrix: Tensor
         self.register_buffer("matrix", torch.randn(features, width, generator=generator), persistent=False)
 
+    def with_blocks(self, sizes: Sequence[int]) -> "ProjectedHead":
+        """Return a head of these blocks behind the same projection, which is shared."""
+        head = ProjectedHead.__new__(ProjectedHead)
+        Head.__init__(head, self.features, sizes)
+        head.register_buffer("matrix", self.matrix, persistent=False)
+        return head
+
     def hidden(self, features: Tensor) -> Tensor:
         """Return the hidden features, in the precision and on the device of ``features``."""
         return relu(features @ self.matrix.to(features))

@@ -1,0 +1,106 @@
+"""Heads in closed form: solved from sums over all images, without drawing features and without epochs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from cofima.core.errors import CofimaError
+from cofima.core.seeds import Seeds
+from cofima.methods.components.discriminant import (
+    Priors,
+    SharedGaussians,
+    choose_shrinkage,
+    discriminant,
+    oas,
+)
+from cofima.methods.components.projection import ProjectedHead, RidgeSums, best_ridge
+from cofima.methods.state import Entry
+from cofima.models.head import Head
+
+
+class ClosedFormOptions(BaseModel):
+    """Options of heads in closed form."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    priors: Priors = "equal"
+    """For lda: all classes are equally likely, or as likely as they have images (counts)."""
+    shrinkage: Annotated[float, Field(gt=0, le=1)] | Literal["oas", "loo"] = "loo"
+    """For lda, the share of the identity in the covariance: computed (oas), the multiple of it that errs
+    least on the task's own images when each is left out once (loo), or a number."""
+    projection: Annotated[int, Field(ge=1)] = 10_000
+    """For ridge: number of hidden features."""
+    ridge: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    """For ridge: strength of the regularization; ``auto`` takes the power of ten from 1e-8 to 1e8 that is
+    best on a fifth of each task's training images."""
+
+
+def shrink(
+    gaussians: SharedGaussians, features: Tensor, labels: Tensor, how: ClosedFormOptions, classifier: str
+) -> str:
+    """Set the shrinkage after a task with these images; return the choice in words.
+
+    Only a discriminant is worth leaving out images: what it would get wrong, other heads do not.
+    """
+    if how.shrinkage == "loo" and classifier == "lda":
+        gaussians.shrinkage, said = choose_shrinkage(gaussians, features, labels, how.priors)
+        return said
+    if isinstance(how.shrinkage, float):
+        gaussians.shrinkage = how.shrinkage
+        return f"shrinkage {how.shrinkage:g}"
+    gaussians.shrinkage = oas(gaussians.within, gaussians.degrees + len(gaussians))
+    return f"shrinkage {gaussians.shrinkage:.3g}, computed"
+
+
+def discriminant_head(gaussians: SharedGaussians, how: ClosedFormOptions, sizes: Sequence[int]) -> Head:
+    """Return the head of the linear discriminant analysis."""
+    head = Head(gaussians.width, sizes)
+    head.load_flat(*discriminant(gaussians, how.priors))
+    return head
+
+
+class RidgeReadout:
+    """Ridge regression on hidden features behind a random projection, over all images so far."""
+
+    def __init__(self, features: int, how: ClosedFormOptions, seeds: Seeds) -> None:
+        self.blank = ProjectedHead(features, how.projection, seeds.generator("projection"))
+        self.how, self.seeds = how, seeds
+        self.sums, self.chosen = RidgeSums.empty(how.projection), 1.0
+
+    def add(self, features: Tensor, labels: Tensor, classes: int, task: int) -> str:
+        """Add a task's images, and choose the strength by them; return the choice in words."""
+        self.sums.add_images(self.blank, features, labels, classes)
+        if self.how.ridge != "auto":
+            self.chosen = self.how.ridge
+        elif len(labels) > 1:  # one image cannot be held out from itself
+            self.chosen = best_ridge(self.blank, features, labels, self.seeds.generator("ridge", task))
+        return f"ridge {self.chosen:g}"
+
+    def solved(self, sizes: Sequence[int]) -> ProjectedHead:
+        """Return the head with the weights of the regression."""
+        head = self.blank.with_blocks(sizes)
+        weight, self.chosen = self.sums.solve(self.chosen)
+        head.load_flat(weight, torch.zeros(len(weight)))
+        return head
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the sums and the strength; of the projection only a sample, to recognize it."""
+        ridge = torch.tensor(self.chosen, dtype=torch.float64)
+        return vars(self.sums) | {"ridge": ridge, "projection": self.blank.sample()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the sums, if the projection is the one that they were made with."""
+        if not torch.equal(state["projection"], self.blank.sample()):
+            raise CofimaError("this version of torch draws another random projection from the same seed")
+        self.sums, self.chosen = RidgeSums(state["packed"], state["cross"]), float(state["ridge"])
+
+
+READOUT = (
+    Entry("readout.packed", keeps_removed="the sums of the regression include its images, as of no class"),
+    Entry("readout.cross", axis="class", dim=1),
+    Entry("readout.ridge"),
+    Entry("readout.projection", predicts="a random projection"),
+)

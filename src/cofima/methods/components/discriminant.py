@@ -1,0 +1,260 @@
+r"""Linear discriminant analysis: class means and one covariance for all, and the head that they give.
+
+With the means :math:`M` [d, C], the scatter within classes summed over all of them and divided by
+:math:`N - C` as :math:`S`, and the share :math:`a` of the identity,
+
+.. math:: S_a = (1 - a) S + a \frac{\operatorname{tr} S}{d} I, \qquad
+          W = S_a^{-1} M, \qquad b_c = -\tfrac12 \mu_c^\top S_a^{-1} \mu_c + \log \pi_c
+
+The sums of several models, and of later images, add up. They are kept in double precision: there is one
+matrix, not one a class, and every later task adds to it and solves with it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cofima.methods.components.gaussians import RIDGE, Gaussians
+from cofima.methods.state import Entry
+
+Priors = Literal["equal", "counts"]
+MULTIPLES = (1, 2, 4, 8)  # of the computed shrinkage, among which images of the task choose
+AT_ONCE = 1024  # images whose distances are in memory at a time
+
+
+@dataclass
+class SharedGaussians(Gaussians):
+    """Gaussians with one covariance for all classes.
+
+    Attributes:
+        width: Number of features.
+        centers: The mean of each class, in double precision.
+        sizes: The number of images of each class.
+        scatter: The sum over all images of (x - mean)(x - mean)^T [d, d]; only its lower triangle counts.
+        degrees: Its degrees of freedom, N - C; it keeps those of a class that was removed.
+        shrinkage: The share of the identity in the covariance.
+    """
+
+    width: int
+    centers: list[Tensor] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    scatter: Tensor = field(default_factory=lambda: torch.empty(0))
+    degrees: int = 0
+    shrinkage: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not len(self.scatter):
+            self.scatter = torch.zeros(self.width, self.width, dtype=torch.float64)
+
+    @property
+    def means(self) -> list[Tensor]:
+        """The mean of each class."""
+        return [mean.float() for mean in self.centers]
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of images of each class."""
+        return self.sizes
+
+    def add(self, features: Tensor) -> None:
+        """Remember the next class by the features of its images [images, width]."""
+        features = features.double().cpu()
+        self.centers.append(features.mean(0))
+        self.sizes.append(len(features))
+        self._add_scatter(features - features.mean(0), len(features) - 1)
+
+    def pool(self, label: int, features: Tensor) -> None:
+        """Add more images of a known class, exactly as if they had been there from the start."""
+        features = features.double().cpu()
+        old, new = self.sizes[label], len(features)
+        gap = features.mean(0) - self.centers[label]
+        between = math.sqrt(old * new / (old + new)) * gap
+        self._add_scatter(torch.cat([features - features.mean(0), between[None]]), new)
+        self.centers[label] = self.centers[label] + new / (old + new) * gap
+        self.sizes[label] = old + new
+
+    def move(self, matrix: Tensor) -> None:
+        """Move all classes as a linear map moves features, as row vectors ``x @ matrix``."""
+        self.centers = [mean @ matrix for mean in self.centers]
+        lower = self.scatter.tril()
+        self.scatter = matrix.T @ (lower + lower.tril(-1).T) @ matrix
+
+    def _add_scatter(self, rows: Tensor, degrees: int) -> None:
+        self.scatter = self.scatter.addmm(rows.T, rows)
+        self.degrees += degrees
+
+    @property
+    def within(self) -> Tensor:
+        """Return S, the covariance within classes as it is; 0 where every class has one image."""
+        lower = self.scatter.tril()
+        return (lower + lower.tril(-1).T) / max(self.degrees, 1)
+
+    def factor(self) -> Tensor:
+        """Return the lower triangular factor of S_a, in double precision."""
+        within = self.within
+        variance = float(within.trace()) / self.width
+        if variance == 0:  # no class has two images that differ: no direction is like another
+            return math.sqrt(RIDGE) * torch.eye(self.width, dtype=torch.float64)
+        share = self.shrinkage
+        while True:
+            shrunk = (1 - share) * within
+            shrunk.diagonal().add_(share * variance)
+            found = torch.linalg.cholesky_ex(shrunk)
+            if not found.info:
+                factor: Tensor = found.L
+                return factor
+            share = min(1.0, 10 * share)  # a share so small that rounding decides
+
+    @torch.inference_mode()
+    def nearest(self, features: Tensor) -> Tensor:
+        """Return the Mahalanobis distance of each feature to the class that is nearest."""
+        factor = self.factor()
+
+        def white(rows: Tensor) -> Tensor:
+            solved: Tensor = torch.linalg.solve_triangular(factor, rows.double().T, upper=False)
+            return solved.T
+
+        means = white(torch.stack(self.centers))
+        parts = [torch.cdist(white(some), means).amin(1) for some in torch.split(features, AT_ONCE)]
+        return torch.cat(parts).float()
+
+    def span(self, label: int) -> tuple[Tensor, float]:
+        """Return R and s of a class's covariance as R^T R + s I."""
+        return self.factor().T.contiguous().float(), 0.0
+
+    def spans(self) -> list[tuple[Tensor, float]]:
+        """Return the span of every class, which is the same one."""
+        return [self.span(0)] * len(self)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything as tensors."""
+        if not self.centers:
+            return {}
+        down, across = torch.tril_indices(self.width, self.width)
+        return {
+            "classes.means": torch.stack(self.centers),
+            "classes.counts": torch.tensor(self.sizes),
+            "sums.scatter": self.scatter[down, across],
+            "sums.degrees": torch.tensor(self.degrees),
+            "shrinkage": torch.tensor(self.shrinkage, dtype=torch.float64),
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Tensor], width: int) -> "SharedGaussians":
+        """Return the statistics that :meth:`state` stored."""
+        if not state:
+            return cls(width)
+        made = cls(width, list(state["classes.means"]), state["classes.counts"].tolist())
+        down, across = torch.tril_indices(width, width)
+        made.scatter[down, across] = state["sums.scatter"]
+        made.degrees, made.shrinkage = int(state["sums.degrees"]), float(state["shrinkage"])
+        return made
+
+
+def pool_means(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the mean of a class that several models remember, by their counts."""
+    counts = torch.stack([row["counts"] for row in rows])
+    means = torch.stack([row["means"] for row in rows])
+    return {"means": (counts[:, None] * means).sum(0) / counts.sum(), "counts": counts.sum()}
+
+
+DISCRIMINANT = (
+    Entry("discriminant.classes.", axis="class", merge="pool", pool=pool_means),
+    Entry(
+        "discriminant.sums.",
+        merge="sum",
+        keeps_removed="the covariance that all classes share was measured on its images too",
+    ),
+    Entry("discriminant.shrinkage", merge="last"),
+)
+
+
+def discriminant(gaussians: SharedGaussians, priors: Priors) -> tuple[Tensor, Tensor]:
+    """Return weight [C, d] and bias [C] of the head, in double precision."""
+    means = torch.stack(gaussians.centers)
+    weight = torch.cholesky_solve(means.T, gaussians.factor()).T
+    return weight, log_priors(gaussians, priors) - (weight * means).sum(1) / 2
+
+
+def log_priors(gaussians: SharedGaussians, priors: Priors) -> Tensor:
+    """Return the logarithm of each class's probability before its image is seen."""
+    counts = torch.tensor(gaussians.counts, dtype=torch.float64)
+    shares = torch.ones_like(counts) if priors == "equal" else counts
+    return (shares / shares.sum()).log()
+
+
+def oas(within: Tensor, images: int) -> float:
+    r"""Return the shrinkage of the oracle approximating estimator, from two traces and the number of images.
+
+    Chen, Wiesel, Eldar and Hero, "Shrinkage Algorithms for MMSE Covariance Estimation", 2010,
+    https://arxiv.org/abs/0907.4698, as scikit-learn has it:
+
+    .. math:: \frac{\operatorname{tr} S^2 + \operatorname{tr}^2 S}
+                   {(N + 1) (\operatorname{tr} S^2 - \operatorname{tr}^2 S / d)}
+
+    Unlike Ledoit and Wolf's it needs no fourth moments, which sums over images do not keep.
+    """
+    squares, square = float(within.square().sum()), float(within.trace()) ** 2
+    below = (images + 1) * (squares - square / len(within))
+    return min(1.0, (squares + square) / below) if below > 0 else 1.0
+
+
+def choose_shrinkage(
+    gaussians: SharedGaussians, features: Tensor, labels: Tensor, priors: Priors
+) -> tuple[float, str]:
+    """Return the multiple of the computed shrinkage that errs least on the images, each left out once.
+
+    The images are among those remembered. Also returns the choice in words.
+    """
+    computed = oas(gaussians.within, gaussians.degrees + len(gaussians))
+    shares = list(dict.fromkeys(min(1.0, computed * multiple) for multiple in MULTIPLES))
+    errors = leave_one_out_errors(gaussians, features, labels, shares, priors)
+    if errors is None:
+        return computed, f"shrinkage {computed:.3g}, computed: no image can be left out"
+    best = shares[int(errors.argmin())]  # the smallest, if several err as little
+    return best, f"shrinkage {best:.3g}, computed {computed:.3g}"
+
+
+def leave_one_out_errors(
+    gaussians: SharedGaussians, features: Tensor, labels: Tensor, shares: Sequence[float], priors: Priors
+) -> Tensor | None:
+    r"""Return the number of errors at each shrinkage, each image classified by all but itself.
+
+    Exact for a fixed share of the identity, in closed form: without an image with :math:`z = x - \mu_c`
+    the scatter is less by :math:`\frac{n}{n-1} z z^\top`, whose inverse follows by Sherman and Morrison's
+    formula, and the mean is :math:`\mu_c - z / (n-1)`. One eigendecomposition serves all shares. Images
+    that are the only ones of their class are left out; None if there are no others.
+    """
+    counts = torch.tensor(gaussians.counts, dtype=torch.float64)
+    usable = counts[labels] > 1
+    features, labels = features[usable].double().cpu(), labels[usable]
+    if not len(labels) or gaussians.degrees < 2 or float(gaussians.within.trace()) == 0:
+        return None
+    values, vectors = torch.linalg.eigh(gaussians.within * gaussians.degrees)
+    values, means = values.clamp(min=0), torch.stack(gaussians.centers) @ vectors
+    prior = counts.log() if priors == "counts" else torch.zeros_like(counts)
+    errors = torch.zeros(len(shares), dtype=torch.int64)
+    for x, own in zip(torch.split(features, AT_ONCE), torch.split(labels, AT_ONCE), strict=True):
+        x, n = x @ vectors, counts[own][:, None]
+        z = x - means[own]
+        less, rest = n / (n - 1), gaussians.degrees - 1
+        variance = (values.sum() - less * z.square().sum(1, keepdim=True)) / (rest * gaussians.width)
+        mine = means[own] - z / (n - 1)
+        here = torch.log(n - 1) if priors == "counts" else torch.zeros_like(n)
+        for number, share in enumerate(shares):
+            inverse = 1 / ((1 - share) * values / rest + share * variance).clamp(min=1e-300)
+            down = (1 - share) * less / rest
+            gain = down / (1 - down * (z * inverse * z).sum(1, keepdim=True))
+            to_x = gain * (z * inverse * x).sum(1, keepdim=True)
+            along = (z * inverse) @ means.T
+            scores = (x * inverse) @ means.T + to_x * along + prior
+            scores -= (inverse @ means.square().T + gain * along.square()) / 2
+            along = (z * inverse * mine).sum(1, keepdim=True)
+            score = (x * inverse * mine).sum(1, keepdim=True) + to_x * along + here
+            score -= ((mine * inverse * mine).sum(1, keepdim=True) + gain * along.square()) / 2
+            errors[number] += int((scores.scatter(1, own[:, None], score).argmax(1) != own).sum())
+    return errors

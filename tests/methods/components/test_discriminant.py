@@ -1,0 +1,207 @@
+"""Linear discriminant analysis: against scikit-learn, and against leaving images out one by one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.covariance import oas as scikit_oas
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import Tensor
+
+from cofima.methods.components.discriminant import (
+    SharedGaussians,
+    choose_shrinkage,
+    discriminant,
+    leave_one_out_errors,
+    oas,
+    pool_means,
+)
+from cofima.methods.components.gaussians import RIDGE, Sampler
+
+WIDTH = 6
+
+
+def images(counts: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return features of classes of these sizes, whose clouds overlap, in mixed order."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.repeat_interleave(torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels), generator=g)]
+    means, mix = torch.randn(len(counts), WIDTH, generator=g), torch.randn(WIDTH, WIDTH, generator=g)
+    return torch.randn(len(labels), WIDTH, generator=g) @ mix + means[labels], labels
+
+
+def remembered(features: Tensor, labels: Tensor, shrinkage: float = 0.2) -> SharedGaussians:
+    found = SharedGaussians(features.shape[1], shrinkage=shrinkage)
+    for label in range(int(labels.max()) + 1):
+        found.add(features[labels == label])
+    return found
+
+
+def pooled_covariance(features: Tensor, labels: Tensor) -> np.ndarray:
+    x, y = features.double().numpy(), labels.numpy()
+    parts = [
+        np.cov(x[y == c], rowvar=False, ddof=0) * (y == c).sum() for c in np.unique(y) if (y == c).sum() > 1
+    ]
+    return np.sum(parts, axis=0) / (len(y) - len(np.unique(y)))
+
+
+class Fixed(BaseEstimator):
+    """A covariance that is known."""
+
+    def __init__(self, covariance: Any = None) -> None:
+        self.covariance = covariance
+
+    def fit(self, X: Any) -> "Fixed":
+        self.covariance_ = self.covariance
+        return self
+
+
+@pytest.mark.parametrize("priors", ["equal", "counts"])
+def test_the_head_is_scikit_learn_s(priors: Any) -> None:
+    features, labels = images([9, 4, 20])
+    gaussians = remembered(features, labels)
+    within = pooled_covariance(features, labels)
+    shrunk = 0.8 * within + 0.2 * np.trace(within) / WIDTH * np.eye(WIDTH)
+    shares = np.ones(3) / 3 if priors == "equal" else np.array([9, 4, 20]) / 33
+    known = LinearDiscriminantAnalysis("lsqr", priors=shares, covariance_estimator=Fixed(shrunk))
+    known.fit(features.double().numpy(), labels.numpy())
+    weight, bias = discriminant(gaussians, priors)
+    np.testing.assert_allclose(weight, known.coef_, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(bias, known.intercept_, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("count", [3, 5, 40])
+def test_the_computed_shrinkage_is_scikit_learn_s(count: int) -> None:
+    features, labels = images([count])
+    gaussians = remembered(features, labels)
+    _, known = scikit_oas(features.double().numpy())
+    assert oas(gaussians.within, gaussians.degrees + 1) == pytest.approx(known, rel=1e-9)
+    assert oas(torch.eye(4), 10) == 1.0  # nothing to be told apart
+
+
+def test_the_covariance_is_that_within_classes() -> None:
+    features, labels = images([9, 1, 20])
+    gaussians = remembered(features, labels)
+    assert gaussians.degrees == 27
+    np.testing.assert_allclose(gaussians.within, pooled_covariance(features, labels), rtol=1e-10)
+    assert (gaussians.counts, len(gaussians)) == ([9, 1, 20], 3)
+
+
+def test_more_images_of_a_class_are_as_if_they_had_been_there() -> None:
+    features, labels = images([12, 7])
+    late = (labels == 1) & (torch.arange(19) > 8)
+    gaussians, whole = remembered(features[~late], labels[~late]), remembered(features, labels)
+    gaussians.pool(1, features[late])
+    assert (gaussians.degrees, gaussians.counts) == (whole.degrees, whole.counts)
+    torch.testing.assert_close(gaussians.within, whole.within)
+    torch.testing.assert_close(gaussians.centers[1], whole.centers[1])
+
+
+def slow_errors(features: Tensor, labels: Tensor, mine: Tensor, share: float, priors: Any) -> int:
+    """Leave out each image in turn, and ask all others."""
+    wrong = 0
+    for image in mine.tolist():
+        rest = torch.arange(len(labels)) != image
+        weight, bias = discriminant(remembered(features[rest], labels[rest], share), priors)
+        wrong += int((weight @ features[image].double() + bias).argmax() != labels[image])
+    return wrong
+
+
+@pytest.mark.parametrize("priors", ["equal", "counts"])
+@pytest.mark.parametrize("seed", range(3))
+def test_errors_of_images_left_out_are_those_of_solving_without_each(priors: Any, seed: int) -> None:
+    features, labels = images([8, 3, 14, 5], seed)
+    mine = (labels >= 2).nonzero()[:, 0]  # those of the newest task
+    shares = (0.01, 0.2, 0.9)
+    found = leave_one_out_errors(remembered(features, labels), features[mine], labels[mine], shares, priors)
+    assert found is not None
+    assert found.tolist() == [slow_errors(features, labels, mine, share, priors) for share in shares]
+    assert sum(found.tolist()) > 0
+
+
+def test_the_share_that_errs_least_is_chosen_and_the_smallest_of_equals() -> None:
+    features, labels = images([8, 8])
+    gaussians = remembered(features, labels)
+    computed = oas(gaussians.within, 16)
+    chosen, said = choose_shrinkage(gaussians, features, labels, "equal")
+    errors = {
+        m: slow_errors(features, labels, torch.arange(16), min(1, m * computed), "equal")
+        for m in (1, 2, 4, 8)
+    }
+    assert chosen == pytest.approx(min(1, computed * min(errors, key=lambda m: (errors[m], m))))
+    assert f"computed {computed:.3g}" in said
+    far = features + 1000 * labels[:, None]
+    assert choose_shrinkage(remembered(far, labels), far, labels, "equal")[0] == pytest.approx(
+        computed, rel=0.5
+    )
+
+
+def test_single_images_are_never_left_out() -> None:
+    features, labels = images([1, 1, 5])
+    gaussians = remembered(features, labels)
+    only = labels < 2
+    assert leave_one_out_errors(gaussians, features[only], labels[only], [0.5], "equal") is None
+    assert choose_shrinkage(gaussians, features[only], labels[only], "equal")[0] == oas(gaussians.within, 7)
+    one = remembered(features[:1], torch.zeros(1, dtype=torch.int64))
+    assert leave_one_out_errors(one, features[:1], torch.zeros(1, dtype=torch.int64), [0.5], "equal") is None
+
+
+def test_without_any_spread_classes_are_told_apart_by_their_means() -> None:
+    means = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
+    gaussians = remembered(means, torch.arange(3))
+    weight, bias = discriminant(gaussians, "equal")
+    assert (means.double() @ weight.T + bias).argmax(1).tolist() == [0, 1, 2]
+    torch.testing.assert_close(gaussians.covariance(0), RIDGE * torch.eye(2))
+
+
+def test_distances_are_those_under_the_shared_covariance() -> None:
+    features, labels = images([9, 6])
+    gaussians, asked = remembered(features, labels), images([5], seed=7)[0]
+    inverse = torch.linalg.inv(gaussians.covariance(0).double())
+    away = asked.double()[:, None] - torch.stack(gaussians.centers)
+    slow = torch.einsum("ncd,de,nce->nc", away, inverse, away).sqrt().amin(1)
+    torch.testing.assert_close(gaussians.nearest(asked).double(), slow, rtol=1e-4, atol=1e-5)
+
+
+def test_drawn_features_have_the_mean_of_the_class_and_the_covariance_of_all() -> None:
+    gaussians = remembered(*images([9, 6]))
+    drawn, labels = Sampler(gaussians, torch.device("cpu")).draw(
+        [3, 100_000], torch.Generator().manual_seed(0)
+    )
+    mine = drawn[labels == 1].double()
+    spread = gaussians.covariance(1).diagonal().sqrt()
+    assert float(((mine.mean(0) - gaussians.means[1]).abs() / spread).max()) < 5 / 100_000**0.5
+    assert (
+        float(((torch.cov(mine.T) - gaussians.covariance(1)).abs() / torch.outer(spread, spread)).max())
+        < 0.02
+    )
+
+
+def test_the_state_comes_back_bit_for_bit() -> None:
+    gaussians = remembered(*images([9, 6]))
+    again = SharedGaussians.restore({k: v.clone() for k, v in gaussians.state().items()}, WIDTH)
+    for one in (gaussians, again):
+        one.add(images([4], seed=5)[0])
+        one.pool(0, images([3], seed=6)[0])
+    assert gaussians.state().keys() == again.state().keys()
+    for key, value in gaussians.state().items():
+        assert torch.equal(value, again.state()[key]), key
+    assert torch.equal(gaussians.factor(), again.factor())
+    assert SharedGaussians(WIDTH).state() == {}
+    assert len(SharedGaussians.restore({}, WIDTH)) == 0
+
+
+def test_a_class_of_two_models_has_the_mean_of_all_its_images() -> None:
+    rows = [{"means": torch.tensor([1.0, 2.0]), "counts": torch.tensor(3)}]
+    rows += [{"means": torch.tensor([5.0, 2.0]), "counts": torch.tensor(1)}]
+    made = pool_means(rows)
+    assert made["means"].tolist() == [2.0, 2.0]
+    assert made["counts"].tolist() == 4
+
+
+def test_a_share_so_small_that_rounding_decides_is_made_larger() -> None:
+    features, labels = images([3, 2])  # of rank 3
+    gaussians = remembered(features, labels, shrinkage=1e-30)
+    assert torch.isfinite(gaussians.factor()).all()
