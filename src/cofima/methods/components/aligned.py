@@ -209,7 +209,7 @@ class Aligned(Method):
             return
         alpha = choose_alpha(before, features, labels)
         self.gaussians.move(drift_map(before, features, alpha))
-        one = " (one class: none could be left out)" if len(labels.unique()) < 2 else ""
+        one = " (one class: none could be left out)" if len(torch.unique(labels)) < 2 else ""
         self.facts["notes"].append(f"drift of old classes: alpha {alpha:g}{one}")
 
     def align_head(self, task: Task) -> None:

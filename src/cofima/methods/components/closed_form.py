@@ -29,13 +29,11 @@ class ClosedFormOptions(BaseModel):
     priors: Priors = "equal"
     """For lda: all classes are equally likely, or as likely as they have images (counts)."""
     shrinkage: Annotated[float, Field(gt=0, le=1)] | Literal["oas", "loo"] = "loo"
-    """For lda, the share of the identity in the covariance: computed (oas), the multiple of it that errs
-    least on the task's own images when each is left out once (loo), or a number."""
+    """For lda, share of the identity in the covariance: computed (oas), or the best multiple of it (loo)."""
     projection: Annotated[int, Field(ge=1)] = 10_000
     """For ridge: number of hidden features."""
     ridge: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    """For ridge: strength of the regularization; ``auto`` takes the power of ten from 1e-8 to 1e8 that is
-    best on a fifth of each task's training images."""
+    """For ridge: strength of the regularization; auto: best on a fifth of each task's training images."""
 
 
 def shrink(

@@ -39,7 +39,7 @@ def choose_alpha(before: Tensor, after: Tensor, labels: Tensor) -> float:
 
     That is how the map is used: on classes of which there are no images.
     """
-    if len(labels.unique()) < 2:
+    if len(torch.unique(labels)) < 2:
         return ONE_CLASS
     errors = leave_one_class_out_errors(before, after, labels)
     return ALPHAS[int(errors.argmin())]
@@ -66,7 +66,7 @@ def leave_one_class_out_errors(before: Tensor, after: Tensor, labels: Tensor) ->
         weights = 1 / (values + _rho(before, alpha))
         residual = moved - basis @ (weights[:, None] * cross)
         error = torch.zeros((), dtype=torch.float64)
-        for label in labels.unique():
+        for label in torch.unique(labels):
             mine = labels == label
             hat = (basis[mine] * weights) @ basis[mine].T
             left_out = torch.linalg.solve(torch.eye(len(hat), dtype=hat.dtype) - hat, residual[mine])
