@@ -20,6 +20,8 @@ from cofima.methods.components.projection import ProjectedHead, RidgeSums, best_
 from cofima.methods.state import Entry
 from cofima.models.head import Head
 
+Shrinkage = Annotated[float, Field(gt=0, le=1)] | Literal["oas", "loo"]
+
 
 class ClosedFormOptions(BaseModel):
     """Options of heads in closed form."""
@@ -28,7 +30,7 @@ class ClosedFormOptions(BaseModel):
 
     priors: Priors = "equal"
     """For lda: all classes are equally likely, or as likely as they have images (counts)."""
-    shrinkage: Annotated[float, Field(gt=0, le=1)] | Literal["oas", "loo"] = "loo"
+    shrinkage: Shrinkage = "loo"
     """For lda, share of the identity in the covariance: computed (oas), or the best multiple of it (loo)."""
     projection: Annotated[int, Field(ge=1)] = 10_000
     """For ridge: number of hidden features."""

@@ -1,0 +1,44 @@
+"""SLDA: the discriminant analysis of all images at once, however they are divided into tasks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cofima.store.model import load_model
+
+
+def learned(tiny, tmp_path: Path, groups: tuple[int, ...], **options: object):
+    stream = tiny.stream(groups, per_class=10)
+    return tiny.run(tmp_path, tiny.config("slda", options=options), stream), stream
+
+
+@pytest.mark.parametrize("groups", [(4,), (1, 3), (2, 1, 1)], ids=str)
+def test_it_is_the_discriminant_analysis_of_all_images(groups: tuple[int, ...], tiny, tmp_path: Path) -> None:
+    model, stream = learned(tiny, tmp_path, groups, shrinkage=0.3, priors="counts")
+    features = torch.cat([model.method.features(task.train) for task in stream]).double().numpy()
+    labels = torch.cat([task.train.labels for task in stream]).numpy()
+    means = np.stack([features[labels == c].mean(0) for c in range(4)])
+    within = features - means[labels]
+    covariance = within.T @ within / (len(labels) - 4)
+    shrunk = 0.7 * covariance + 0.3 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    weight = np.linalg.solve(shrunk, means.T).T
+    bias = np.log(np.bincount(labels) / len(labels)) - (weight * means).sum(1) / 2
+    images = torch.cat([task.test.batch(torch.arange(len(task.test)))[0] for task in stream])
+    seen = model.method.net.features(model.view.test(images)).double().detach().numpy()
+    expected = seen @ weight.T + bias
+    assert model.logits(images).numpy() == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+def test_the_backbone_stays_and_each_image_passes_once(tiny, tmp_path: Path) -> None:
+    model, stream = learned(tiny, tmp_path / "whole", (2, 2))
+    fresh = tiny.model(tiny.config("slda"), stream).method.net.backbone.state_dict()
+    for key, value in model.method.net.backbone.state_dict().items():
+        assert torch.equal(value, fresh[key])
+    passed: list[int] = []
+    again = tiny.model(tiny.config("slda"), stream)
+    again.method.net.backbone.register_forward_pre_hook(lambda _, args: passed.append(len(args[0])))
+    again.method.learn(stream[0])
+    assert len(passed) == 1  # the picture by which the features of the run before are found again
+    assert load_model(tmp_path / "whole").classes == model.classes
