@@ -11,6 +11,8 @@ demo: $(READY)  ## Learn the embedded digits with five methods (two to three min
 
 # One process a core, each with one thread: more threads than cores only wait for each other.
 test: export OMP_NUM_THREADS = 1
+# Tests start many processes: compiled files are kept for those that follow.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)  ## Run the tests on all cores and show their coverage and the slowest twenty.
 	$(BIN)/pytest -m "not slow" -n auto --maxprocesses 8 --dist worksteal --durations 20 --cov --cov-report=term
 
