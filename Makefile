@@ -13,8 +13,8 @@ demo: $(READY)  ## Learn the embedded digits with five methods (two to three min
 test: export OMP_NUM_THREADS = 1
 # Tests start many processes: compiled files are kept for those that follow.
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(READY)  ## Run the tests on all cores and show their coverage and the slowest twenty.
-	$(BIN)/pytest -m "not slow" -n auto --maxprocesses 8 --dist worksteal --durations 20 --cov --cov-report=term
+test: $(READY)  ## Run the tests on all cores and show the slowest twenty; COVERAGE=yes shows the coverage, for half the time more.
+	$(BIN)/pytest -m "not slow" -n auto --maxprocesses 8 --dist worksteal --durations 20 $(if $(COVERAGE),--cov --cov-report=term)
 
 test-slow: $(READY)  ## Run the tests that take minutes.
 	$(BIN)/pytest -m slow

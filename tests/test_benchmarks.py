@@ -20,7 +20,9 @@ def script(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(("name", "page"), [("desk", "DESK.md"), ("desk_search", "DESK_SEARCH.md")])
+@pytest.mark.parametrize(
+    ("name", "page"), [("desk", "DESK.md"), ("desk_search", "DESK_SEARCH.md"), ("capped", "CAPPED.md")]
+)
 def test_a_page_is_what_its_script_writes(name: str, page: str) -> None:
     assert script(name).page() == (HERE / page).read_text("utf-8")
 

@@ -35,7 +35,7 @@ def test_export_says_what_it_compared(folder: Path, tmp_path: Path, monkeypatch:
 def test_export_refuses_before_any_file_is_written(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CofimaError, match="give a file to write: --onnx FILE"):
         cofima("export", folder)
-    with pytest.raises(CofimaError, match="RanPAC stands behind a random projection"):
+    with pytest.raises(CofimaError, match="RanPAC predicts with a random projection"):
         cofima("export", folder, "--torchscript", tmp_path / "a.pt", "--timm", tmp_path / "a.safetensors")
     with pytest.raises(CofimaError, match="not a model folder"):
         cofima("export", tmp_path, "--torchscript", tmp_path / "a.pt")

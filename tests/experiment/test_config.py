@@ -199,7 +199,8 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", config.recipes())
 def test_every_packaged_recipe_is_right(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "caltech101").mkdir()  # what the desk's recipe looks for
+    for folder in ("caltech101", "cifar100"):  # what the recipes of studies look for
+        (tmp_path / folder).mkdir()
     monkeypatch.setenv("COFIMA_DATA", str(tmp_path))
     assert isinstance(read(name), Config)
     assert read(name.removesuffix(".yaml")) == read(name)

@@ -9,7 +9,7 @@ from cofima.weights.task_vectors import (
     breadcrumbs,
     dare,
     larger,
-    magmax,
+    largest_vector,
     magnitudes,
     model_stock,
     products,
@@ -99,9 +99,9 @@ def test_magmax_takes_the_largest_change_number_by_number() -> None:
     expected = []
     for start, *ends in zip(base.tolist(), *(m.tolist() for m in models), strict=True):
         expected.append(start + 0.7 * max((end - start for end in ends), key=abs))
-    torch.testing.assert_close(magmax(base, models, 0.7), torch.tensor(expected, dtype=torch.float64))
-    torch.testing.assert_close(magmax(base, models[:1], 1.0).float(), models[0])
-    assert torch.equal(magmax(base, models, 0.0).float(), base)
+    torch.testing.assert_close(largest_vector(base, models, 0.7), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(largest_vector(base, models[:1], 1.0).float(), models[0])
+    assert torch.equal(largest_vector(base, models, 0.0).float(), base)
 
 
 def test_of_equal_magnitudes_the_later_counts() -> None:

@@ -21,17 +21,12 @@ class Role:
         resumed: A run is continued with the same value only.
         named: Another value is another cell of a grid, in a folder of another name.
         compared: Runs with other values do not share a row, and do not follow one protocol.
-        named_at_default: The default value counts in the name, too.
     """
 
     resumed: bool = True
     named: bool = True
     compared: bool = True
-    named_at_default: bool = True
 
-
-ADDED = Role(named_at_default=False)
-"""Added when folders had names already: without it, a cell has the name that it had before."""
 
 MACHINE = Role(resumed=False, named=False, compared=False)
 """Machine-specific settings: the result is the same everywhere."""

@@ -99,14 +99,18 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [f"{key}: {a.get(key, 'not set')} before, {b.get(key, 'not set')} now" for key in keys]
 
 
-def as_overrides(config: Config) -> list[str]:
-    """Return the command-line overrides that give this configuration: all that is not a default."""
+def changed(config: Config) -> dict[str, str]:
+    """Return the settings that are not defaults, and always dataset, backbone, method and seed."""
     defaults = Config(method=config.method).model_dump(mode="json")
     defaults["options"] = methods.options_of(methods.build(config.method))
     usual, own = flat(defaults), flat(config.model_dump(mode="json"))
     shown = {key: own[key] for key in (*PARTS, "seed")}
-    shown |= {key: value for key, value in own.items() if usual.get(key) != value}
-    return [f"{key}={value}" for key, value in shown.items()]
+    return shown | {key: value for key, value in own.items() if usual.get(key) != value}
+
+
+def as_overrides(config: Config) -> list[str]:
+    """Return the command-line overrides that give this configuration: all that is not a default."""
+    return [f"{key}={value}" for key, value in changed(config).items()]
 
 
 @cache

@@ -4,6 +4,7 @@ import inspect
 import pkgutil
 from collections.abc import Collection
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -54,7 +55,7 @@ def find(name: str) -> type[Method]:
 
 def build(name: str, options: dict[str, Any] | None = None) -> Method:
     """Return a method with these options, validated."""
-    method: Method = TypeAdapter(find(name)).validate_python(options or {})
+    method: Method = _adapter(find(name)).validate_python(options or {})
     return method
 
 
@@ -82,6 +83,12 @@ def first_task_key(method: Method) -> tuple[Any, ...] | None:
     return method.first_task_key() if "first_task_key" in vars(type(method)) else None
 
 
+@cache  # a grid builds thousands of methods, and pydantic takes a millisecond to read a class
+def _adapter(kind: type[Method]) -> TypeAdapter[Method]:
+    return TypeAdapter(kind)
+
+
+@cache
 def _packaged() -> list[str]:
     return [module.name for module in pkgutil.iter_modules(__path__) if module.name not in NOT_METHODS]
 
@@ -109,5 +116,5 @@ def _classes(module: ModuleType) -> list[type[Method]]:
 
 def options_of(method: Method) -> dict[str, Any]:
     """Return a method's options, defaults included, as JSON-able values."""
-    dumped = TypeAdapter(type(method)).dump_python(method, mode="json")
+    dumped = _adapter(type(method)).dump_python(method, mode="json")
     return {field.name: dumped[field.name] for field in fields(method)}

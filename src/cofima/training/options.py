@@ -4,19 +4,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cofima.core.settings import ADDED
-
 
 class LoraOptions(BaseModel):
     """Options of LoRA: the backbone moves by products of small factors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
-    rank: Annotated[Annotated[int, Field(ge=0)] | None, ADDED] = None
+    rank: Annotated[int, Field(ge=0)] | None = None
     """Rank of a layer's change in a task; 0, for most methods the default, trains the whole backbone."""
-    alpha: Annotated[Annotated[float, Field(gt=0)] | None, ADDED] = None
+    alpha: Annotated[float, Field(gt=0)] | None = None
     """The product of the factors counts ``alpha / rank`` times; by default once."""
-    layers: Annotated[Literal["all", "attention"], ADDED] = "all"
+    layers: Literal["all", "attention"] = "all"
     """Layers that move: all linear ones and ungrouped convolutions, or those of attention alone."""
 
     @property

@@ -60,7 +60,7 @@ def ties(
     return torch.where(count > 0, moved, start)
 
 
-def magmax(base: Tensor, models: Sequence[Tensor], lam: float) -> Tensor:
+def largest_vector(base: Tensor, models: Sequence[Tensor], lam: float) -> Tensor:
     r"""Return :math:`\theta_0 + \lambda\,\tau`, each element of the task vector that is largest there."""
     start = base.double()
     vector = torch.zeros_like(start)

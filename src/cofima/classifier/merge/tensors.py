@@ -26,7 +26,7 @@ from cofima.weights.task_vectors import (
     band,
     breadcrumbs,
     dare,
-    magmax,
+    largest_vector,
     magnitudes,
     model_stock,
     products,
@@ -200,7 +200,7 @@ def _vectors(
     if settings.method is TIES:
         return ties(base, values, layer.least, weights, lam)
     if settings.method is MAGMAX:
-        return magmax(base, values, lam)
+        return largest_vector(base, values, lam)
     if settings.method is MODEL_STOCK:
         return model_stock(base, values, layer.share)
     if settings.method is BREADCRUMBS:

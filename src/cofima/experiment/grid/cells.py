@@ -4,7 +4,7 @@ A recipe's ``grid`` maps keys to lists of values, ``{method: [coma, cofima], see
 maps is the union of their products.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cofima.core.atomic import json_digest
 from cofima.core.errors import CofimaError, problems
-from cofima.core.settings import flat, uncounted
-from cofima.experiment.config import apply_layers, check, read_values, validation_problems
+from cofima.core.settings import uncounted
+from cofima.experiment.config import apply_layers, changed, check, read_values, validation_problems
 from cofima.store.config import Config
 
 _UNNAMED = uncounted(Config, "named")
-_ADDED = uncounted(Config, "named_at_default")
 
 
 class Resources(BaseModel):
@@ -99,21 +98,13 @@ def name(config: Config) -> str:
     return f"{plain_name(config)}-{json_digest(identity(config))[:8]}"
 
 
-def identity(config: Config) -> dict[str, Any]:
-    """Return the settings that decide the result of a cell."""
-    settings, usual = (one.model_dump(mode="json") for one in (config, Config()))
-    values, defaults = flat(settings), flat(usual)
-    return _without(settings, _UNNAMED | {key for key in _ADDED if values[key] == defaults[key]})
+def identity(config: Config) -> dict[str, str]:
+    """Return the settings that decide the result of a cell, without those that have their default.
 
-
-def _without(settings: Mapping[str, Any], names: Collection[str], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings without those of dotted names, and without parts that have nothing left."""
-    kept: dict[str, Any] = {}
-    for key, value in settings.items():
-        left = _without(value, names, f"{prefix}{key}.") if isinstance(value, Mapping) else value
-        if prefix + key not in names and (left or not isinstance(value, Mapping) or not value):
-            kept[key] = left
-    return kept
+    So names stay when settings are added to the package. Where a default has changed since, the run in the
+    folder refuses to be continued, and says what differs.
+    """
+    return {key: value for key, value in changed(config).items() if key not in _UNNAMED}
 
 
 def plain_name(config: Config) -> str:

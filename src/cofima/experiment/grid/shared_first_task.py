@@ -28,7 +28,7 @@ def key(config: Config) -> str | None:
     first = methods.first_task_key(methods.build(config.method, config.options))
     if first is None:
         return None
-    said = {k: v for k, v in identity(config).items() if k not in ("method", "options")}
+    said = {k: v for k, v in identity(config).items() if k != "method" and not k.startswith("options.")}
     return json_digest([said, first])[:12]
 
 

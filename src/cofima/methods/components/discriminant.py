@@ -181,10 +181,9 @@ def discriminant(gaussians: SharedGaussians, priors: Priors) -> tuple[Tensor, Te
 
 
 def log_priors(gaussians: SharedGaussians, priors: Priors) -> Tensor:
-    """Return the logarithm of each class's probability before its image is seen."""
+    """Return the logarithm of each class's probability before its image is seen, but for a constant."""
     counts = torch.tensor(gaussians.counts, dtype=torch.float64)
-    shares = torch.ones_like(counts) if priors == "equal" else counts
-    return (shares / shares.sum()).log()
+    return torch.zeros_like(counts) if priors == "equal" else (counts / counts.sum()).log()
 
 
 def oas(within: Tensor, images: int) -> float:
