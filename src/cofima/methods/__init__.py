@@ -55,7 +55,7 @@ def find(name: str) -> type[Method]:
 
 def build(name: str, options: dict[str, Any] | None = None) -> Method:
     """Return a method with these options, validated."""
-    method: Method = _adapter(find(name)).validate_python(options or {})
+    method: Method = TypeAdapter(find(name)).validate_python(options or {})
     return method
 
 
@@ -83,14 +83,13 @@ def first_task_key(method: Method) -> tuple[Any, ...] | None:
     return method.first_task_key() if "first_task_key" in vars(type(method)) else None
 
 
-@cache  # a grid builds thousands of methods, and pydantic takes a millisecond to read a class
-def _adapter(kind: type[Method]) -> TypeAdapter[Method]:
-    return TypeAdapter(kind)
-
-
-@cache
 def _packaged() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(__path__) if module.name not in NOT_METHODS]
+    return _modules(tuple(__path__))
+
+
+@cache  # a grid asks thousands of times
+def _modules(path: tuple[str, ...]) -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(path) if module.name not in NOT_METHODS]
 
 
 def _own() -> dict[str, type[Method]]:
@@ -116,5 +115,5 @@ def _classes(module: ModuleType) -> list[type[Method]]:
 
 def options_of(method: Method) -> dict[str, Any]:
     """Return a method's options, defaults included, as JSON-able values."""
-    dumped = _adapter(type(method)).dump_python(method, mode="json")
+    dumped = TypeAdapter(type(method)).dump_python(method, mode="json")
     return {field.name: dumped[field.name] for field in fields(method)}
