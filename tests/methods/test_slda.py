@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+import cofima
+from cofima.data.sources.in_memory import blobs
+from cofima.data.stream import from_groups
 from cofima.store.model import load_model
 
 
@@ -42,3 +45,15 @@ def test_the_backbone_stays_and_each_image_passes_once(tiny, tmp_path: Path) -> 
     again.method.learn(stream[0])
     assert len(passed) == 1  # the picture by which the features of the run before are found again
     assert load_model(tmp_path / "whole").classes == model.classes
+
+
+def test_merged_models_are_the_model_of_all_classes(tiny, tmp_path: Path) -> None:
+    """Models of one backbone that know other classes: their sums add up, and the head is solved again."""
+    config, data = tiny.config("slda", options={"shrinkage": 0.3}), blobs(4, 10, 16, 0)
+    for name, groups in {"one": [[0, 1]], "two": [[2, 3]], "all": [[0, 1], [2, 3]]}.items():
+        tiny.run(tmp_path / name, config, from_groups(data, groups))
+    cofima.merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
+    whole, merged = load_model(tmp_path / "all"), load_model(tmp_path / "merged")
+    assert merged.classes == whole.classes
+    images = from_groups(data, [[0, 1, 2, 3]])[0].test.batch(torch.arange(8))[0]
+    torch.testing.assert_close(merged.logits(images), whole.logits(images), rtol=1e-4, atol=1e-4)
