@@ -1,14 +1,18 @@
 """The paper's datasets: found in every layout, counted, numbered, split; what is wrong is said at once."""
 
 import re
+import warnings
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torchvision.datasets import FashionMNIST, ImageFolder
 
@@ -16,9 +20,11 @@ from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.core.progress import Progress
 from cofima.data import Source, datasets, sources
 from cofima.data.datasets import DataOptions
+from cofima.data.sources import imagenet_r
 from cofima.data.sources.checks import count_problem, verify
-from cofima.data.splits import shuffled, split_hash
+from cofima.data.splits import apportion, share_of, shuffled, split_hash
 from cofima.data.stream import split
+from cofima.report.paper.published import published
 
 small = pytest.mark.filterwarnings("ignore:.*known for:cofima.core.errors.CofimaWarning")
 pytestmark = small  # these copies have fewer images than the real ones, which is said: see below
@@ -291,6 +297,38 @@ def test_renditions_are_dealt_by_the_seed_per_class(make, tmp_path: Path) -> Non
     assert one.test[0].name == names[shuffled(names, 0)[0]]  # the slow definition: lowest hash first
     half = find("imagenet_r", tmp_path, test_fraction=0.4)
     assert (half.variant, len(half.test)) == ("seed0-share0.4", 6)
+
+
+def test_the_archive_of_imagenet_r_is_dealt_as_the_papers_say(tmp_path: Path, monkeypatch) -> None:
+    counts = [150] * 192 + [151] * 6 + [147] * 2
+    rounded = sum(share_of(count, 0.2) for count in counts)
+    assert (sum(counts), rounded) == (30_000, 5_998)  # class by class two are missing, as of the real archive
+    names = [f"n{label:08}/art_{number}.jpg" for label, n in enumerate(counts) for number in range(n)]
+    monkeypatch.setattr(imagenet_r, "_in_tar", lambda path: dict.fromkeys(names, bytes))
+    (tmp_path / "imagenet-r.tar").touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is said of the counts
+        source = find("imagenet_r", tmp_path)
+    known = published().images["ImageNet-R"]  # what the paper's tables take
+    assert (len(source.train), len(source.test)) in known == [(24_000, 6_000)]
+    for label, tested in Counter(p.label for p in source.test).items():
+        assert abs(tested - counts[label] / 5) < 1
+
+
+@settings(max_examples=50)
+@given(
+    st.dictionaries(st.integers(0, 50), st.integers(1, 40), min_size=1),
+    st.sampled_from([0.1, 0.2, 0.25, 0.4]),
+)
+def test_a_share_is_divided_among_classes_in_proportion(counts: dict[int, int], share: float) -> None:
+    found = apportion(counts, share)
+    assert all(1 <= found[c] <= n - 1 if n > 1 else found[c] == 0 for c, n in counts.items())
+    if min(counts.values()) >= 10:  # no class is at its limit
+        assert sum(found.values()) == round(Fraction(str(share)) * sum(counts.values()))
+        assert all(abs(found[c] - share * n) < 1 + 1e-9 for c, n in counts.items())
+        gives = {c: share * n - found[c] for c, n in counts.items()}  # below 0: one was given more
+        least = min((share * n % 1 for c, n in counts.items() if gives[c] < -1e-9), default=1.0)
+        assert all(gap <= least + 1e-6 for gap in gives.values())
 
 
 def test_the_archive_is_the_folder(make, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Splits: a random choice of images within each class, and the name and hash that identify a split."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from hashlib import sha256
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from cofima.data.image_set import ImageSet
 from cofima.data.options import DataOptions
 
+Label = TypeVar("Label", bound=Hashable)
 Named = Iterable[tuple[str, int]]  # the name and the label of each image
 
 
@@ -34,15 +37,52 @@ def choose_per_class(
     The choice depends on the seed and on the ``keys``, which name an image on every machine. Only those that
     are ``eligible`` are chosen, though all count.
     """
-    by_label: dict[Hashable, list[int]] = {}
-    for place, label in enumerate(labels):
-        by_label.setdefault(label, []).append(place)
     chosen = [False] * len(keys)
-    for places in by_label.values():
+    for places in _by_label(labels).values():
         among = [place for place in places if eligible is None or eligible[place]]
         for rank in shuffled([keys[place] for place in among], seed)[: how_many(len(places))]:
             chosen[among[rank]] = True
     return chosen
+
+
+def choose_share(keys: Sequence[str], labels: Sequence[int], share: float, seed: int) -> list[bool]:
+    """Choose ``share`` of all images, of each class in proportion; return for each whether it is chosen.
+
+    Rounding class by class (:func:`choose_per_class` with :func:`share_of`) misses the share of the whole by
+    an image or two; here the classes give as many images as :func:`apportion` says.
+    """
+    by_label = _by_label(labels)
+    numbers = apportion({label: len(places) for label, places in by_label.items()}, share)
+    chosen = [False] * len(keys)
+    for label, places in by_label.items():
+        for rank in shuffled([keys[place] for place in places], seed)[: numbers[label]]:
+            chosen[places[rank]] = True
+    return chosen
+
+
+def apportion(counts: Mapping[int, int], share: float) -> dict[int, int]:
+    """Divide ``share`` of all images among the classes, by the largest remainders.
+
+    Each class gives the whole part of its share, but at least one, and at least one is left; then those with
+    the largest remainder give one more, in the order of their labels where remainders are equal, until the
+    sum is the share of the whole, rounded.
+    """
+    exact = Fraction(str(share))  # 1/5, where the float is only near it: remainders must tie where they do
+    numbers = {label: max(1, min(n - 1, int(exact * n))) if n > 1 else 0 for label, n in counts.items()}
+    lacking = round(exact * sum(counts.values())) - sum(numbers.values())
+    able = [label for label in sorted(counts) if numbers[label] < counts[label] - 1]
+    able.sort(key=lambda label: numbers[label] - exact * counts[label])
+    for label in able[: max(0, lacking)]:
+        numbers[label] += 1
+    return numbers
+
+
+def _by_label(labels: Sequence[Label]) -> dict[Label, list[int]]:
+    """Return the places of each label, in the order in which labels are first met."""
+    found: dict[Label, list[int]] = {}
+    for place, label in enumerate(labels):
+        found.setdefault(label, []).append(place)
+    return found
 
 
 def choose_images(images: ImageSet, how_many: Callable[[int], int], seed: int) -> Tensor:

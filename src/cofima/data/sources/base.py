@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 from cofima.core.errors import CofimaError, file_error, first_problems, problems
 from cofima.data.loading.loader import Content, Sample
 from cofima.data.options import DataOptions
-from cofima.data.splits import choose_per_class, seeded_facts, seeded_name, share_of, split_facts
+from cofima.data.splits import (
+    choose_per_class,
+    choose_share,
+    seeded_facts,
+    seeded_name,
+    share_of,
+    split_facts,
+)
 
 SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of datasets put them
 SHOWN = 20  # left-out images that are named
@@ -36,6 +43,7 @@ class Source:
     Attributes:
         variant: Name of the split, e.g. "official", "pilot", "seed0".
         facts: Entries of a result file about the data; JSON-able.
+        exact_share: Where a share is tested on, it is that of all images, not of each class rounded alone.
     """
 
     name: str
@@ -46,6 +54,7 @@ class Source:
     flip: bool
     crop: float
     facts: dict[str, Any]
+    exact_share: bool = False
 
     def blocks(self) -> Sequence[Sequence[Sample]]:
         """Return the training and the test images."""
@@ -83,13 +92,12 @@ class Source:
     def split_by_seed(self, options: DataOptions) -> "Source":
         """Return the source with a share of each class tested on, by the seed and the names alone."""
         samples = [*self.train, *self.test]
-        labels = [picture.label for picture in samples]
-        tested = choose_per_class(
-            [picture.name for picture in samples],
-            labels,
-            lambda count: share_of(count, options.test_fraction),
-            options.split_seed,
-        )
+        names, labels = [picture.name for picture in samples], [picture.label for picture in samples]
+        share, seed = options.test_fraction, options.split_seed
+        if self.exact_share:
+            tested = choose_share(names, labels, share, seed)
+        else:
+            tested = choose_per_class(names, labels, lambda count: share_of(count, share), seed)
         # class by class, as they are first met: the order is part of the split's hash
         first = {label: place for place, label in enumerate(dict.fromkeys(labels))}
         pairs = sorted(zip(samples, tested, strict=True), key=lambda pair: first[pair[0].label])
