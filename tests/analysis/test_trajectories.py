@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from cofima.analysis.relearn import load_tasks, relearn
+from cofima.analysis.plane import principal
+from cofima.analysis.relearn import load_tasks
 from cofima.analysis.run_folder import open_run
 from cofima.analysis.trajectories import class_means, trajectories
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT
+from cofima.methods.cofima import CoFiMA
 from cofima.models.backbone import build_empty
 from cofima.weights import weight_distance
+from cofima.weights.ops import snapshot
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +44,35 @@ def test_the_three_ways_of_the_paper(folders: list[Path]) -> None:
     assert "weight_ensemble" in result.figures["trajectories"]  # folders tell two runs of a method apart
 
 
-def test_training_before_a_merge_is_drawn_where_it_led(folders: list[Path]) -> None:
-    from cofima.analysis.plane import principal
-    from cofima.analysis.trajectories import _trajectory
+def test_training_before_a_merge_is_drawn_where_it_led(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[dict[str, torch.Tensor]] = []  # θ_t of the run itself, as it comes to the merge
+    merge = CoFiMA.merge
 
-    run = open_run(folders[2])
+    def spy(self: CoFiMA, *args: Any) -> None:
+        trained.append(snapshot(self.net.backbone))
+        merge(self, *args)
+
+    monkeypatch.setattr(CoFiMA, "merge", spy)
+    folder = kept("cofima", seed=7)
+    monkeypatch.undo()
+    run = open_run(folder)
     states = [run.backbone(t) for t in range(4)]
     flat = principal(states)
-    task = relearn(run, 3, SILENT)
-    trained = {key: task.trained[f"backbone.{key}"] for key in run.parameters}
-    (start, end) = _trajectory(flat, run, "", states).steps[-1]
-    assert end == pytest.approx(flat.coordinates(trained)[:2], rel=1e-3, abs=1e-5)
-    assert start == pytest.approx(flat.coordinates(states[2])[:2])
+    rows = trajectories([folder], grid=0).rows
+    assert [row["trained_x"] == "" for row in rows] == [True, True, False, False]
+    for t, network in zip((2, 3), trained, strict=True):
+        where = flat.coordinates({key: network[key] for key in run.parameters})[:2]
+        assert (rows[t]["trained_x"], rows[t]["trained_y"]) == pytest.approx(where)
+        before, after = np.array([flat.coordinates(states[s])[:2] for s in (t - 1, t)])
+        divided = before + (after - before) / run.history[t - 1].lam  # true of CoMA only
+        assert np.linalg.norm(divided - where) > 0.1 * np.linalg.norm(np.array(where) - before)
+
+
+def test_trained_weights_need_not_be_drawn(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cofima.analysis.trajectories.relearn", None)  # nothing is learned again
+    rows = trajectories([kept("coma")], grid=0, trained=False).rows
+    assert {row["trained_x"] for row in rows} == {""}
+    assert len(trajectories([kept("slca")], grid=0).rows) == 4  # nothing is merged there
 
 
 def test_class_means_are_the_nearest_by_cosine(folders: list[Path]) -> None:

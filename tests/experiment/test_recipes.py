@@ -12,6 +12,7 @@ from cofima.core.errors import CofimaError
 from cofima.data.transforms import PAPER_DATASETS
 from cofima.experiment import config
 from cofima.experiment.config import read_values, resolve
+from cofima.experiment.grid.cells import cells
 from cofima.experiment.recipes.layers import apply_blocks, deep_merge
 from cofima.store.config import Config
 
@@ -147,11 +148,13 @@ def assert_whole(dataset: str, method: str) -> None:
     assert (got.stream.base_classes, got.stream.increment) == (first, increment)
     assert got.stream.order_seed == (-1 if dataset == "vtab" else None)
     assert (got.train.batch_size, got.train.lr, got.train.backbone_lr_scale) == (128, 0.01, 0.01)
-    if method not in ("l2p", "dual_prompt"):  # which have schedules of their own
-        assert (got.train.epochs, got.train.milestones) == (epochs, (milestone,))
-    else:
-        assert got.train.milestones is None
+    assert got.train.epochs == epochs  # "all baselines", says the paper
+    constant = method in ("l2p", "dual_prompt")  # Adam, as their papers have it
+    assert got.train.milestones == (None if constant else (milestone,))
+    keeps = ("l2p", "dual_prompt", "ranpac", "fecam")  # whose code is not a fork of SLCA's
+    assert got.model.final_norm == ("pretrained" if method in keeps else "reset")
     if "align" in got.options:
+        assert got.options["align"]["shrink"] is False
         assert got.options["align"]["temperature"] == temperature
         assert got.options["align"]["epochs"] == 5
     if method in ("coma", "cofima"):
@@ -167,7 +170,24 @@ def test_self_supervised_backbones_have_their_own_schedule(network: str) -> None
     assert (got.train.epochs, got.train.milestones, got.options["lam"]) == (90, (80,), 0.2)
     assert got.options["align"]["temperature"] == 0.05
     assert table1("cifar100", "seq_ft", backbone=network).train.epochs == 90
-    assert table1("cifar100", "l2p", backbone=network).train.epochs == 5
+    # MAE and DINO keep their norm in the released code, MoCo v3 does not
+    assert got.model.final_norm == ("reset" if "moco" in network else "pretrained")
+
+
+@pytest.mark.parametrize("network", ["vit_ti16", "vit_l16", "vit_b16_sam", "vit_b16_in21k", "vit_b16_dino"])
+def test_the_norm_is_made_fresh_where_the_released_code_does(network: str) -> None:
+    norm = table1("cifar100", "slca", backbone=network).model.final_norm
+    assert norm == ("pretrained" if network == "vit_b16_dino" else "reset")
+
+
+def test_the_epochs_of_the_prompt_papers_have_a_recipe() -> None:
+    found = {(c.dataset, c.method): (c.train.epochs, c.train.milestones) for c in cells("prompts.yaml")}
+    assert found == {
+        ("cifar100", "l2p"): (5, None),
+        ("cifar100", "dual_prompt"): (5, None),
+        ("imagenet_r", "l2p"): (10, None),
+        ("imagenet_r", "dual_prompt"): (50, None),
+    }
 
 
 def test_the_command_of_the_documentation(tmp_path: Path) -> None:

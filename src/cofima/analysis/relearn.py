@@ -94,12 +94,15 @@ class Relearned:
         return train
 
 
-def relearn(run: RunFolder, task: int, progress: Progress) -> Relearned:
-    """Learn a task again from the state before it, and keep what the run does not."""
+def relearn(run: RunFolder, task: int, progress: Progress, stream: Stream | None = None) -> Relearned:
+    """Learn a task again from the state before it, and keep what the run does not.
+
+    ``stream`` is that of :func:`load_tasks`, for a caller that learns several tasks again.
+    """
     generation = run.generation(task - 1)
     after = run.generation(task)
     before = load_model(run.folder, where=run.config.device, progress=progress, generation=generation)
-    found = Relearned(run, before, _stream(run, progress)[:task])
+    found = Relearned(run, before, (stream or _stream(run, progress))[:task])
     method = copy_model(before, progress).method
     found.old = snapshot(method.net)
 

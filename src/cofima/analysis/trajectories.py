@@ -1,8 +1,9 @@
 r"""Trajectories of several runs from one start, in the plane of their first two principal components.
 
 The paper's Fig. 2 compares tasks that begin at :math:`\theta_0`, averages with :math:`\lambda = 1/t`, and
-averages with a constant :math:`\lambda`. Weights before a merge follow from those after it and the share,
-:math:`\theta_t = \theta^*_{t-1} + (\theta^*_t - \theta^*_{t-1}) / \lambda`: close enough to be drawn.
+averages with a constant :math:`\lambda`. A run keeps :math:`\theta^*_t` only; the weights
+:math:`\theta_t` before each merge are had back by learning the tasks again. (Dividing the step by
+:math:`\lambda` gives them for CoMA alone: Fisher information gives every weight a share of its own.)
 The background is the accuracy of class means at each point, since runs have different heads.
 """
 
@@ -20,13 +21,14 @@ from cofima.analysis.landscape import axis
 from cofima.analysis.output import Result
 from cofima.analysis.plane import Plane, principal
 from cofima.analysis.plots import Spot, Surface, Trail, plane
-from cofima.analysis.relearn import load_tasks
+from cofima.analysis.relearn import load_tasks, relearn
 from cofima.analysis.run_folder import RunFolder
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import join
 from cofima.data.stream import Stream
 from cofima.methods.components.aligned import Aligned
+from cofima.methods.state import untagged
 from cofima.models.backbone import build_empty
 from cofima.training.context import Context
 from cofima.training.loop import batchnorm_layers, plain_batches
@@ -37,46 +39,56 @@ XY = tuple[float, float]
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One run in the plane: its states, and the steps of training before each merge."""
+    """One run in the plane: its states, and the way of training before the merge of each task."""
 
     run: RunFolder
     label: str
     states: list[tuple[float, float, float]]
-    steps: list[tuple[XY, XY]]
+    steps: dict[int, tuple[XY, XY]]
 
 
 def trajectories(
-    folders: Sequence[Path], grid: int = 9, images: int | None = 60, progress: Progress = SILENT
+    folders: Sequence[Path],
+    grid: int = 9,
+    images: int | None = 60,
+    trained: bool = True,
+    progress: Progress = SILENT,
 ) -> Result:
-    """Draw the trajectories of runs that began at the same weights, over the accuracy around them."""
+    """Draw the trajectories of runs that began at the same weights, over the accuracy around them.
+
+    With ``trained``, tasks of methods that average are learned again, to draw where training led.
+    """
     runs = open_all(folders)
     _refuse_others(runs)
     states = [[run.backbone(t) for t in range(1, run.tasks + 1)] for run in runs]
     start = runs[0].backbone(0)
     flat = principal([start, *(weights for one in states for weights in one)])
     found = [
-        _trajectory(flat, run, label, [start, *some])
+        _trajectory(flat, run, label, [start, *some], trained, progress)
         for run, label, some in zip(runs, labels(runs), states, strict=True)
     ]
     surface = _surface(flat, found, runs[0], grid, images, progress) if grid else None
     spot = Spot(*found[0].states[0][:2], "θ_0")
-    trails = [Trail(one.label, [(x, y) for x, y, _ in one.states], one.steps) for one in found]
-    figure = plane(surface, [spot], trails, "States after each task (dotted: before a merge)")
+    trails = [Trail(one.label, [(x, y) for x, y, _ in one.states], list(one.steps.values())) for one in found]
+    title = "States after each task" + (" (dotted: before a merge)" if trained else "")
+    figure = plane(surface, [spot], trails, title)
     said = [f"the plane holds {100 * flat.kept:.1f} % of the variance of all states"]
     return Result("trajectories", [*_rows(found), *_ground(surface)], {"trajectories": figure}, said)
 
 
-def _trajectory(flat: Plane, run: RunFolder, label: str, states: Sequence[Weights]) -> Trajectory:
+def _trajectory(
+    flat: Plane, run: RunFolder, label: str, states: Sequence[Weights], trained: bool, progress: Progress
+) -> Trajectory:
     places = [flat.coordinates(weights) for weights in states]
-    method, steps = run.method, []
-    on_line = not (isinstance(method, Aligned) and method.averages_with == "pretrained")
-    restarts = isinstance(method, Aligned) and method.restarts
-    for t, row in enumerate(run.history, start=1):
-        before, after, lam = places[t - 1], places[t], row.lam
-        if t > 1 and lam and on_line:
-            far = [b + (a - b) / lam for b, a in zip(before[:2], after[:2], strict=True)]
-            begin = places[0] if restarts else before
-            steps.append(((begin[0], begin[1]), (far[0], far[1])))
+    steps: dict[int, tuple[XY, XY]] = {}
+    method = run.method
+    if trained and isinstance(method, Aligned) and method.averages_with:
+        _, stream = load_tasks(run, progress)
+        for t in range(2, run.tasks + 1):
+            network = untagged("backbone", relearn(run, t, progress, stream).trained)
+            end = flat.coordinates({key: network[key] for key in run.parameters})
+            begin = places[0 if method.restarts else t - 1]
+            steps[t] = (begin[:2], end[:2])
     return Trajectory(run, label, places, steps)
 
 
@@ -90,7 +102,7 @@ def _surface(
 ) -> Surface:
     """Measure class means on a grid around all trajectories."""
     drawn = [place[:2] for one in found for place in one.states]
-    drawn += [end for one in found for _, end in one.steps]
+    drawn += [end for one in found for _, end in one.steps.values()]
     xs, ys = (axis([min(values), max(values)], grid) for values in zip(*drawn, strict=True))
     context, stream = load_tasks(run, progress)
     seen = fewer(stream, images)
@@ -154,6 +166,8 @@ def _rows(found: Sequence[Trajectory]) -> list[dict[str, object]]:
             "x": x,
             "y": y,
             "beside": away,
+            "trained_x": one.steps[t][1][0] if t in one.steps else "",
+            "trained_y": one.steps[t][1][1] if t in one.steps else "",
             "lam": one.run.history[t - 1].lam if t else "",
             "accuracy_of_class_means": "",
         }
@@ -164,10 +178,10 @@ def _rows(found: Sequence[Trajectory]) -> list[dict[str, object]]:
 
 def _ground(surface: Surface | None) -> list[dict[str, object]]:
     """Return a row for each point of the grid, which belongs to no run."""
-    blank = dict.fromkeys(("run", "method", "after"), "")
+    blank = dict.fromkeys(("run", "method", "after", "trained_x", "trained_y", "lam"), "")
     return (
         [
-            {**blank, "x": x, "y": y, "beside": 0.0, "lam": "", "accuracy_of_class_means": value}
+            {**blank, "x": x, "y": y, "beside": 0.0, "accuracy_of_class_means": value}
             for y, values in zip(surface.ys, surface.values, strict=True)
             for x, value in zip(surface.xs, values, strict=True)
         ]

@@ -71,11 +71,14 @@ def _trajectories(
     out: Out = FOLDER,
     grid: Annotated[int, typer.Option(min=0, help="Networks along each side; 0 draws no background.")] = 9,
     images: Annotated[int, typer.Option(min=1, help="Training and test images per task.")] = 60,
+    trained: Annotated[
+        bool, typer.Option(help="Learn tasks again, to draw where training led before each merge.")
+    ] = True,
 ) -> None:
     """Draw the trajectories of runs from one start (the paper's Fig. 2), over the accuracy around them."""
     from cofima.analysis.trajectories import trajectories
 
-    _write(out, lambda: trajectories(runs, grid, images, progress()))
+    _write(out, lambda: trajectories(runs, grid, images, trained, progress()))
 
 
 def _fisher(run: Run, out: Out = FOLDER, task: Task = None) -> None:

@@ -1,7 +1,7 @@
 """Grouping of runs: comparable runs share a table, seeds of one configuration share a row."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -11,6 +11,8 @@ from cofima.report.runs import Run
 from cofima.store.config import Config
 
 _UNCOMPARED = uncounted(Config, "compared")
+
+Differ = Callable[[Run, Run], list[str]]
 
 
 @dataclass(frozen=True)
@@ -32,20 +34,24 @@ class Group:
         return self.runs[0].finished
 
 
-def comparable(runs: Sequence[Run]) -> list[list[Run]]:
-    """Divide runs into comparable sets; an upper bound joins every set whose classes it learned."""
+def comparable(runs: Sequence[Run], differ: Differ | None = None) -> list[list[Run]]:
+    """Divide runs into comparable sets; an upper bound joins every set whose classes it learned.
+
+    ``differ`` lists what forbids comparing two runs, if it is not :func:`differences`.
+    """
+    differ = differ or differences
     sets: list[list[Run]] = []
     for run in sorted((r for r in runs if not r.all_at_once), key=_order):
-        home = next((s for s in sets if not any(differences(run, other) for other in s)), None)
+        home = next((s for s in sets if not any(differ(run, other) for other in s)), None)
         if home is None:
             sets.append([run])
         else:
             home.append(run)
     alone: list[list[Run]] = []
     for run in sorted((r for r in runs if r.all_at_once), key=_order):
-        homes = [s for s in sets if not any(differences(run, other) for other in s)]
+        homes = [s for s in sets if not any(differ(run, other) for other in s)]
         if not homes:  # an upper bound without other methods gets a table of its own
-            homes = [next((s for s in alone if not differences(run, s[0])), [])]
+            homes = [next((s for s in alone if not differ(run, s[0])), [])]
             if not homes[0]:
                 alone.extend(homes)
         for home in homes:
@@ -53,12 +59,11 @@ def comparable(runs: Sequence[Run]) -> list[list[Run]]:
     return sets + alone
 
 
-def differences(a: Run, b: Run) -> list[str]:
-    """List the protocol differences that forbid comparing two runs; empty if there are none."""
+def differences(a: Run, b: Run, free: Sequence[str] = ()) -> list[str]:
+    """List the protocol differences that forbid comparing two runs, but for those in ``free``."""
     one, two = _protocol(a), _protocol(b)
-    keys = [
-        k for k in one | two if not ((a.all_at_once or b.all_at_once) and k.startswith(("tasks", "stream")))
-    ]
+    free = (*free, *(("tasks", "stream") if a.all_at_once or b.all_at_once else ()))
+    keys = [key for key in one | two if not key.startswith(tuple(free))]
     if "split" not in one.keys() & two.keys():  # older runs recorded no hash of the split
         keys = [key for key in keys if key != "split"]
     found = [f"{k}: {_short(one.get(k))} / {_short(two.get(k))}" for k in keys if one.get(k) != two.get(k)]

@@ -74,7 +74,11 @@ def paper_run(tmp_path, write_run):
                 "fingerprint": "f" * 64,
             },
             preprocess={"preset": preset, "size": 224},
-            backbone={"name": backbone, "sha256": "e" * 64},
+            backbone={
+                "name": backbone,
+                "sha256": ("e" if values["model"]["final_norm"] == "reset" else "d") * 64,
+                "final_norm": values["model"]["final_norm"],
+            },
         )
 
     return make
@@ -139,6 +143,27 @@ def test_without_runs_the_table_is_the_paper_s():
     best = [row.cells[0].text for row in shown.rows for cell in row.cells if cell.best]
     assert best == ["CoFiMA"] * 8
     assert "No run here follows the protocol of this table." in shown.footnotes
+
+
+def test_methods_that_keep_the_norm_stand_beside_those_that_do_not(paper_run):
+    folders = [paper_run(method) for method in ("slca", "cofima", "prototype")]
+    folders += [paper_run(method) for method in ("ranpac", "l2p", "dual_prompt")]
+    filled = fill("1", report.find(folders))
+    assert not filled.apart
+    assert len(filled.entries) == 6
+    notes = " ".join(table(filled).footnotes)
+    assert f"backbone sha256 {'d' * 12}, {'e' * 12}" in notes or f"{'e' * 12}, {'d' * 12}" in notes
+    other = paper_run("ranpac", 1996, "model.final_norm=reset"), paper_run("ranpac", 1997, split="b" * 64)
+    apart = {run.seed: why for run, why in fill("1", report.find([*folders, *other])).apart}
+    assert apart[1996] == ["model.final_norm=reset (the recipe has pretrained)"]
+    assert len(apart[1997]) == 1
+    assert "split" in apart[1997][0]
+
+
+def test_a_shrunk_covariance_is_the_labeled_variant(paper_run):
+    folders = [paper_run("slca"), paper_run("slca", 1993, "options.align.shrink=true")]
+    filled = fill("1", report.find(folders))
+    assert {entry.label for entry in filled.entries} == {"SLCA", "SLCA (align.shrink=true)"}
 
 
 def test_our_numbers_stand_above_the_published_ones(paper_run):

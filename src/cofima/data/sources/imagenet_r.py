@@ -21,7 +21,7 @@ INFO = DatasetInfo(
     layouts={
         "folders": f"imagenet-r/ with {TRAIN_AND_TEST}",
         "lists": "imagenet-r/WNID/*.jpg or imagenet-r.tar, beside imagenet-r_train.yaml and _test.yaml",
-        "unsplit": "imagenet-r/WNID/*.jpg; data.test_fraction is tested on, class by class, by data.split_seed",
+        "unsplit": "imagenet-r/WNID/*.jpg; data.test_fraction of each class is tested on, by data.split_seed",
         "tar": "imagenet-r.tar, not compressed, not unpacked; split as an unsplit folder",
     },
     url="https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",

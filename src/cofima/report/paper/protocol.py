@@ -158,15 +158,25 @@ def _one_protocol(placed: Sequence[Placed], apart: list[tuple[Run, list[str]]]) 
     columns = dict.fromkeys((_dataset(each.run), each.line.backbone, each.line.pretrained) for each in placed)
     for column in columns:
         here = [p for p in placed if (_dataset(p.run), p.line.backbone, p.line.pretrained) == column]
-        sets = comparable([p.run for p in here])
+        sets = comparable([p.run for p in here], _differ)
         most = max(sets, key=len)
         for each in here:
             if any(run is each.run for run in most):
                 kept.append(each)
             else:
-                why = next(found for run in most if (found := differences(each.run, run)))
+                why = next(found for run in most if (found := _differ(each.run, run)))
                 apart.append((each.run, [f"not the protocol of most runs: {line}" for line in why]))
     return kept
+
+
+def _differ(a: Run, b: Run) -> list[str]:
+    """List what forbids two runs in one column.
+
+    The final norm is the recipe's, which was checked before, and not the same for every method; with it the
+    hash of the weights differs, so that can only be compared between runs with the same norm.
+    """
+    one, two = (run.record.backbone.get("final_norm", "pretrained") for run in (a, b))
+    return differences(a, b, free=("backbone", "final_norm") if one != two else ())
 
 
 def _entries(placed: Sequence[Placed], layout: Layout) -> tuple[list[TableEntry], int]:
