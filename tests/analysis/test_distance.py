@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from cofima.analysis.distance import distance, measure_distances
 from cofima.analysis.run_folder import by_layer, layer_of, open_run
 from cofima.core.errors import CofimaError
+from cofima.report.paper.published import text_number
 
 
 def test_distances_are_a_metric_and_what_the_definition_says(kept: Any) -> None:
@@ -60,6 +61,16 @@ def test_rows_hold_all_pairs_and_layers_with_full_precision(kept: Any, tmp_path:
     assert read == [row["distance"] for row in result.rows]
     assert 'fill="#ffffff"' in files[1].read_text()
     assert "SLCA" in files[1].read_text()
+
+
+def test_the_printed_distance_stands_beside_ours(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = text_number("distance", "slca", "cifar100", "vit_base_patch16_224.augreg_in21k")
+    assert known is not None
+    assert known.value == 3.17
+    monkeypatch.setattr("cofima.analysis.distance._printed", lambda run: known)
+    result = distance([kept("slca")])
+    assert "SLCA (printed: 3.17)" in result.figures["distance"]
+    assert any(line.startswith("SLCA: 3.17 in the paper") for line in result.summary)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from cofima.analysis.share import Sweep, choose, sweep
 from cofima.core.errors import CofimaError
 from cofima.experiment.config import read
 from cofima.experiment.grid.cells import name
+from cofima.report.paper.published import TextNumber
 from cofima.report.runs import read as read_run
 from cofima.store import model_folder
 
@@ -120,6 +121,27 @@ def test_backbones_are_compared_method_by_method(recipe: str, in_process: list[s
     assert backbones([tmp_path / "cells"]).rows[0].keys() == result.rows[0].keys()
     with pytest.raises(CofimaError, match="all of these runs have the backbone vit_test"):
         backbones([run.folder for run in runs if run.backbone == "vit_test"])
+
+
+def test_numbers_printed_in_the_text_are_drawn_beside_ours(
+    recipe: str, in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def known(metric: str, method: str, dataset: str, backbone: str) -> TextNumber | None:
+        text = TextNumber(
+            metric="Last-Acc", method=method, backbone=backbone, dataset=dataset, value=42.5, source="here"
+        )
+        return text if (metric, backbone) == ("Last-Acc", "vit_test") else None
+
+    plain = learn_backbones(recipe, [], ["vit_test", "resnet_test"], ["seq_ft"], tmp_path)
+    assert "printed in the paper" not in plain.figures["backbones"]
+    monkeypatch.setattr("cofima.analysis.backbones.text_number", known)
+    result = backbones([tmp_path / "cells"])
+    assert {row["backbone"]: row["published_last"] for row in result.rows} == {
+        "vit_test": 42.5,
+        "resnet_test": "",
+    }
+    assert "printed in the paper" in result.figures["backbones"]
+    assert "vit_test, Seq FT: 42.50 % in the paper (here)" in result.summary
 
 
 def test_backbones_on_other_images_are_not_compared(

@@ -12,9 +12,11 @@ from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
 from cofima.report.groups import grouped
 from cofima.report.metrics import summarize
+from cofima.report.paper.published import TextNumber, text_number
 from cofima.report.runs import Run, find
 
-Table = Mapping[tuple[str, str], Sequence[Run]]
+Place = tuple[str, str]  # the group of bars, and the bar in it
+Table = Mapping[Place, Sequence[Run]]
 
 
 def backbones(folders: Sequence[Path]) -> Result:
@@ -27,7 +29,7 @@ def backbones(folders: Sequence[Path]) -> Result:
             table[name, row.label] = row.runs
     if len({name for name, _ in table}) < 2:
         raise CofimaError(f"all of these runs have the backbone {runs[0].backbone}: give runs of another too")
-    return _result("backbones", "backbone", table)
+    return _result("backbones", "backbone", table, {key: _printed(some[0]) for key, some in table.items()})
 
 
 def learn_backbones(
@@ -78,7 +80,13 @@ def scratch(
     return _result("scratch", "method", table)
 
 
-def _result(name: str, first: str, table: Table) -> Result:
+def _printed(run: Run) -> TextNumber | None:
+    """Return the paper's number beside a run of its method, dataset and backbone."""
+    config = run.config
+    return text_number("Last-Acc", run.method, config["dataset"], config["backbone"])
+
+
+def _result(name: str, first: str, table: Table, printed: Mapping[Place, TextNumber | None] = {}) -> Result:
     """Return rows with mean and deviation over seeds, and a figure of the last accuracies."""
     second = "method" if first == "backbone" else "start"
     rows: list[dict[str, object]] = []
@@ -95,20 +103,30 @@ def _result(name: str, first: str, table: Table) -> Result:
                 "last_std": "" if final.std is None else final.std,
                 "inc_mean": mean.mean,
                 "inc_std": "" if mean.std is None else mean.std,
+                **(
+                    {"published_last": known.value if (known := printed[one, two]) else ""} if printed else {}
+                ),
             }
         )
     said = [f"{row[first]}, {row[second]}: {row['last_mean']:.2f} % after the last task" for row in rows]
-    return Result(name, rows, {name: _draw(table)}, said)
+    said += [
+        f"{one}, {two}: {known.value:.2f} % in the paper ({known.source})"
+        for (one, two), known in printed.items()
+        if known
+    ]
+    values = {key: known.value for key, known in printed.items() if known}
+    return Result(name, rows, {name: _draw(table, values)}, said)
 
 
-def _draw(table: Table) -> str:
+def _draw(table: Table, published: Mapping[Place, float]) -> str:
     groups, kinds = (list(dict.fromkeys(key[place] for key in table)) for place in (0, 1))
     found = {key: summarize([last(run) for run in runs]) for key, runs in table.items()}
     drawn = []
     for kind in kinds:
         here = [found.get((group, kind)) for group in groups]
         means = [None if each is None else each.mean for each in here]
-        drawn.append(Bars(kind, means, [None if each is None else each.std for each in here]))
+        spread = [None if each is None else each.std for each in here]
+        drawn.append(Bars(kind, means, spread, [published.get((group, kind)) for group in groups]))
     return bars(groups, drawn, "Last accuracy (%)")
 
 

@@ -13,6 +13,7 @@ from cofima.analysis.run_folder import RunFolder, by_layer, open_run
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.report.drawing import Curve, curves
+from cofima.report.paper.published import TextNumber, text_number
 from cofima.weights.distance import weight_distance
 
 ALL = "all"
@@ -31,16 +32,30 @@ def distance(folders: Sequence[Path], progress: Progress = SILENT) -> Result:
         if list(each)[1:] == layers  # another architecture has other layers
     ]
     whole = {label: each[ALL] for label, each in named.items()}
+    printed = {label: _printed(run) for label, run in zip(named, runs, strict=True)}
+    titled = {
+        f"{label} (printed: {known.value:g})" if (known := printed[label]) else label: matrix
+        for label, matrix in whole.items()
+    }
     figures = {
-        "distance": matrices(whole, "State after task", "Distance between weights"),
+        "distance": matrices(titled, "State after task", "Distance between weights"),
         "distance_layers": curves(moved, "", "Distance from the start", "After the last task", ticks=layers),
     }
     said = [
         f"{label}: {matrix[0][-1]:.4g} from the start, {matrix[1][-1]:.4g} from the first task"
         for label, matrix in whole.items()
     ]
+    said += [
+        f"{label}: {known.value:g} in the paper ({known.source})" for label, known in printed.items() if known
+    ]
     rows = [row for run, each in zip(runs, found, strict=True) for row in _rows(run, each)]
     return Result("distance", rows, figures, said)
+
+
+def _printed(run: RunFolder) -> TextNumber | None:
+    """Return the paper's number for the method, dataset and backbone of a run."""
+    config = run.config
+    return text_number("distance", config.method, config.dataset, config.backbone)
 
 
 def measure_distances(run: RunFolder, progress: Progress = SILENT) -> Distances:

@@ -23,11 +23,12 @@ Matrix = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Bars:
-    """A named bar in each group; None leaves it out."""
+    """A named bar in each group; None leaves it out. ``published`` values are drawn as diamonds on it."""
 
     label: str
     heights: Sequence[float | None]
     spread: Sequence[float | None] = ()
+    published: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def bars(groups: Sequence[str], drawn: Sequence[Bars], up: str, title: str = "")
         axes = figure.add_subplot()
         axes.grid(axis="y", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
-        handles = []
+        handles: list[Any] = []
+        quoted: list[Any] = []
         for place, kind in enumerate(drawn):
             at = [group - 0.4 + (place + 0.5) * wide for group in range(len(groups))]
             heights = [0.0 if height is None else height for height in kind.heights]
@@ -77,9 +79,15 @@ def bars(groups: Sequence[str], drawn: Sequence[Bars], up: str, title: str = "")
             if any(kind.spread):
                 spread = [s or 0.0 for s in kind.spread]
                 axes.errorbar(at, heights, spread, fmt="none", ecolor=INK, elinewidth=1.2)
+            theirs = [(x, y) for x, y in zip(at, kind.published, strict=False) if y is not None]
+            for spot in theirs:
+                quoted = axes.plot(*spot, "D", color="#ffffff", markeredgecolor=INK, markersize=6)
+        labels = [kind.label for kind in drawn]
+        if quoted:
+            handles, labels = [*handles, quoted[0]], [*labels, "printed in the paper"]
         axes.set(ylabel=up)
         axes.set_xticks(range(len(groups)), [_breakable(group) for group in groups], fontsize=9)
-        finish(figure, handles, [kind.label for kind in drawn], title)
+        finish(figure, handles, labels, title)
         return svg(figure)
 
 

@@ -89,7 +89,12 @@ def _fisher(run: Run, out: Out = FOLDER, task: Task = None) -> None:
 
 
 def _lambda(
-    source: Annotated[str, typer.Argument(metavar="RECIPE|RUN", help="A recipe to learn, or a run folder.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|RUN|RUNS", help="A recipe to learn, a run folder, or a folder of runs."
+        ),
+    ],
     overrides: Overrides = None,
     out: Out = FOLDER,
     lams: Annotated[str, typer.Option(help="Shares of the new weights.")] = "0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1",
@@ -103,7 +108,8 @@ def _lambda(
         Literal["chosen", "all", "none"], typer.Option(help="Of a recipe: shares that are tested.")
     ] = "chosen",
     by: Annotated[
-        Literal["last", "inc"], typer.Option(help="Of a recipe: the accuracy that chooses.")
+        Literal["last", "inc"],
+        typer.Option(help="Of a recipe or runs: the accuracy that chooses, or is drawn."),
     ] = "last",
     seeds: Annotated[str, typer.Option(help="Of a recipe: seeds; by default its own.")] = "",
     jobs: Jobs = None,
@@ -112,15 +118,19 @@ def _lambda(
     """Sweep the share of the new weights.
 
     A recipe is learned at every share on part of its training images, and the best share is chosen on the
-    rest. Of a run, one task is merged at every share, without training.
+    rest. Of a run, one task is merged at every share, without training. Of a folder of runs, such as those of
+    cofima grid lambda.yaml, the accuracies at their shares are drawn.
     """
     from cofima.analysis.share import Sweep, posthoc, sweep
+    from cofima.analysis.share_of_runs import share_of_runs
+    from cofima.store.model_folder import CURRENT
 
-    shares = _numbers("--lams", lams)
-    if Path(source).is_dir():
+    shares, place = _numbers("--lams", lams), Path(source)
+    if place.is_dir() or place.suffix == ".jsonl":
         if overrides:
-            raise CofimaError(f"{source} is a run folder, which takes no settings: {' '.join(overrides)}")
-        _write(out, lambda: posthoc(Path(source), shares, task, progress()))
+            raise CofimaError(f"{source} has finished runs, which take no settings: {' '.join(overrides)}")
+        one = (place / CURRENT).is_file()
+        _write(out, lambda: posthoc(place, shares, task, progress()) if one else share_of_runs(place, by))
         return
     if task is not None:
         raise CofimaError("--task is for a run folder: a recipe is learned with all of its tasks")

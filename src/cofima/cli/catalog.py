@@ -1,4 +1,4 @@
-"""Commands that describe methods, backbones and datasets: list, show and data."""
+"""Commands that describe methods, backbones, datasets and recipes: list, show and data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -28,11 +29,13 @@ WIDE = 150  # columns of a terminal with room for timm's own names
 
 
 def list_(
-    kind: Annotated[Literal["methods", "backbones", "datasets"], typer.Argument(help="What to list.")],
+    kind: Annotated[
+        Literal["methods", "backbones", "datasets", "recipes"], typer.Argument(help="What to list.")
+    ],
     data_root: DataRoot = None,
 ) -> None:
-    """List the methods, the backbones or the datasets."""
-    tables = {"methods": _methods, "backbones": _backbones, "datasets": _datasets}
+    """List the methods, the backbones, the datasets or the packaged recipes."""
+    tables = {"methods": _methods, "backbones": _backbones, "datasets": _datasets, "recipes": _recipes}
     out().print(tables[kind](), highlight=False)
 
 
@@ -76,6 +79,20 @@ def _datasets() -> Table:
             copies = sources.copies(name, None)
             where = "\n".join(f"{copy.layout} in {copy.path}" for copy in copies) or "no"
         table.add_row(name, datasets.describe(name), where)
+    return table
+
+
+def _recipes() -> Table:
+    """Return the packaged recipes, each with the first sentence of the comment at its top."""
+    from cofima.experiment import config
+
+    table = plain_table("name", "what it is")
+    for name in config.recipes():
+        lines = config.recipe_text(name).splitlines()
+        comment = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
+        table.add_row(name, re.split(r"(?<=[.:]) +(?=[A-Z]|cofima |COFIMA)", comment)[0].rstrip(":"))
+    table.caption = "cofima grid NAME learns the whole of one, cofima run NAME key=value a single run"
+    table.caption_justify = "left"
     return table
 
 

@@ -129,6 +129,11 @@ def recipes() -> list[str]:
     )
 
 
+def recipe_text(name: str) -> str:
+    """Return a packaged recipe with its comments."""
+    return resources.files("cofima.experiment.recipes").joinpath(name).read_text(encoding="utf-8")
+
+
 def _find(path: Path) -> Path:
     if path.is_file():
         return path

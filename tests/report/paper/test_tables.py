@@ -122,6 +122,16 @@ def test_every_published_number_stands_in_one_cell():
     assert table1["Joint-Training", "ImageNet-R", "Last-Acc"] == 79.6
 
 
+def test_numbers_of_the_text_are_known_by_their_recipes():
+    learned = {(c.dataset, c.backbone, c.method) for c in [*cells("backbones.yaml"), *cells("distance.yaml")]}
+    learned |= {(dataset, "vit_b16_in21k", method) for dataset, _, method in learned}  # an alias of its name
+    for text in published().texts:
+        assert (text.dataset, text.backbone, text.method) in learned
+    found = {(t.backbone, t.method): t.value for t in published().texts if t.metric == "Last-Acc"}
+    assert len(published().texts) == 11
+    assert (found["vit_ti16", "cofima"], found["vit_l16", "joint"]) == (82.96, 94.45)
+
+
 def test_every_disagreement_is_marked_and_explained():
     for key in LAYOUTS:
         shown = table(fill(key, []))

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cofima.core.settings import flat
-from cofima.models.registry import ALIASES
 from cofima.report import metrics
 from cofima.report.comparison import MEASURES
 from cofima.report.groups import comparable, compared, differences
 from cofima.report.metrics import Summary
 from cofima.report.paper.layouts import DATASETS, IN_THE_PAPER, LAYOUTS, Layout, Line
-from cofima.report.paper.published import published
+from cofima.report.paper.published import is_backbone, published
 from cofima.report.runs import Run
 
 Recipe = Callable[[str, str, str], Mapping[str, Any]]
@@ -94,7 +93,7 @@ def place(run: Run, layout: Layout, recipe: Recipe) -> Placed | list[str] | None
         listed = ", ".join(DATASETS[d] for d in layout.datasets)
         wrong.append(f"dataset {run.dataset}: the table has {listed}")
     aliases = list(dict.fromkeys(line.backbone for line in layout.lines))
-    backbone = next((alias for alias in aliases if _same(run, alias)), None)
+    backbone = next((alias for alias in aliases if is_backbone(run.config["backbone"], alias)), None)
     if backbone is None:
         wrong.append(f"backbone {run.backbone}: the table has {', '.join(aliases)}")
     if wrong or backbone is None:
@@ -118,11 +117,6 @@ def _line(run: Run, backbone: str, layout: Layout) -> Line | None:
     mine = [line for line in mine if all(run.config["options"].get(k) == v for k, v in line.options)]
     pretrained = run.config["model"]["pretrained"]
     return next((line for line in mine if line.pretrained is pretrained), mine[0] if mine else None)
-
-
-def _same(run: Run, alias: str) -> bool:
-    known = ALIASES[alias]
-    return run.config["backbone"] in (alias, *([known.timm] if known.hub else []))
 
 
 def _deviations(run: Run, recipe: Mapping[str, str]) -> dict[str, str]:

@@ -2,8 +2,11 @@
 
 from functools import cache
 from importlib.resources import files
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from cofima.models.registry import ALIASES
 
 
 class _Strict(BaseModel):
@@ -47,6 +50,17 @@ class Disagreement(_Strict):
     cells: list[CellPattern]
 
 
+class TextNumber(_Strict):
+    """One number that the paper prints in its text only, under this package's names."""
+
+    metric: Literal["Last-Acc", "distance"]
+    method: str
+    backbone: str
+    dataset: str
+    value: float
+    source: str
+
+
 class Published(_Strict):
     """All of published.json."""
 
@@ -55,6 +69,7 @@ class Published(_Strict):
     images: dict[str, list[tuple[int, int]]]
     """Numbers of training and test images of each dataset, for every split that the paper may use."""
     records: list[PublishedNumber]
+    texts: list[TextNumber]
     disagreements: list[Disagreement]
 
 
@@ -63,3 +78,22 @@ def published() -> Published:
     """Read the packaged published.json."""
     text = files("cofima.report.paper").joinpath("published.json").read_text(encoding="utf-8")
     return Published.model_validate_json(text)
+
+
+def text_number(metric: str, method: str, dataset: str, backbone: str) -> TextNumber | None:
+    """Return what the paper's text prints of a method, by the names that a configuration has."""
+    return next(
+        (
+            text
+            for text in published().texts
+            if (text.metric, text.method, text.dataset) == (metric, method, dataset)
+            and is_backbone(backbone, text.backbone)
+        ),
+        None,
+    )
+
+
+def is_backbone(name: str, alias: str) -> bool:
+    """Return True if the backbone of a configuration is that of an alias, by this or by timm's name."""
+    known = ALIASES[alias]
+    return name in (alias, *([known.timm] if known.hub else []))
