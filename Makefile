@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-slow check format bench constraints clean
+.PHONY: demo test test-slow check format bench build docs constraints clean
 
 demo: $(READY)  ## Learn the embedded digits with five methods (two to three minutes) and write runs/demo/report.html.
 	$(BIN)/cofima demo
@@ -31,6 +31,14 @@ format: $(READY)
 bench: $(READY)  ## Measure speed as ratios and write benchmarks/RESULTS.md.
 	$(BIN)/python benchmarks/run.py
 
+build: $(READY)  ## Build the wheel and the source archive into dist/.
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
+docs: $(READY)  ## Build the documentation into site/; needs no network once it is set up.
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/mkdocs build --strict --quiet
+
 constraints: $(READY)  ## Record the versions that are installed now.
 	$(BIN)/pip freeze --exclude-editable --exclude cofima | grep -v -e "@" > constraints.txt
 
@@ -41,4 +49,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf .venv runs .coverage .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv runs dist site .coverage .pytest_cache .mypy_cache .ruff_cache

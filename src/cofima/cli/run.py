@@ -22,6 +22,9 @@ KIND, TRACKERS = "KIND[:WHERE]", "tensorboard[:DIR], wandb[:online] or mlflow[:U
 def demo(
     folder: Annotated[Path, out_option("Folder of the runs and the report.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Seed of class order, heads and batches.")] = 1993,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few images a class, in seconds: to see that all works.")
+    ] = False,
 ) -> None:
     """Learn the embedded digits with five methods, and show how much each forgets.
 
@@ -30,7 +33,7 @@ def demo(
     from cofima.experiment.demo import demo as learn_demo
 
     with interruptible():
-        runs = learn_demo(folder, seed, progress())
+        runs = learn_demo(folder, seed, progress(), quick)
     print_runs(runs)
     say(f"\nFigures: {folder / 'report.html'}")
     say(
