@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: navigation, pages from outside of docs/, links, and math without a network.
+"""Hooks of the documentation site: navigation, pages from outside of docs/, links, math without a network.
 
 The pages are written to be read in the repository: their links are relative to it, and the lists of
 docs/README.md are the table of contents. Here they are fitted to the site.

@@ -23,7 +23,7 @@ def demo(
     folder: Annotated[Path, out_option("Folder of the runs and the report.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Seed of class order, heads and batches.")] = 1993,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few images a class, in seconds: to see that all works.")
+        bool, typer.Option("--quick", help="Two images a class, in half a minute: to see that all works.")
     ] = False,
 ) -> None:
     """Learn the embedded digits with five methods, and show how much each forgets.

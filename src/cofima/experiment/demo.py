@@ -6,6 +6,7 @@ from cofima import report
 from cofima.core.progress import SILENT, Progress
 from cofima.experiment.grid.cells import cells, reduced
 from cofima.experiment.launch import launch
+from cofima.store.config import Config
 
 
 def demo(
@@ -19,7 +20,14 @@ def demo(
     end = "-quick" if quick else ""
     runs = {folder / f"{cell.method}-{seed}{end}": cell for cell in cells("demo.yaml", changes)}
     for place, config in runs.items():
-        launch(config, place, progress)
+        launch(_shortened(config) if quick else config, place, progress)
     found = report.find(runs)
     report.write(found, folder)
     return found
+
+
+def _shortened(config: Config) -> Config:
+    """Return a configuration with a short alignment, where the method aligns its head."""
+    align = config.options.get("align")
+    options = config.options | ({"align": align | {"epochs": 5}} if align else {})
+    return config.model_copy(update={"options": options})

@@ -4,8 +4,6 @@
 and evaluates and saves by itself.
 """
 
-import resource
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -18,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from cofima.core import distributed
 from cofima.core.progress import Progress
+from cofima.core.system import peak_memory
 from cofima.data.stream import Stream, Task
 from cofima.experiment.metrics_log import Listener, MetricsLog
 from cofima.methods import Method
@@ -219,8 +218,7 @@ def _peak_memory() -> float:
     """Return the peak memory in MB: of the GPU if there is one, else of the process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    return peak_memory() / 1e6
 
 
 def _seconds(phases: dict[str, float]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima.core.errors import CofimaError
+from cofima.core.system import write_at
 from cofima.weights.ops import Weights
 
 DTYPE_NAMES = {
@@ -94,9 +95,7 @@ class MappedFile(dict[str, Tensor]):
         """Write flat values from element ``first`` of a tensor on."""
         content = values.view(torch.uint8).numpy().data
         at = self._places[key] + first * values.itemsize
-        while len(content):
-            done = os.pwrite(self._file.fileno(), content, at)
-            content, at = content[done:], at + done
+        write_at(self._file.fileno(), content, at)
 
 
 def create_mapped(path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> MappedFile:

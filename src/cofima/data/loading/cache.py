@@ -4,7 +4,6 @@ A cache is a folder with ``pixels.u8``, the images one after the other, and ``in
 written last: without it, the folder is one that was cut off, and its journal says how far it came.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from torch import Tensor
 from cofima.core.atomic import cache_folder, json_digest, write_text
 from cofima.core.errors import CofimaError
 from cofima.core.progress import Progress
+from cofima.core.system import lock_file
 from cofima.data.loading.pixel_format import PixelFormat
 
 FORMAT = 1
@@ -184,10 +184,7 @@ def _require_space(cache: Cache) -> None:
 @contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
     """Let one process at a time build a cache; a process that dies lets the next one in."""
+    said = f"waiting for another process that reads the same images into {path.parent}"
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.say(f"waiting for another process that reads the same images into {path.parent}")
-            fcntl.flock(file, fcntl.LOCK_EX)
+        lock_file(file, lambda: progress.say(said))
         yield

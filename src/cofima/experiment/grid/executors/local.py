@@ -11,6 +11,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
+from cofima.core.system import OUT_OF_MEMORY
 from cofima.experiment.grid.executors.base import Ended, Executor, Job
 
 READY = "ready"
@@ -110,7 +111,7 @@ class LocalExecutor(Executor):
         code, job = worker.process.exitcode or 0, worker.job
         assert job is not None
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        hint = "; if memory ran out, give a smaller --jobs" if code == -signal.SIGKILL else ""
+        hint = "; if memory ran out, give a smaller --jobs" if code == OUT_OF_MEMORY else ""
         return Ended(job, f"its process {how}{hint}; the tasks that it learned are kept")
 
 
