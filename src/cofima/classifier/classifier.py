@@ -1,6 +1,6 @@
 """The Python interface: learn, load, predict, extend, evaluate, save."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from cofima.classifier import edit
 from cofima.classifier.evaluate import Evaluation, evaluate
 from cofima.classifier.learn import (
     Extension,
+    Keep,
     extend,
     held_out_accuracy,
     learn_model,
@@ -19,6 +20,7 @@ from cofima.classifier.learn import (
 )
 from cofima.classifier.predict import BATCH, Prediction, decode_readable, predictions, probabilities, several
 from cofima.classifier.scoring import Accuracy
+from cofima.classifier.stages import Effort
 from cofima.core.errors import CofimaError
 from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
@@ -119,25 +121,34 @@ class Classifier:
         check: PathLike | None = None,
         max_drop: float | None = None,
         keep_images: int | None = None,
+        keep_features: bool | None = None,
         only_new: bool = False,
         skip_unreadable: bool = False,
         epochs: int | None = None,
+        fast: bool = False,
+        minutes: float | None = None,
         settings: Sequence[str] = (),
         progress: Progress = SILENT,
+        save: Callable[["Classifier"], None] | None = None,
     ) -> Extension:
         """Learn new classes, or more images of known ones, from a folder or CSV file; no old image is needed.
 
         Args:
             photos: A folder per class, or a CSV file with the columns path and label.
             check: Images of old classes on which to measure their loss of accuracy.
-            max_drop: Points that old classes may lose on average, if images of them are there (``check``,
-                or kept ones); more raises :class:`ForgettingError`, and the classifier stays as it was.
+            max_drop: Points that old classes may lose on average, if that can be told from images of them
+                (``check``, or kept ones) or from kept features; more raises :class:`ForgettingError`, and
+                the classifier stays as it was.
             keep_images: Held-out images of each class to keep in the model folder; by default as before.
+            keep_features: Keep features of held-out images; by default as before.
             only_new: Refuse classes that are known already.
             skip_unreadable: Leave unreadable images out.
-            epochs: Passes over the images; by default as before.
+            epochs: Passes over the images in fine-tuning, at most; by default as many as ``minutes`` allow.
+            fast: Do not fine-tune: the backbone stays as it is.
+            minutes: Minutes of fine-tuning; by default two on a CPU, without a limit on a GPU.
             settings: Other ``train.key=value`` items for this extension.
             progress: Receives the progress of the work.
+            save: Called with the classifier as it is before fine-tuning, where that follows.
         """
         how = train_options(self.model.config.train, epochs, settings)
         self.model, outcome = extend(
@@ -146,12 +157,20 @@ class Classifier:
             how,
             check=None if check is None else Path(check),
             max_drop=max_drop,
-            keep_images=keep_images,
+            keep=Keep(keep_images, keep_features),
+            effort=_effort(fast, minutes, epochs, settings),
             only_new=only_new,
             skip_unreadable=skip_unreadable,
             progress=progress,
+            save=None if save is None else lambda model: save(self._with(model)),
         )
         return outcome
+
+    def _with(self, model: Model) -> "Classifier":
+        """Return a classifier of another model that takes this one's place in its folder."""
+        made = Classifier(model)
+        made.folder, made.generation = self.folder, self.generation
+        return made
 
     def evaluate(
         self, photos: PathLike, *, skip_unreadable: bool = False, progress: Progress = SILENT
@@ -192,7 +211,10 @@ def learn(
     epochs: int | None = None,
     seed: int | None = None,
     keep_images: int = 0,
+    keep_features: bool = True,
     skip_unreadable: bool = False,
+    fast: bool = False,
+    minutes: float | None = None,
     settings: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> Classifier:
@@ -203,10 +225,13 @@ def learn(
         folder: The model folder to write, if given; it must not hold a model yet.
         backbone: Name of the pre-trained network; EfficientNet-Lite0 where installed, else ``vit_micro``.
         method: Name of the method; ``cofima`` by default.
-        epochs: Passes over the images at most.
+        epochs: Passes over the images in fine-tuning, at most; by default as many as ``minutes`` allow.
         seed: Seed of the random numbers.
         keep_images: Held-out images of each class to keep in the model folder.
+        keep_features: Keep features of held-out images, by which later forgetting is measured.
         skip_unreadable: Leave unreadable images out, and count them.
+        fast: Do not fine-tune: the backbone stays as it is, and the answer is there after one pass.
+        minutes: Minutes of fine-tuning; by default two on a CPU, without a limit on a GPU.
         settings: Other ``key=value`` items of the configuration.
         progress: Receives the progress of the work.
     """
@@ -218,12 +243,22 @@ def learn(
     config = resolve(f"folder:{place.resolve()}", given, settings)
     with nullcontext() if folder is None else folder_lock(Path(folder)):
         model = learn_model(
-            images, config, keep_images=keep_images, skip_unreadable=skip_unreadable, progress=progress
+            images,
+            config,
+            keep=Keep(keep_images, keep_features),
+            effort=_effort(fast, minutes, epochs, settings),
+            skip_unreadable=skip_unreadable,
+            progress=progress,
         )
         made = Classifier(model)
         if folder is not None:
             made.save(folder, progress)
     return made
+
+
+def _effort(fast: bool, minutes: float | None, epochs: int | None, settings: Sequence[str]) -> Effort:
+    given = epochs is not None or any(item.startswith("train.epochs=") for item in settings)
+    return Effort(fast, minutes, given)
 
 
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:

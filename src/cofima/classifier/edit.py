@@ -36,8 +36,11 @@ def remove_class(model: Model, name: str) -> Model:
     tasks = [tuple(other for other in task if other != name) for task in model.tasks]
     made = rebuild_model(model, weights, state, tasks, model.method.context.progress)
     made.serving = _named(made.serving, lambda other: None if other == name else other)
-    if distances := made.serving.get("distances"):
-        del distances[label]
+    for part in ("distances", "offsets"):
+        if values := made.serving.get(part):
+            del values[label]
+    if made.held_out is not None:
+        made.held_out = made.held_out.without(label)
     if made.images is not None:
         others = made.images.select(made.images.labels != label)
         labels = others.labels - (others.labels > label).long()

@@ -1,28 +1,39 @@
 """Learn a classifier of photographs, and extend it without the old images.
 
-Both hold images out, learn by :func:`cofima.experiment.run.learn_task`, and measure and calibrate the result.
+Both work in two stages where the method's head can be solved in closed form. The first keeps the backbone
+as it is: every image passes through it once, and the answer is there in seconds. The second trains the
+backbone, as long as time allows, and is taken only if it is better on held-out images beyond their noise.
+Other methods have one stage, in which they train.
+
 An extension works on a copy, so the old model stays as it is until the new one is complete and checked.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cofima.classifier.calibrate import calibrate, remember_distances
+import torch
+
+from cofima.classifier.calibrate import calibrate, honest_answers, remember_distances
 from cofima.classifier.forgetting_check import (
-    ForgettingCheck,
     ForgettingError,
+    Moved,
     OldClassComparison,
+    compare_on_features,
+    compare_on_images,
+    moved_features,
     old_class_images,
 )
-from cofima.classifier.scoring import Accuracy, accuracy_of
+from cofima.classifier.scoring import Accuracy, features_of, logits_of, raw_logits
+from cofima.classifier.stages import EFFORT, Effort, gain_of, plan_fine_tuning
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
-from cofima.core.wording import some
-from cofima.data.image_set import ImageSet, concatenate
-from cofima.data.sources.listing import Listing, find_images
+from cofima.core.wording import count, some
+from cofima.data.image_set import ImageSet, concatenate, join
+from cofima.data.sources.listing import Listing, Split, find_images
+from cofima.data.splits import every_other
 from cofima.data.stream import Task
 from cofima.experiment import config as configs
 from cofima.experiment.recipes.layers import override
@@ -33,6 +44,7 @@ from cofima.methods.components.replay import first_of_each
 from cofima.models import backbone, efficientnet_lite
 from cofima.models.net import Net
 from cofima.store.config import Config
+from cofima.store.held_out import HeldOut
 from cofima.store.history import HistoryRow, Kind
 from cofima.store.model import Model, attach, copy_model
 from cofima.training.options import TrainOptions
@@ -41,6 +53,7 @@ RECIPE = "learn.yaml"
 FOR_PHOTOGRAPHS, EMBEDDED = "tf_efficientnet_lite0", "vit_micro"
 CROP = 0.5  # smallest share of a photograph in a random training crop, unless data.crop is given
 HELD_OUT = 0.15  # of each class in an extension, where the model's configuration holds nothing out
+KEPT_FEATURES = 50  # held-out images of each class
 
 
 def default_backbone() -> str:
@@ -55,37 +68,114 @@ def resolve(dataset: str, given: Mapping[str, Any], settings: Sequence[str] = ()
     return configs.read(RECIPE, [*(f"{key}={json.dumps(value)}" for key, value in own.items()), *settings])
 
 
+@dataclass(frozen=True)
+class Keep:
+    """What a model keeps of held-out images; None keeps as much as before.
+
+    Attributes:
+        images: Images of each class.
+        features: Keep features, to measure and calibrate later.
+    """
+
+    images: int | None = None
+    features: bool | None = None
+
+    def refusals(self) -> list[str]:
+        """Return what is wrong."""
+        few = self.images is not None and self.images < 0
+        return [f"keep_images = {self.images}: must be at least 0"] if few else []
+
+
+KEEP = Keep()
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Images of new classes, or more images of known ones: one task."""
+
+    names: list[str]
+    split: Split
+
+    @property
+    def held_out(self) -> ImageSet:
+        """The held-out images: those to report on, then those that may choose."""
+        return join([self.split.report, self.split.choose])
+
+    @property
+    def choosing(self) -> torch.Tensor:
+        """A mask of those that may choose."""
+        return torch.arange(len(self.held_out)) >= len(self.split.report)
+
+
+@dataclass
+class Learned:
+    """A model that has learned the parts of a command, and what was measured.
+
+    Attributes:
+        rows: The rows of its history that are not in it yet.
+        held_out: The held-out images of this command.
+        moved: Kept features of old classes, as this model sees them.
+        accuracy: On held-out images of all classes that decided nothing.
+    """
+
+    model: Model
+    rows: list[HistoryRow]
+    held_out: ImageSet
+    moved: Moved | None
+    accuracy: Accuracy = field(default_factory=lambda: Accuracy({}, {}))
+
+    def finished(self, keep: Keep) -> Model:
+        """Return the model as it is saved: with its history, and of held-out images what is to be kept."""
+        model, serving = self.model, dict(self.model.serving)
+        each = serving.get("keep_images", 0) if keep.images is None else keep.images
+        both = concatenate(*([] if model.images is None else [model.images]), self.held_out)
+        first = first_of_each(both.labels, each)
+        images = concatenate(both.select(first)) if len(first) else None
+        wanted = serving.get("keep_features", True) if keep.features is None else keep.features
+        features = model.kept.at_most(KEPT_FEATURES) if wanted else None
+        serving |= {"keep_images": each, "keep_features": wanted}
+        rows = [row.model_copy() for row in self.rows]
+        rows[-1].kept_features = 0 if features is None else len(features)
+        history = [*model.history, *rows]
+        return replace(model, history=history, serving=serving, images=images, held_out=features)
+
+
 def learn_model(
     photos: Path,
     config: Config,
     *,
-    keep_images: int = 0,
+    keep: Keep = KEEP,
+    effort: Effort = EFFORT,
     skip_unreadable: bool = False,
     progress: Progress = SILENT,
+    save: Callable[[Model], None] | None = None,
 ) -> Model:
-    """Learn all classes of a folder or CSV file at once; part of each class is held out."""
-    if keep_images < 0:
-        raise CofimaError(f"keep_images = {keep_images}: must be at least 0")
+    """Learn all classes of a folder or CSV file at once; part of each class is held out.
+
+    ``save`` is called with the model of the first stage, where a second follows.
+    """
     found = find_images(photos)
     model = empty_model(config, progress)  # raises for a wrong backbone or method before images are read
-    read = found.read(
-        model.view.pixel_format,
-        skip_unreadable=skip_unreadable or config.data.skip_unreadable,
-        progress=progress,
-    )
+    if wrong := [*keep.refusals(), *effort.refusals(model.method)]:
+        raise problems(f"learning {photos}", wrong)
+    skip = skip_unreadable or config.data.skip_unreadable
+    read = found.read(model.view.pixel_format, skip_unreadable=skip, progress=progress)
     names = sorted({file.class_name for file in read.files})
-    train, held_out = read.split(names, names, config.val_fraction, config.data.split_seed)
-    model.data = {
+    part = Part(names, read.split(names, names, config.val_fraction, config.data.split_seed))
+    data = {
         "name": str(photos),
-        "train": len(train),
-        "held_out": len(held_out),
+        "train": len(part.split.train),
+        "held_out": len(part.held_out),
         "classes": len(names),
         "split_seed": config.data.split_seed,
     }
-    row = learn_held_out(model, make_task(model, names, train, held_out), config.train, progress)
-    finish(model, held_out, keep_images, [row])
-    model.history.append(row)
-    return model
+
+    def start() -> Model:
+        fresh = empty_model(config, progress)
+        fresh.data = dict(data)
+        return fresh
+
+    return learn_parts(start, None, [part], config.train, keep, effort, progress, save).finished(keep)
 
 
 def empty_model(config: Config, progress: Progress = SILENT) -> Model:
@@ -98,41 +188,131 @@ def empty_model(config: Config, progress: Progress = SILENT) -> Model:
     return attach(config, facts, view, Net(module, facts.features), 1, progress)
 
 
-def make_task(model: Model, names: Sequence[str], train: ImageSet, held_out: ImageSet) -> Task:
-    """Return the task that teaches new classes, or more images of classes that are all known."""
-    known = tuple(sorted(model.classes.index(name) for name in names if name in model.classes))
-    start = len(model.classes)
-    classes = range(start, start if known else start + len(names))
-    return Task(len(model.tasks), classes, tuple(names), train, held_out, known)
+def learn_parts(
+    start: Callable[[], Model],
+    before: Model | None,
+    parts: Sequence[Part],
+    how: TrainOptions,
+    keep: Keep,
+    effort: Effort,
+    progress: Progress,
+    save: Callable[[Model], None] | None = None,
+) -> Learned:
+    """Learn tasks in one stage or two.
+
+    Args:
+        start: Makes the model that learns them.
+        before: The model that is extended, or None.
+        parts: The tasks.
+        how: Options of training.
+        keep: What a saved model keeps of held-out images.
+        effort: How far to go.
+        progress: Reports the work.
+        save: Called with the model of the first stage, where a second follows.
+    """
+    model = start()
+    if not model.method.is_solved:
+        return _measured(_learn(model, before, parts, how, progress))
+    first = _measured(_learn(model, before, parts, how, progress, still=True))
+    images = [part.split for part in parts]
+    plan = plan_fine_tuning(first.model, before, first.rows, images, how, effort)
+    if plan.refused:
+        first.rows[-1].notes.append(plan.refused)
+        progress.say(plan.refused)
+        return first
+    if save is not None:
+        save(first.finished(keep))
+    progress.say(f"{_first_answer(first)}; {plan.said}")
+    second = _learn(start(), before, parts, plan.how, progress)
+    labels = second.model.kept.labels
+    old = 0 if before is None else len(before.classes)
+    chose = second.model.kept.chose | every_other(labels, labels < old)
+    gain = gain_of(first.model, second.model, second.moved, chose)
+    best = second if gain.counts else first
+    best.model.held_out = replace(best.model.kept, chose=chose)
+    seconds = sum(row.seconds["total"] for row in second.rows)
+    said = f"fine-tuning for at most {count(plan.how.epochs, 'epoch')}, {seconds:.0f} s: {gain.said}"
+    progress.say(said)
+    best.rows[-1].notes.append(said)
+    return _measured(best)
 
 
-def learn_held_out(model: Model, task: Task, how: TrainOptions, progress: Progress) -> HistoryRow:
-    """Learn a task with early stopping on its held-out images, which are its test images."""
+def _learn(
+    model: Model,
+    before: Model | None,
+    parts: Sequence[Part],
+    how: TrainOptions,
+    progress: Progress,
+    *,
+    still: bool = False,
+) -> Learned:
+    """Learn tasks, and compute the features of their held-out images."""
+    rows = [learn_part(model, part, how, progress, still=still) for part in parts]
+    held_out = concatenate(*(part.held_out for part in parts))
+    moved = None
+    if model.method.sees_features_only:
+        stayed = still or model.method.frozen_backbone or model.method.fixed_features
+        moved = (
+            None if before is None else moved_features(before, model, [p.split.train for p in parts], stayed)
+        )
+        deciding = torch.cat([part.choosing for part in parts])
+        decided = deciding & bool(not stayed and how.patience)
+        new = HeldOut(features_of(model, held_out), held_out.labels, decided, torch.ones_like(decided))
+        model.held_out = new if moved is None else moved.held_out().join(new)
+    return Learned(model, rows, held_out, moved)
+
+
+def _measured(learned: Learned) -> Learned:
+    """Calibrate the model on held-out images, and measure it on those that decided nothing."""
+    model, kept = learned.model, learned.model.kept
+    if model.method.sees_features_only:
+        logits, labels = raw_logits(model, kept.features), kept.labels
+        fit_to_report = kept.exact & ~kept.chose
+        remember_distances(model)
+    else:
+        images = learned.held_out if model.images is None else concatenate(model.images, learned.held_out)
+        model.serving.pop("offsets", None)
+        logits, labels = logits_of(model, images), images.labels
+        fit_to_report = torch.ones_like(labels, dtype=torch.bool)
+    answers = honest_answers(model, logits, labels)
+    learned.accuracy = Accuracy.of(answers[fit_to_report], labels[fit_to_report], model.classes)
+    calibrate(model, logits, labels)
+    model.serving["accuracy"] = {"right": learned.accuracy.right, "images": learned.accuracy.images}
+    for row in learned.rows:  # a row has the tasks up to its own
+        row.accuracy, row.sizes = learned.accuracy.by_task(model.tasks[: row.task])
+    return learned
+
+
+def _first_answer(first: Learned) -> str:
+    percent = first.accuracy.percent
+    seconds = sum(row.seconds["total"] for row in first.rows)
+    found = "no image was held out" if percent is None else f"{percent:.1f} % on held-out images"
+    return f"first answer after {seconds:.0f} s, with the backbone as it was: {found}"
+
+
+def learn_part(
+    model: Model, part: Part, how: TrainOptions, progress: Progress, *, still: bool = False
+) -> HistoryRow:
+    """Learn a task, with early stopping on images that may choose, or with the backbone as it is."""
+    task = make_task(model, part)
     kind: Kind = "more images" if task.known else "extend" if task.index else "learn"
     with progress.stage(f"{model.method.label}: {some(task.names, 3)}"):
-        row = learn_task(model, task, kind, train=how, patience=how.patience)
-    row.held_out = len(task.test)
+        row = learn_task(model, task, kind, train=how, patience=how.patience, still=still)
+    row.held_out = len(part.held_out)
     return row
 
 
-def finish(model: Model, held_out: ImageSet, keep: int | None, rows: Sequence[HistoryRow]) -> Accuracy:
-    """Measure and calibrate on held-out images; keep ``keep`` of each class, by default as many as before."""
-    both = held_out if model.images is None else concatenate(model.images, held_out)
-    calibrate(model, both)
-    remember_distances(model, both)
-    accuracy = accuracy_of(model, held_out)
-    model.serving["accuracy"] = {"right": accuracy.right, "images": accuracy.images}
-    for row in rows:  # a row has the tasks up to its own
-        row.accuracy, row.sizes = accuracy.by_task(model.tasks[: row.task])
-    each = model.serving.get("keep_images", 0) if keep is None else keep
-    model.serving["keep_images"] = each
-    kept = first_of_each(both.labels, each)
-    model.images = concatenate(both.select(kept)) if len(kept) else None
-    return accuracy
+def make_task(model: Model, part: Part) -> Task:
+    """Return the task that teaches new classes, or more images of classes that are all known."""
+    names = part.names
+    known = tuple(sorted(model.classes.index(name) for name in names if name in model.classes))
+    start = len(model.classes)
+    classes = range(start, start if known else start + len(names))
+    return Task(len(model.tasks), classes, tuple(names), part.split.train, part.split.choose, known)
 
 
 def held_out_accuracy(model: Model) -> Accuracy | None:
-    """Return the accuracy on the images held out when a model last learned, or None."""
+    """Return the accuracy on held-out images that decided nothing, as last measured, or None."""
     kept = model.serving.get("accuracy")
     return None if kept is None else Accuracy(kept["right"], kept["images"])
 
@@ -145,7 +325,9 @@ class Extension:
         new: Classes that are new.
         more: Known classes that got more images.
         accuracy: On held-out images of all these, among all classes; empty where none were held out.
+        overall: On held-out images of all classes.
         old: Accuracy of old classes before and after, measured or estimated; None if neither is possible.
+        unknown: The reason then.
         rows: Its rows of the history.
     """
 
@@ -153,7 +335,9 @@ class Extension:
     more: list[str]
     train_images: int
     accuracy: Accuracy
+    overall: Accuracy
     old: OldClassComparison | None
+    unknown: str = ""
     rows: list[HistoryRow] = field(default_factory=list)
 
 
@@ -164,46 +348,61 @@ def extend(
     *,
     check: Path | None = None,
     max_drop: float | None = None,
-    keep_images: int | None = None,
+    keep: Keep = KEEP,
+    effort: Effort = EFFORT,
     only_new: bool = False,
     skip_unreadable: bool = False,
     progress: Progress = SILENT,
+    save: Callable[[Model], None] | None = None,
 ) -> tuple[Model, Extension]:
     """Return a copy of the model that has also learned the photographs, and the outcome.
 
-    The options are those of :meth:`cofima.Classifier.extend`.
+    The options are those of :meth:`cofima.Classifier.extend`; ``save`` is called with the model of the first
+    stage, where a second follows.
     """
     found = find_images(photos)
-    new, more = plan(model, found, only_new, max_drop, keep_images)
+    new, more = plan(model, found, only_new, max_drop, [*keep.refusals(), *effort.refusals(model.method)])
     old_images, source = old_class_images(model, check, skip_unreadable, progress)
     read = found.read(model.view.pixel_format, skip_unreadable=skip_unreadable, progress=progress)
-    forgetting = ForgettingCheck(model, old_images, source)
-    share = model.config.val_fraction or HELD_OUT
-    learned = copy_model(model, progress)
-    rows, held = [], []
-    for names in filter(None, (more, new)):
-        train, held_out = read.split(names, [*model.classes, *new], share, model.config.data.split_seed)
-        rows.append(learn_held_out(learned, make_task(learned, names, train, held_out), how, progress))
-        held.append(held_out)
-        forgetting.learned.append(train)
-    old = forgetting.compare(learned)
-    if max_drop is not None and old is not None and old.measured and old.drop > max_drop:
+    share, seed = model.config.val_fraction or HELD_OUT, model.config.data.split_seed
+    parts = [
+        Part(names, read.split(names, [*model.classes, *new], share, seed)) for names in (more, new) if names
+    ]
+
+    learned = learn_parts(
+        lambda: copy_model(model, progress), model, parts, how, keep, effort, progress, save
+    )
+    comparison: OldClassComparison | str = f"{model.method.label} keeps nothing to tell from"
+    if old_images is not None:
+        comparison = compare_on_images(model, learned.model, old_images, source)
+    elif learned.moved is not None:
+        comparison = compare_on_features(model, learned.model, learned.moved)
+    old = None if isinstance(comparison, str) else comparison
+    if max_drop is not None and old is not None and old.drop > max_drop:
         raise ForgettingError(old, max_drop)
-    accuracy = finish(learned, concatenate(*held), keep_images, rows)
-    for row in rows:
+    for row in learned.rows:
         row.old = None if old is None else old.recorded()
-    learned.history += rows
-    return learned, Extension(new, more, sum(map(len, forgetting.learned)), accuracy, old, rows)
+    outcome = Extension(
+        new,
+        more,
+        sum(len(part.split.train) for part in parts),
+        learned.accuracy.among([*new, *more]),
+        learned.accuracy,
+        old,
+        comparison if isinstance(comparison, str) else "",
+        learned.rows,
+    )
+    return learned.finished(keep), outcome
 
 
 def plan(
-    model: Model, found: Listing, only_new: bool, max_drop: float | None, keep_images: int | None
+    model: Model, found: Listing, only_new: bool, max_drop: float | None, wrong: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Return the new and the known classes of the photographs; raise with every problem at once."""
     known = set(model.classes)
     new = [name for name in found.classes if name not in known]
     more = [name for name in found.classes if name in known]
-    wrong = refusals(model.method, more)
+    wrong = [*wrong, *refusals(model.method, more)]
     if more and only_new:
         wrong.append(f"already known, where only new classes are asked for: {', '.join(more)}")
     elif len(more) == 1 and not wrong and not model.method.can_refine_one_class:
@@ -218,8 +417,6 @@ def plan(
     ]
     if max_drop is not None and max_drop < 0:
         wrong.append(f"max_drop = {max_drop:g}: points that may be lost, at least 0")
-    if keep_images is not None and keep_images < 0:
-        wrong.append(f"keep_images = {keep_images}: must be at least 0")
     if wrong:
         raise problems(f"extending by {found.path}", wrong)
     return new, more

@@ -1,6 +1,6 @@
 """Logits and accuracy, class by class, of a model on labeled images."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,14 +53,16 @@ def logits_of(model: Model, images: ImageSet, label: str = "held-out images") ->
     model.method.net.eval()
     pairs = plain_batches(images, model.method.context, label)
     found = [model.method.predict(x).float().cpu() for x, _ in pairs] if len(images) else []
-    return torch.cat(found) if found else torch.zeros(0, len(model.classes))
+    return model.offset(torch.cat(found)) if found else torch.zeros(0, len(model.classes))
 
 
 @torch.inference_mode()
-def features_of(model: Model, images: ImageSet) -> Tensor:
+def features_of(model: Model, images: ImageSet, label: str = "held-out images") -> Tensor:
     """Return the features of images, on the CPU."""
+    if not len(images):
+        return torch.zeros(0, model.width)
     model.method.net.eval()
-    pairs = plain_batches(images, model.method.context, "distances")
+    pairs = plain_batches(images, model.method.context, label)
     return torch.cat([model.method.net.features(x).float().cpu() for x, _ in pairs])
 
 
@@ -77,27 +79,45 @@ def draw_features(gaussians: Gaussians, counts: list[int], model: Model) -> tupl
 
 
 @torch.inference_mode()
-def logits_of_features(model: Model, features: Tensor) -> Tensor:
-    """Return the logits of features, for a method whose head sees nothing else."""
+def raw_logits(model: Model, features: Tensor) -> Tensor:
+    """Return the head's answers to features, for a method whose head sees nothing else."""
+    if not len(features):
+        return torch.zeros(0, len(model.classes))
     logits: Tensor = model.method.head()(features.to(model.method.context.device))
     return logits.float().cpu()
+
+
+def logits_of_features(model: Model, features: Tensor) -> Tensor:
+    """Return the logits of features, with the offsets of the calibration."""
+    return model.offset(raw_logits(model, features))
 
 
 @dataclass(frozen=True)
 class Accuracy:
     """Right answers and images, class by class."""
 
-    right: dict[str, int]
+    right: dict[str, float]
     images: dict[str, int]
 
     @classmethod
     def of(cls, answers: Tensor, labels: Tensor, classes: list[str]) -> "Accuracy":
         """Count from answers and labels."""
+        return cls.counted(answers == labels, labels, classes)
+
+    @classmethod
+    def counted(cls, right: Tensor, labels: Tensor, classes: list[str]) -> "Accuracy":
+        """Count from right answers, which may be expectations, and labels."""
         many = len(classes)
-        hits = torch.bincount(labels[answers == labels], minlength=many).tolist()
+        counts = right if right.is_floating_point() else right.long()
+        hits = torch.zeros(many, dtype=counts.dtype).index_add(0, labels, counts).tolist()
         each = torch.bincount(labels, minlength=many).tolist()
         seen = [place for place in range(many) if each[place]]
         return cls({classes[p]: hits[p] for p in seen}, {classes[p]: each[p] for p in seen})
+
+    def among(self, names: Collection[str]) -> "Accuracy":
+        """Return the accuracy on some classes."""
+        mine = [name for name in self.images if name in names]
+        return Accuracy({name: self.right[name] for name in mine}, {name: self.images[name] for name in mine})
 
     @property
     def percent(self) -> float | None:

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from cofima.classifier.learn import Extension
     from cofima.classifier.predict import Prediction
 
+Fast = Annotated[bool, typer.Option("--fast", help="Stop after the first answer: do not fine-tune.")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(min=0, help="Minutes of fine-tuning at most; 2 on a CPU by default, no limit on a GPU."),
+]
 BUDGET_BROKEN = 3  # exit code: old classes lost more than --max-drop
 WORST = 3
 SHOWN = 10
@@ -58,19 +63,25 @@ def learn(
     method: Annotated[str | None, typer.Option(help="Name of the method; cofima by default.")] = None,
     epochs: Epochs = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random numbers.")] = None,
+    fast: Fast = False,
+    minutes: Minutes = None,
     keep_images: Annotated[
         int, typer.Option(min=0, help="Held-out images of each class to keep in the model folder.")
     ] = 0,
+    keep_features: Annotated[
+        bool, typer.Option(help="Keep features of held-out images: they measure forgetting later.")
+    ] = True,
     skip_unreadable: SkipUnreadable = False,
 ) -> None:
     """Learn the classes of a folder of photographs; the model can be extended later without them.
 
-    A part of each class is held out: it says how good the classifier is, calibrates its probabilities,
-    and decides when to stop. Nothing is written before the model is complete.
+    The first answer is there after one pass over the images. Then the pre-trained network is fine-tuned, if
+    there is time, and that is taken if it is better. A part of each class is held out: one half chooses and
+    calibrates, the other says how good the classifier is.
     """
     from cofima.classifier.classifier import learn as learn_classifier
 
-    with interruptible("nothing was written; run the same command again"):
+    with interruptible("run the same command again"):
         made = learn_classifier(
             photos,
             folder,
@@ -78,7 +89,10 @@ def learn(
             method=method,
             epochs=epochs,
             seed=seed,
+            fast=fast,
+            minutes=minutes,
             keep_images=keep_images,
+            keep_features=keep_features,
             skip_unreadable=skip_unreadable,
             settings=settings or [],
             progress=progress(),
@@ -105,10 +119,15 @@ def extend(
     keep_images: Annotated[
         int | None, typer.Option(min=0, help="Held-out images of each class to keep; as before by default.")
     ] = None,
+    keep_features: Annotated[
+        bool | None, typer.Option(help="Keep features of held-out images; as before by default.")
+    ] = None,
     only_new: Annotated[
         bool, typer.Option("--only-new", help="Refuse classes that are known already.")
     ] = False,
     epochs: Epochs = None,
+    fast: Fast = False,
+    minutes: Minutes = None,
     skip_unreadable: SkipUnreadable = False,
 ) -> None:
     """Teach a model new classes, or more images of known ones; the old images are not needed.
@@ -127,9 +146,12 @@ def extend(
                 check=check,
                 max_drop=max_drop,
                 keep_images=keep_images,
+                keep_features=keep_features,
                 only_new=only_new,
                 skip_unreadable=skip_unreadable,
                 epochs=epochs,
+                fast=fast,
+                minutes=minutes,
                 settings=settings or [],
                 progress=progress(),
             )
@@ -138,16 +160,12 @@ def extend(
             say(f"cofima: {error}", err())
             raise typer.Exit(BUDGET_BROKEN) from None
         classifier.save(folder or model, progress())
-    measured = outcome.old is not None and outcome.old.measured
-    if outcome.old is not None and measured:
+    if outcome.old is not None and outcome.old.measured:
         out().print(_losses(outcome.old))
     for line in _extended(classifier, outcome):
         say(line)
-    if max_drop is not None and not measured:
-        warn(
-            "--max-drop was not checked: there are no images of old classes. "
-            "Give --check FOLDER, or learn with --keep-images"
-        )
+    if max_drop is not None and outcome.old is None:
+        warn(f"--max-drop was not checked: {outcome.unknown}. Give --check FOLDER with images of old classes")
 
 
 def predict(
@@ -328,8 +346,8 @@ def _learned(made: Classifier) -> Iterator[str]:
         yield "Accuracy: unknown; no class has five images or more, so none were held out"
     else:
         yield (
-            f"Accuracy: {accuracy.percent:.1f} % on {count(row.held_out or 0, 'held-out image')}, which also "
-            "decided when to stop"
+            f"Accuracy: {accuracy.percent:.1f} % on {count(sum(accuracy.images.values()), 'held-out image')} "
+            "that decided nothing"
         )
         yield _least_accurate(accuracy.by_class)
     yield from _kept(made)
@@ -353,16 +371,23 @@ def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
         images = sum(outcome.accuracy.images.values())
         yield f"Accuracy on these: {outcome.accuracy.percent:.1f} % on {count(images, 'held-out image')}"
         yield _least_accurate(outcome.accuracy.by_class)
-    yield _lost(outcome.old)
+    if outcome.overall.percent is not None and len(outcome.overall.images) > len(outcome.accuracy.images):
+        known, images = len(outcome.overall.images), sum(outcome.overall.images.values())
+        percent, many = outcome.overall.percent, len(made.classes)
+        yield f"Accuracy on {known} of {many} classes: {percent:.1f} % on {count(images, 'held-out image')}"
+    yield _lost(outcome)
     yield from _kept(made)
 
 
-def _lost(old: OldClassComparison | None) -> str:
+def _lost(outcome: Extension) -> str:
+    old = outcome.old
     if old is None:
-        return "Old classes: unknown; give --check FOLDER with images of them"
+        return f"Old classes: unknown; {outcome.unknown}. To know, give --check FOLDER with images of them"
     before, after = old.before.mean_of_classes, old.after.mean_of_classes
     sure = "" if old.measured else ", an estimate"
-    return f"Old classes: {before:.1f} % before, {after:.1f} % after{sure} ({old.rests_on})"
+    low, high = old.interval
+    lost = f"{old.drop:+.1f} points lost, 90 % interval {low:.1f} to {high:.1f}"
+    return f"Old classes: {before:.1f} % before, {after:.1f} % after{sure} ({lost}; {old.rests_on})"
 
 
 def _losses(old: OldClassComparison) -> Table:

@@ -74,6 +74,7 @@ def learn_task(
     checkpoint: Checkpoint = NO_CHECKPOINT,
     on_epoch: OnEpoch | None = None,
     evaluate: Callable[[], Score] | None = None,
+    still: bool = False,
 ) -> HistoryRow:
     """Learn one task and return its row of the history, which the caller completes and appends.
 
@@ -87,6 +88,7 @@ def learn_task(
         checkpoint: Saves the training within the task.
         on_epoch: Called with the task, number, losses and learning rates of each epoch.
         evaluate: Scores the model after the task.
+        still: Train nothing: see :meth:`cofima.methods.Method.learn`.
     """
     method = model.method
     train = method.context.train if train is None else train
@@ -94,7 +96,7 @@ def learn_task(
     epochs = _Epochs(on_epoch)
     model.planned = max(model.planned, task.index + 1)
     context = replace(method.context, train=train, tasks=model.planned)
-    method.learn(task, context=context, hooks=Hooks(checkpoint, epochs, stop))
+    method.learn(task, context=context, hooks=Hooks(checkpoint, epochs, stop), still=still)
     score = None
     if evaluate is not None:
         with method.timed("evaluate"):

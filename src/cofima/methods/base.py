@@ -63,6 +63,8 @@ class Method:
     """LoRA where ``train.lora`` leaves it open; by default there is none."""
     all_at_once: ClassVar[bool] = False
     """All tasks are learned as one: there is no accuracy over time."""
+    sees_features_only: ClassVar[bool] = True
+    """Predictions are the head's answers to the network's features."""
 
     # What the method needs.
     needs_vit: ClassVar[bool] = False
@@ -115,6 +117,7 @@ class Method:
         self.cached_features = CachedFeatures(net, context)
         self.facts: dict[str, Any] = {}
         self.running: dict[str, Callable[[], float]] = {}
+        self.still = False
         self.task: Task
 
     def check(self, backbone: nn.Module) -> None:
@@ -171,6 +174,7 @@ class Method:
         hooks: Hooks = NO_HOOKS,
         train: Phase | None = None,
         end: Phase | None = None,
+        still: bool = False,
     ) -> None:
         """Learn a task, starting from the state after the previous one.
 
@@ -180,8 +184,12 @@ class Method:
             hooks: Callbacks of the training.
             train: Replaces :meth:`train`: analyses observe it, or put its stored result in place.
             end: Replaces :meth:`end`.
+            still: Train nothing: the backbone stays as it is, and only the head is made by :meth:`fit_head`.
+                For methods whose head :attr:`is_solved`.
         """
-        self.context = context or self.context
+        if still:
+            train, end = self.keep_still, self.fit_head
+        self.still, self.context = still, context or self.context
         self.check_train(self.context.train, self.net.backbone)
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
         # Dropout and the like draw from the global generators. They are seeded for each task, so that a
@@ -197,6 +205,15 @@ class Method:
             self.cached_features.invalidate()
             (end or self.end)(task)
             distributed.broadcast_weights(self.net, self.head())
+
+    def keep_still(self, task: Task) -> None:
+        """Train nothing."""
+        self.net.eval()
+
+    @property
+    def is_solved(self) -> bool:
+        """True if :meth:`fit_head` solves the whole head from the features of the present weights."""
+        return False
 
     def begin(self, task: Task) -> None:
         """Prepare for the task: add rows to the head, freeze the old ones."""

@@ -24,8 +24,9 @@ from cofima.models.info import BackboneFacts
 from cofima.models.net import Net
 from cofima.store import model_folder
 from cofima.store.config import Config
+from cofima.store.held_out import HeldOut, no_images
 from cofima.store.history import HistoryRow
-from cofima.store.model_folder import IMAGES, STATE, WEIGHTS, MethodFacts, Record
+from cofima.store.model_folder import FEATURES, IMAGES, STATE, WEIGHTS, MethodFacts, Record
 from cofima.training import device
 from cofima.training.context import Context
 
@@ -39,6 +40,7 @@ class Model:
     Attributes:
         serving: Facts for predicting (calibration, distances); JSON-able.
         images: Held-out images that the user asked to keep, or None.
+        held_out: Features of held-out images, or None for a model of a run.
     """
 
     config: Config
@@ -51,6 +53,17 @@ class Model:
     history: list[HistoryRow] = field(default_factory=list)
     serving: dict[str, Any] = field(default_factory=dict)
     images: ImageSet | None = None
+    held_out: HeldOut | None = None
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return self.method.net.head.features
+
+    @property
+    def kept(self) -> HeldOut:
+        """The features of held-out images; of none where none are kept."""
+        return no_images(self.width) if self.held_out is None else self.held_out
 
     @property
     def classes(self) -> list[str]:
@@ -61,7 +74,13 @@ class Model:
     def logits(self, pixels: Tensor) -> Tensor:
         """Return logits for uint8 images in the view's pixel format."""
         self.method.net.eval()
-        return self.method.predict(self.view.test(pixels.to(self.method.context.device))).float().cpu()
+        logits = self.method.predict(self.view.test(pixels.to(self.method.context.device)))
+        return self.offset(logits.float().cpu())
+
+    def offset(self, logits: Tensor) -> Tensor:
+        """Return logits on the CPU with the offset of each class that the calibration found."""
+        offsets = self.serving.get("offsets")
+        return logits if offsets is None else logits + torch.tensor(offsets)
 
     def weights(self) -> dict[str, Tensor]:
         """Return backbone and predicting head under timm's own names."""
@@ -95,6 +114,8 @@ def save_model(model: Model, folder: Path, progress: Progress = SILENT) -> None:
         if model.images is not None and len(model.images):
             kept = {"pixels": model.images.pixels[model.images.rows], "labels": model.images.labels}
             save_file(kept, aside / IMAGES)
+        if len(model.kept):
+            save_file(model.kept.tensors(), aside / FEATURES)
 
 
 def load_model(
@@ -121,9 +142,11 @@ def load_model(
         changed["preprocess"] = read.record.preprocess | {"shape": None}
     record = read.record.model_copy(update=changed)
     model = _build(record, read.weights(), read.state(), progress)
-    model.history, images = read.history(), read.images()
+    model.history, images, features = read.history(), read.images(), read.features()
     if images is not None:
         model.images = image_set(images["pixels"], images["labels"])
+    if features is not None:
+        model.held_out = HeldOut(**features)
     return model
 
 
@@ -137,7 +160,7 @@ def rebuild_model(
     """Return a model like this one, of these tasks, with other weights and another state of the method."""
     record = _record(model).model_copy(update={"tasks": tasks}, deep=True)
     made = _build(record, weights, state, progress)
-    made.history, made.images = deepcopy(model.history), model.images
+    made.history, made.images, made.held_out = deepcopy(model.history), model.images, model.held_out
     return made
 
 

@@ -42,6 +42,7 @@ WEIGHTS = "model.safetensors"
 STATE = "state.safetensors"
 HISTORY = "history.jsonl"
 IMAGES = "images.safetensors"  # only where the user asked for images to be kept
+FEATURES = "held_out.safetensors"  # features of held-out images
 INFLIGHT = "inflight"  # checkpoint in the middle of the task being learned
 NUMBER = "[0-9]" * 4  # the name of a generation, as a glob
 CHANGED = "its content is not what was written (sha256 differs)"
@@ -130,6 +131,10 @@ class Generation:
     def images(self) -> dict[str, "Tensor"] | None:
         """Return the pixels and labels of kept images, or None where there are none."""
         return self._tensors(IMAGES) if IMAGES in self.record.files else None
+
+    def features(self) -> dict[str, "Tensor"] | None:
+        """Return the features of held-out images and what is known of each, or None where there are none."""
+        return self._tensors(FEATURES) if FEATURES in self.record.files else None
 
     def verify(self) -> None:
         """Raise if any file is missing, or is not what was written."""
@@ -285,7 +290,7 @@ def _prune(folder: Path, newest: str) -> None:
 def _is_ours(path: Path) -> bool:
     """Return True for a generation or its remains, False for a user's folder of such a name."""
     there = {file.name for file in path.iterdir()} if path.is_dir() else {"a file"}
-    return not there or bool(there & {WEIGHTS, STATE, HISTORY, CONFIG, IMAGES})
+    return not there or bool(there & {WEIGHTS, STATE, HISTORY, CONFIG, IMAGES, FEATURES})
 
 
 def _generations(folder: Path) -> list[Path]:

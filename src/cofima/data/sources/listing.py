@@ -20,7 +20,7 @@ from cofima.data.image_set import ImageSet, image_set
 from cofima.data.loading.loader import Sample, load
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.base import counted
-from cofima.data.splits import choose_per_class
+from cofima.data.splits import choose_per_class, every_other
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 MIN_TO_HOLD_OUT = 5
@@ -94,6 +94,15 @@ class Listing:
 
 
 @dataclass(frozen=True, eq=False)
+class Split:
+    """Images to train on, held-out ones that may decide something, and those that accuracy is reported on."""
+
+    train: ImageSet
+    choose: ImageSet
+    report: ImageSet
+
+
+@dataclass(frozen=True, eq=False)
 class LabeledImages:
     """Images in memory: uint8 pixels in one format, and the file of each with a hash of it."""
 
@@ -108,13 +117,20 @@ class LabeledImages:
         """Return the images, labeled by the places of their classes in ``classes``."""
         return image_set(self.pixels, self.labels(classes))
 
-    def split(
-        self, names: Collection[str], classes: list[str], share: float, seed: int
-    ) -> tuple[ImageSet, ImageSet]:
-        """Return the images of the classes ``names``, to train on and held out, labeled as in ``classes``."""
-        wanted, images, out = set(names), self.images(classes), self.held_out(share, seed)
+    def split(self, names: Collection[str], classes: list[str], share: float, seed: int) -> Split:
+        """Split the images of the classes ``names``, labeled as in ``classes``.
+
+        A test part is what accuracy is reported on, and a share of the rest may decide; without one, the
+        two have every other image of the share that is held out.
+        """
+        wanted, images = set(names), self.images(classes)
         mine = torch.tensor([file.class_name in wanted for file in self.files], dtype=torch.bool)
-        return images.select(mine & ~out), images.select(mine & out)
+        test = torch.tensor([file.part == "test" for file in self.files], dtype=torch.bool)
+        held = self.held_out(share, seed)
+        choose = held if test.any() else every_other(images.labels, held)
+        report = test if test.any() else held & ~choose
+        parts = (~(choose | report), choose, report)
+        return Split(*(images.select(mine & part) for part in parts))
 
     def labels(self, classes: list[str]) -> Tensor:
         """Return the place of each image's class in ``classes``; -1 where it is not among them."""
@@ -122,21 +138,22 @@ class LabeledImages:
         return torch.tensor([number.get(file.class_name, -1) for file in self.files], dtype=torch.int64)
 
     def held_out(self, share: float, seed: int) -> Tensor:
-        """Return a mask of held-out images: the test part, or a share of each class of five or more.
+        """Return a mask of held-out images: a share of each class of five or more, none of a test part.
 
         An image that is there twice is never held out: its copy would have been trained on.
         """
-        if any(file.part != "all" for file in self.files):
-            return torch.tensor([file.part == "test" for file in self.files], dtype=torch.bool)
         often = Counter(self.hashes)
         chosen = choose_per_class(
             [file.key for file in self.files],
-            [file.class_name for file in self.files],
+            [(file.part, file.class_name) for file in self.files],
             lambda count: max(1, round(share * count)) if share and count >= MIN_TO_HOLD_OUT else 0,
             seed,
-            eligible=[often[hashed] == 1 for hashed in self.hashes],
+            eligible=[often[hashed] == 1 and file.part != "test" for hashed, file in self._hashed()],
         )
         return torch.tensor(chosen, dtype=torch.bool)
+
+    def _hashed(self) -> Iterator[tuple[str, ImageFile]]:
+        return zip(self.hashes, self.files, strict=True)
 
 
 def find_images(path: Path) -> Listing:

@@ -94,6 +94,11 @@ class Aligned(Method):
         return False
 
     @property
+    def is_solved(self) -> bool:
+        """True for a head in closed form."""
+        return self.classifier != "sgd"
+
+    @property
     def uses_fisher(self) -> bool:
         """True if :meth:`trained_fisher` measures anything."""
         return False
@@ -124,7 +129,7 @@ class Aligned(Method):
                 self.readout = self._empty_readout()
         self.aligned: Head | None = None
         self.before: Tensor | None = None
-        if self.drift == "linear" and task.index > 0:  # before any weight changes
+        if self.drift == "linear" and task.index > 0 and not self.still:  # before any weight changes
             with self.timed("statistics"):
                 self.before = self.features(task.train)
         super().begin(task)
