@@ -1,7 +1,7 @@
 """The Python interface: learn, load, predict, extend, evaluate, save."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -62,7 +62,6 @@ class Classifier:
     def __init__(self, model: Model, folder: PathLike | None = None) -> None:
         self.model = model
         self.folder = None if folder is None else Path(folder)
-        self.generation = None if self.folder is None else model_folder.current(self.folder)
 
     def __repr__(self) -> str:
         known = f"{len(self.classes)} classes"
@@ -72,6 +71,11 @@ class Classifier:
     def classes(self) -> list[str]:
         """Return the names of all classes, in the order of the probabilities."""
         return self.model.classes
+
+    @property
+    def generation(self) -> Path | None:
+        """Return the path of the generation that it was loaded from or saved as; None before."""
+        return None if self.model.generation is None else self.model.generation.path
 
     @property
     def accuracy(self) -> Accuracy | None:
@@ -186,19 +190,23 @@ class Classifier:
         """Remove a class: its row, its statistics and its kept images."""
         self.model = edit.remove_class(self.model, name)
 
-    def save(self, folder: PathLike | None = None, progress: Progress = SILENT) -> Path:
+    def save(
+        self, folder: PathLike | None = None, progress: Progress = SILENT, *, replaces: bool = False
+    ) -> Path:
         """Write a new generation into a model folder; the one before is kept for ``undo``.
 
-        By default the folder that the classifier came from. Raise if the folder has another model, or was
-        changed by another process since.
+        Raise if the folder has another model, or was changed by another process since.
+
+        Args:
+            folder: By default the folder that the classifier came from.
+            progress: Told of large models.
+            replaces: Take the place of the generation in force: ``undo`` returns to the one before it.
         """
         where = self.folder if folder is None else Path(folder)
         if where is None:
             raise CofimaError("save: give a folder; this classifier has not been saved yet")
-        with folder_lock(where):
-            check_replaceable(where, self.generation)
-            save_model(self.model, where, progress)
-        self.folder, self.generation = where, model_folder.current(where)
+        save_model(self.model, where, progress, replaces=replaces)
+        self.folder = where
         return where
 
 
@@ -259,6 +267,19 @@ def learn(
 def _effort(fast: bool, minutes: float | None, epochs: int | None, settings: Sequence[str]) -> Effort:
     given = epochs is not None or any(item.startswith("train.epochs=") for item in settings)
     return Effort(fast, minutes, given)
+
+
+@contextmanager
+def changing(folder: PathLike, progress: Progress = SILENT) -> Iterator[Classifier]:
+    """Lock a model folder, yield its classifier for a change, and save it; after an error nothing is saved.
+
+    No other process can change the folder in between, so no change is lost.
+    """
+    model_folder.require_model(Path(folder))
+    with folder_lock(Path(folder)):
+        classifier = load(folder, progress=progress)
+        yield classifier
+        classifier.save(progress=progress)
 
 
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:

@@ -137,9 +137,10 @@ def extend(
     from cofima.classifier.classifier import load
     from cofima.classifier.forgetting_check import ForgettingError
 
-    classifier = load(model, progress=progress())
+    model_folder.require_model(model)
     with folder_lock(folder or model), interruptible("the model is as it was; run the same command again"):
-        model_folder.check_replaceable(folder or model, classifier.generation)
+        classifier = load(model, progress=progress())  # locked: what is read here is what is replaced
+        model_folder.check_replaceable(folder or model, classifier.model.generation)
         try:
             outcome = classifier.extend(
                 photos,
@@ -313,11 +314,10 @@ def rename(
     new: Annotated[str, typer.Argument(help="Its new name.")],
 ) -> None:
     """Give a class another name; cofima undo takes it back."""
-    from cofima.classifier.classifier import load
+    from cofima.classifier.classifier import changing
 
-    classifier = load(model)
-    classifier.rename(old, new)
-    classifier.save()
+    with changing(model) as classifier:
+        classifier.rename(old, new)
     say(f"{model}: '{old}' is now called '{new}'")
 
 
@@ -329,11 +329,10 @@ def remove_class(
 
     Its row, its statistics and its kept images are deleted; what the backbone learned from it stays.
     """
-    from cofima.classifier.classifier import load
+    from cofima.classifier.classifier import changing
 
-    classifier = load(model)
-    classifier.remove_class(name)
-    classifier.save()
+    with changing(model) as classifier:
+        classifier.remove_class(name)
     say(f"{model}: '{name}' is removed; {len(classifier.classes)} classes are left")
 
 

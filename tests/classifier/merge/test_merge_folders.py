@@ -348,7 +348,7 @@ def test_the_files_are_as_a_run_writes_them(pair, tmp_path: Path) -> None:
         for p in (tmp_path / "out", pair[0])
     )
     assert ours.keys() == theirs.keys()
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"CURRENT", "0003"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {".lock", "CURRENT", "0003"}
 
 
 def test_fisher_weighted_folders(learn, tmp_path: Path) -> None:
