@@ -17,10 +17,14 @@ def test_it_learns_measures_and_is_loaded_as_it_was_saved(three: Path, photos: C
     clf = cofima.load(three)
     assert clf.classes == ["class 0", "class 1", "class 2"]
     assert clf.accuracy is not None
-    assert sum(clf.accuracy.images.values()) == 6  # 15 % of ten, of each class
+    assert clf.accuracy.images == dict.fromkeys(clf.classes, 1)  # of two held out, one chose
     assert clf.calibrated
     row = clf.history[0]
-    assert (row.kind, row.train_images, row.held_out) == ("learn", 24, 6)
+    assert (row.kind, row.train_images, row.held_out, row.kept_features) == ("learn", 24, 6, 6)
+    kept = clf.model.held_out
+    assert kept.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert kept.chose.tolist() == [False] * 3 + [True] * 3
+    assert kept.exact.all()
     test = photos(three.parent / "test", (0, 1, 2), first=20)
     assert clf.evaluate(test).accuracy.percent > 80
 
@@ -28,9 +32,8 @@ def test_it_learns_measures_and_is_loaded_as_it_was_saved(three: Path, photos: C
 def test_training_stops_when_held_out_images_get_no_better(
     tmp_path: Path, photos: Callable[..., Path], settings: tuple[str, ...]
 ) -> None:
-    made = cofima.learn(
-        photos(tmp_path / "p", (0, 1)), settings=[*settings, "train.epochs=40", "train.patience=1"]
-    )
+    asked = [*settings, "options.classifier=sgd", "train.epochs=40", "train.patience=1"]
+    made = cofima.learn(photos(tmp_path / "p", (0, 1)), settings=asked)
     assert 1 < made.history[0].epochs < 40
 
 
@@ -39,17 +42,19 @@ def test_held_out_images_are_not_trained_on(
 ) -> None:
     """The weights are the same whatever the held-out images show, where they do not decide when to stop."""
     seen = []
-    learn = learning.learn_held_out
+    learn = learning.learn_part
 
-    def spied(model, task, how, progress):  # type: ignore[no-untyped-def]
-        seen.append((task.train, task.test))
-        return learn(model, task, how, progress)
+    def spied(model, part, *rest, **how):  # type: ignore[no-untyped-def]
+        seen.append(part.split)
+        return learn(model, part, *rest, **how)
 
-    monkeypatch.setattr(learning, "learn_held_out", spied)
+    monkeypatch.setattr(learning, "learn_part", spied)
     cofima.learn(photos(tmp_path / "p", (0, 1)), settings=[*settings, "train.epochs=1"])
-    (train, test) = seen[0]
-    assert len(test) == 4
-    assert not set(train.rows.tolist()) & set(test.rows.tolist())
+    first, second = seen  # the two stages
+    assert first is second
+    rows = [set(images.rows.tolist()) for images in (first.train, first.choose, first.report)]
+    assert [len(each) for each in rows] == [16, 2, 2]
+    assert len(set.union(*rows)) == 20
 
 
 def test_an_image_that_is_there_twice_is_not_held_out(
@@ -70,7 +75,8 @@ def test_a_test_part_is_what_is_held_out(
     photos(tmp_path / "p" / "train", (0, 1), per_class=5)
     photos(tmp_path / "p" / "test", (0, 1), per_class=3, first=10)
     made = cofima.learn(tmp_path / "p", settings=[*settings, "train.epochs=1"])
-    assert (made.history[0].train_images, made.history[0].held_out) == (10, 6)
+    assert (made.history[0].train_images, made.history[0].held_out) == (8, 8)  # one of each class chose
+    assert made.accuracy.images == {"class 0": 3, "class 1": 3}
 
 
 def test_a_csv_file_is_a_source(
@@ -125,7 +131,7 @@ def test_the_default_backbone_is_for_photographs_where_it_is_installed(
     config = learning.resolve("digits", {})
     assert config.backbone == ("tf_efficientnet_lite0" if found else "vit_micro")
     assert config.train.backbone_lr_scale == (0.01 if found else 0.03)
-    assert config.options["lam"] == 0.2
+    assert config.options["lam"] == 0.4
     assert learning.resolve("digits", {}, ["backbone=resnet18"]).backbone == "resnet18"
 
 
@@ -142,6 +148,6 @@ def test_saving_takes_no_other_model_s_place(model: Path, three: Path) -> None:
     with pytest.raises(CofimaError, match="holds a model already"):
         other.save(model)
     cofima.load(model).save()
-    with pytest.raises(CofimaError, match=r"has changed since it was loaded \(0001 then, 0002 now\)"):
+    with pytest.raises(CofimaError, match=r"has changed since it was loaded \(0002 then, 0003 now\)"):
         clf.save()
-    assert model_folder.current(model).name == "0002"
+    assert model_folder.current(model).name == "0003"

@@ -1,7 +1,8 @@
 """The Python interface: learn, load, predict, extend, evaluate, save."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from cofima.classifier import edit
 from cofima.classifier.evaluate import Evaluation, evaluate
 from cofima.classifier.learn import (
+    PENDING,
     Extension,
     Keep,
     extend,
@@ -20,7 +22,7 @@ from cofima.classifier.learn import (
 )
 from cofima.classifier.predict import BATCH, Prediction, decode_readable, predictions, probabilities, several
 from cofima.classifier.scoring import Accuracy
-from cofima.classifier.stages import Effort
+from cofima.classifier.stages import Effort, command_id
 from cofima.core.errors import CofimaError
 from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
@@ -28,7 +30,7 @@ from cofima.data.loading.loader import ImageLike
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow
 from cofima.store.model import Model, load_model, save_model
-from cofima.store.model_folder import check_replaceable
+from cofima.store.model_folder import Generation, check_replaceable
 
 PathLike = str | Path
 
@@ -133,7 +135,7 @@ class Classifier:
         minutes: float | None = None,
         settings: Sequence[str] = (),
         progress: Progress = SILENT,
-        save: Callable[["Classifier"], None] | None = None,
+        folder: PathLike | None = None,
     ) -> Extension:
         """Learn new classes, or more images of known ones, from a folder or CSV file; no old image is needed.
 
@@ -152,29 +154,31 @@ class Classifier:
             minutes: Minutes of fine-tuning; by default two on a CPU, without a limit on a GPU.
             settings: Other ``train.key=value`` items for this extension.
             progress: Receives the progress of the work.
-            save: Called with the classifier as it is before fine-tuning, where that follows.
+            folder: A model folder to save to, the first answer as soon as it is there; by default nothing is
+                saved. The same call continues a fine-tuning that was interrupted.
         """
         how = train_options(self.model.config.train, epochs, settings)
-        self.model, outcome = extend(
-            self.model,
-            Path(photos),
-            how,
-            check=None if check is None else Path(check),
-            max_drop=max_drop,
-            keep=Keep(keep_images, keep_features),
-            effort=_effort(fast, minutes, epochs, settings),
-            only_new=only_new,
-            skip_unreadable=skip_unreadable,
-            progress=progress,
-            save=None if save is None else lambda model: save(self._with(model)),
+        effort = _effort(
+            fast, minutes, epochs, settings, command_id(Path(photos), how.model_dump(mode="json"))
         )
+        saving = _Saving(folder, effort.command, self.model.generation, progress)
+        with saving.interruptible():
+            model, outcome = extend(
+                saving.parent_of(self.model),
+                Path(photos),
+                how,
+                check=None if check is None else Path(check),
+                max_drop=max_drop,
+                keep=Keep(keep_images, keep_features),
+                effort=replace(effort, decided=saving.epochs),
+                only_new=only_new,
+                skip_unreadable=skip_unreadable,
+                progress=progress,
+                save=saving.first,
+            )
+            saving.last(model)
+        self.model, self.folder = model, saving.folder or self.folder
         return outcome
-
-    def _with(self, model: Model) -> "Classifier":
-        """Return a classifier of another model that takes this one's place in its folder."""
-        made = Classifier(model)
-        made.folder, made.generation = self.folder, self.generation
-        return made
 
     def evaluate(
         self, photos: PathLike, *, skip_unreadable: bool = False, progress: Progress = SILENT
@@ -243,30 +247,91 @@ def learn(
         settings: Other ``key=value`` items of the configuration.
         progress: Receives the progress of the work.
     """
-    if folder is not None:
-        check_replaceable(Path(folder), None)
     images = Path(photos)
     place = images if images.is_dir() else images.parent
     given = {"backbone": backbone, "method": method, "train.epochs": epochs, "seed": seed}
     config = resolve(f"folder:{place.resolve()}", given, settings)
-    with nullcontext() if folder is None else folder_lock(Path(folder)):
+    effort = _effort(fast, minutes, epochs, settings, command_id(images, config.model_dump(mode="json")))
+    saving = _Saving(folder, effort.command, None, progress)
+    with nullcontext() if folder is None else folder_lock(Path(folder)), saving.interruptible():
         model = learn_model(
             images,
             config,
             keep=Keep(keep_images, keep_features),
-            effort=_effort(fast, minutes, epochs, settings),
+            effort=replace(effort, decided=saving.epochs),
             skip_unreadable=skip_unreadable,
             progress=progress,
+            save=saving.first,
         )
-        made = Classifier(model)
-        if folder is not None:
-            made.save(folder, progress)
-    return made
+        saving.last(model)
+    return Classifier(model, folder)
 
 
-def _effort(fast: bool, minutes: float | None, epochs: int | None, settings: Sequence[str]) -> Effort:
+def _effort(
+    fast: bool, minutes: float | None, epochs: int | None, settings: Sequence[str], command: str
+) -> Effort:
     given = epochs is not None or any(item.startswith("train.epochs=") for item in settings)
-    return Effort(fast, minutes, given)
+    return Effort(fast, minutes, given, command=command)
+
+
+class _Saving:
+    """Save the two stages of a command as one change: the second takes the place of the first.
+
+    Args:
+        folder: The model folder, or None to save nothing.
+        command: Identity of the command; a folder in which it was interrupted is continued.
+        before: The generation that is extended.
+        progress: Told of large models.
+    """
+
+    def __init__(
+        self, folder: PathLike | None, command: str, before: Generation | None, progress: Progress
+    ) -> None:
+        self.folder, self.progress = None if folder is None else Path(folder), progress
+        self.written: Generation | None = None
+        self.epochs: int | None = None
+        if self.folder is None:
+            return
+        there = None if model_folder.current(self.folder) is None else model_folder.read(self.folder)
+        pending = {} if there is None else there.record.serving.get(PENDING, {})
+        if pending.get("command") == command:
+            self.written, self.epochs = there, pending["epochs"]
+        else:
+            check_replaceable(self.folder, before)
+
+    def parent_of(self, model: Model) -> Model:
+        """Return the model to extend: the one given, or the one before an interrupted command changed it."""
+        if self.written is None or model.generation is None or self.written.id != model.generation.id:
+            return model
+        parent = model_folder.parent_of(self.written)
+        return load_model(
+            self.written.path.parent, generation=parent, where=model.config.device, any_size=True
+        )
+
+    def first(self, model: Model) -> None:
+        """Save the model of the first stage, unless it is there."""
+        if self.folder is not None and self.written is None:
+            save_model(model, self.folder, self.progress)
+            self.written = model.generation
+
+    def last(self, model: Model) -> None:
+        """Save the final model, in place of the first stage's."""
+        if self.folder is None:
+            return
+        if self.written is not None:
+            model.generation = self.written
+        save_model(model, self.folder, self.progress, replaces=self.written is not None)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Tell what is kept if the user interrupts."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if self.written is not None:
+                kept = f"{self.folder} has the first answer, and the same command continues with fine-tuning"
+                error.kept = kept  # type: ignore[attr-defined]
+            raise
 
 
 @contextmanager

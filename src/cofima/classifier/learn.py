@@ -54,6 +54,7 @@ FOR_PHOTOGRAPHS, EMBEDDED = "tf_efficientnet_lite0", "vit_micro"
 CROP = 0.5  # smallest share of a photograph in a random training crop, unless data.crop is given
 HELD_OUT = 0.15  # of each class in an extension, where the model's configuration holds nothing out
 KEPT_FEATURES = 50  # held-out images of each class
+PENDING = "fine_tuning"  # in the record of a first stage: the second one, which is not done yet
 
 
 def default_backbone() -> str:
@@ -66,6 +67,13 @@ def resolve(dataset: str, given: Mapping[str, Any], settings: Sequence[str] = ()
     chosen = {key: value for key, value in given.items() if value is not None}
     own = {"dataset": dataset, "backbone": default_backbone()} | chosen
     return configs.read(RECIPE, [*(f"{key}={json.dumps(value)}" for key, value in own.items()), *settings])
+
+
+Save = Callable[[Model], None]
+
+
+def no_saving(model: Model) -> None:
+    """Save nothing before all is learned."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +132,14 @@ class Learned:
     moved: Moved | None
     accuracy: Accuracy = field(default_factory=lambda: Accuracy({}, {}))
 
-    def finished(self, keep: Keep) -> Model:
-        """Return the model as it is saved: with its history, and of held-out images what is to be kept."""
-        model, serving = self.model, dict(self.model.serving)
+    def finished(self, keep: Keep, pending: Mapping[str, Any] | None = None) -> Model:
+        """Return the model as it is saved: with its history, and of held-out images what is to be kept.
+
+        ``pending`` describes the fine-tuning that follows, by which the same command continues it.
+        """
+        model = self.model
+        serving = {key: value for key, value in model.serving.items() if key != PENDING}
+        serving |= {} if pending is None else {PENDING: dict(pending)}
         each = serving.get("keep_images", 0) if keep.images is None else keep.images
         both = concatenate(*([] if model.images is None else [model.images]), self.held_out)
         first = first_of_each(both.labels, each)
@@ -148,7 +161,7 @@ def learn_model(
     effort: Effort = EFFORT,
     skip_unreadable: bool = False,
     progress: Progress = SILENT,
-    save: Callable[[Model], None] | None = None,
+    save: Save = no_saving,
 ) -> Model:
     """Learn all classes of a folder or CSV file at once; part of each class is held out.
 
@@ -196,7 +209,8 @@ def learn_parts(
     keep: Keep,
     effort: Effort,
     progress: Progress,
-    save: Callable[[Model], None] | None = None,
+    save: Save = no_saving,
+    check: Callable[[Learned], None] = lambda learned: None,
 ) -> Learned:
     """Learn tasks in one stage or two.
 
@@ -209,32 +223,47 @@ def learn_parts(
         effort: How far to go.
         progress: Reports the work.
         save: Called with the model of the first stage, where a second follows.
+        check: Raises :class:`ForgettingError` if a model must not be taken.
     """
     model = start()
     if not model.method.is_solved:
-        return _measured(_learn(model, before, parts, how, progress))
+        only = _measured(_learn(model, before, parts, how, progress))
+        check(only)
+        return only
     first = _measured(_learn(model, before, parts, how, progress, still=True))
+    check(first)
     images = [part.split for part in parts]
     plan = plan_fine_tuning(first.model, before, first.rows, images, how, effort)
     if plan.refused:
         first.rows[-1].notes.append(plan.refused)
         progress.say(plan.refused)
         return first
-    if save is not None:
-        save(first.finished(keep))
+    save(first.finished(keep, {"epochs": plan.how.epochs, "command": effort.command}))
     progress.say(f"{_first_answer(first)}; {plan.said}")
     second = _learn(start(), before, parts, plan.how, progress)
-    labels = second.model.kept.labels
-    old = 0 if before is None else len(before.classes)
-    chose = second.model.kept.chose | every_other(labels, labels < old)
-    gain = gain_of(first.model, second.model, second.moved, chose)
-    best = second if gain.counts else first
-    best.model.held_out = replace(best.model.kept, chose=chose)
     seconds = sum(row.seconds["total"] for row in second.rows)
-    said = f"fine-tuning for at most {count(plan.how.epochs, 'epoch')}, {seconds:.0f} s: {gain.said}"
+    best, said = _better(first, second, 0 if before is None else len(before.classes), check)
+    said = f"fine-tuning for at most {count(plan.how.epochs, 'epoch')}, {seconds:.0f} s: {said}"
     progress.say(said)
     best.rows[-1].notes.append(said)
-    return _measured(best)
+    return best
+
+
+def _better(
+    first: Learned, second: Learned, old: int, check: Callable[[Learned], None]
+) -> tuple[Learned, str]:
+    """Return the better of two stages on the images that may choose, and the reason in words."""
+    labels = second.model.kept.labels
+    chose = second.model.kept.chose | every_other(labels, labels < old)
+    gain = gain_of(first.model, second.model, second.moved, chose)
+    for each in (first, second):
+        each.model.held_out = replace(each.model.kept, chose=chose)
+    if gain.counts:
+        try:
+            check(_measured(second))
+        except ForgettingError as error:
+            return _measured(first), f"not taken: {error}"
+    return (second if gain.counts else _measured(first)), gain.said
 
 
 def _learn(
@@ -353,7 +382,7 @@ def extend(
     only_new: bool = False,
     skip_unreadable: bool = False,
     progress: Progress = SILENT,
-    save: Callable[[Model], None] | None = None,
+    save: Save = no_saving,
 ) -> tuple[Model, Extension]:
     """Return a copy of the model that has also learned the photographs, and the outcome.
 
@@ -369,17 +398,23 @@ def extend(
         Part(names, read.split(names, [*model.classes, *new], share, seed)) for names in (more, new) if names
     ]
 
+    def compare(learned: Learned) -> OldClassComparison | str:
+        if old_images is not None:
+            return compare_on_images(model, learned.model, old_images, source)
+        if learned.moved is not None:
+            return compare_on_features(model, learned.model, learned.moved)
+        return f"{model.method.label} keeps nothing to tell from"
+
+    def check_drop(learned: Learned) -> None:
+        found = None if max_drop is None else compare(learned)
+        if isinstance(found, OldClassComparison) and max_drop is not None and found.drop > max_drop:
+            raise ForgettingError(found, max_drop)
+
     learned = learn_parts(
-        lambda: copy_model(model, progress), model, parts, how, keep, effort, progress, save
+        lambda: copy_model(model, progress), model, parts, how, keep, effort, progress, save, check_drop
     )
-    comparison: OldClassComparison | str = f"{model.method.label} keeps nothing to tell from"
-    if old_images is not None:
-        comparison = compare_on_images(model, learned.model, old_images, source)
-    elif learned.moved is not None:
-        comparison = compare_on_features(model, learned.model, learned.moved)
-    old = None if isinstance(comparison, str) else comparison
-    if max_drop is not None and old is not None and old.drop > max_drop:
-        raise ForgettingError(old, max_drop)
+    comparison = compare(learned)
+    old = comparison if isinstance(comparison, OldClassComparison) else None
     for row in learned.rows:
         row.old = None if old is None else old.recorded()
     outcome = Extension(

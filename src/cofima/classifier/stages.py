@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cofima.classifier.forgetting_check import LEAST_CLASSES, Moved
 from cofima.classifier.scoring import raw_logits
-from cofima.data.sources.listing import Split
+from cofima.core.atomic import json_digest
+from cofima.data.sources.listing import Split, find_images
 from cofima.methods import Method
 from cofima.methods.components.cost import Plan
 from cofima.store.history import HistoryRow
@@ -27,11 +30,15 @@ class Effort:
         fast: Not at all.
         minutes: Minutes of fine-tuning; None for two on a CPU, and as many as it takes on a GPU.
         epochs_given: The user gave the number of epochs, so that time decides nothing.
+        decided: The number of epochs that the same command decided on before it was interrupted.
+        command: Identity of the command, by which it is known to be the same.
     """
 
     fast: bool = False
     minutes: float | None = None
     epochs_given: bool = False
+    decided: int | None = None
+    command: str = ""
 
     def refusals(self, method: Method) -> list[str]:
         """Return what is wrong."""
@@ -51,6 +58,12 @@ class Effort:
 
 
 EFFORT = Effort()
+
+
+def command_id(photos: Path, how: Any) -> str:
+    """Return the identity of a command: the photographs by names and sizes, and how they are learned."""
+    files = sorted((file.key, file.path.stat().st_size) for file in find_images(photos).files)
+    return json_digest([files, how])
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,10 @@ def plan_fine_tuning(
     if before is not None and len(classes) < LEAST_CLASSES:
         few = f"not fine-tuned: what {LEAST_CLASSES - 1} classes or fewer do to old ones cannot be judged"
         return FineTuning(how, refused=few)
+    if effort.decided is not None:
+        return FineTuning(
+            _with_epochs(how, effort.decided), "the fine-tuning that was interrupted begins anew"
+        )
     if effort.epochs_given:
         return FineTuning(how, f"fine-tuning, at most {how.epochs} epochs as asked")
     allowed = effort.seconds(first.method.context.device)
@@ -98,14 +115,17 @@ def plan_fine_tuning(
         cost = first.method.cost(Plan(epochs, images, 0, tasks))
         seconds = an_image * (STEP * cost.steps + cost.forward)
         if seconds <= allowed:
-            changed = (
-                how if epochs == how.epochs else how.model_copy(update={"epochs": epochs, "milestones": None})
+            return FineTuning(
+                _with_epochs(how, epochs), f"fine-tuning for {_about(seconds)} at most (--fast leaves it out)"
             )
-            return FineTuning(changed, f"fine-tuning for {_about(seconds)} at most (--fast leaves it out)")
     return FineTuning(
         how,
         refused=f"not fine-tuned: one epoch would take {_about(seconds)}, more than --minutes allows",
     )
+
+
+def _with_epochs(how: TrainOptions, epochs: int) -> TrainOptions:
+    return how if epochs == how.epochs else how.model_copy(update={"epochs": epochs, "milestones": None})
 
 
 def _about(seconds: float) -> str:

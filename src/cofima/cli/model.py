@@ -81,7 +81,7 @@ def learn(
     """
     from cofima.classifier.classifier import learn as learn_classifier
 
-    with interruptible("run the same command again"):
+    with interruptible("nothing was written; run the same command again"):
         made = learn_classifier(
             photos,
             folder,
@@ -132,7 +132,8 @@ def extend(
 ) -> None:
     """Teach a model new classes, or more images of known ones; the old images are not needed.
 
-    The old model stays in force until the new one is complete, and cofima undo brings it back.
+    The first answer is there after one pass over the new images; fine-tuning follows if there is time, and is
+    taken if it is better. cofima undo brings the model back as it was before the command.
     """
     from cofima.classifier.classifier import load
     from cofima.classifier.forgetting_check import ForgettingError
@@ -140,7 +141,6 @@ def extend(
     model_folder.require_model(model)
     with folder_lock(folder or model), interruptible("the model is as it was; run the same command again"):
         classifier = load(model, progress=progress())  # locked: what is read here is what is replaced
-        model_folder.check_replaceable(folder or model, classifier.model.generation)
         try:
             outcome = classifier.extend(
                 photos,
@@ -155,12 +155,12 @@ def extend(
                 minutes=minutes,
                 settings=settings or [],
                 progress=progress(),
+                folder=folder or model,
             )
         except ForgettingError as error:
             out().print(_losses(error.comparison))
             say(f"cofima: {error}", err())
             raise typer.Exit(BUDGET_BROKEN) from None
-        classifier.save(folder or model, progress())
     if outcome.old is not None and outcome.old.measured:
         out().print(_losses(outcome.old))
     for line in _extended(classifier, outcome):

@@ -119,6 +119,9 @@ def push(
     with_images: Annotated[
         bool, typer.Option("--with-images", help="Also upload the images inside the model.")
     ] = False,
+    with_features: Annotated[
+        bool, typer.Option("--with-features", help="Also upload the features of held-out images.")
+    ] = False,
 ) -> None:
     """Upload a model and its card to the Hugging Face hub, in one commit.
 
@@ -127,7 +130,14 @@ def push(
     from cofima.classifier.export import hub
 
     with interruptible("the hub has all of it or nothing"), progress().stage(f"uploading to {repo}"):
-        where = hub.push(model, repo, private=private, license=license, with_images=with_images)
+        where = hub.push(
+            model,
+            repo,
+            private=private,
+            license=license,
+            with_images=with_images,
+            with_features=with_features,
+        )
     say(f"Model: {where}")
 
 

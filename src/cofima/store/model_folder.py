@@ -241,6 +241,14 @@ def ancestor(folder: Path, tasks: int) -> Path | None:
     return next(found, None)
 
 
+def parent_of(generation: Generation) -> Path:
+    """Return the path of the generation that another was made from; raise if it is not kept."""
+    found = _parent(generation.path.parent, generation.path)
+    if found is None:
+        raise CofimaError(f"{generation.path.parent}: the state before {generation.name} is not kept")
+    return found
+
+
 def generation_id(folder: Path) -> str:
     """Return :attr:`Generation.id` of the current generation; empty without any."""
     return "" if current(folder) is None else read(folder).id
