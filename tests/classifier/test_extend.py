@@ -37,8 +37,8 @@ def test_new_classes_are_learned_and_old_ones_kept(
     assert len(again.model.serving["distances"]) == 3 + len(classes)
     row = again.history[-1]
     assert row.old.rests_on == "measured on 6 images kept in the model folder"
-    assert (row.accuracy[1], row.sizes) == (outcome.accuracy.percent, [3, 2 * len(classes)])
-    assert row.kept_features == 6 + 2 * len(classes)
+    assert (row.accuracy[1], row.sizes) == (outcome.accuracy.percent, [27, 10 * len(classes)])
+    assert row.kept_features == 30 + 10 * len(classes)
     assert row.seconds["total"] >= row.seconds["statistics"] > 0
     assert "cannot be judged" in row.notes[-1]  # two classes do not show what fine-tuning does to old ones
 
@@ -61,7 +61,7 @@ def test_more_images_of_known_classes_are_pooled(model: Path, photos: Photos, tm
     counts = clf.model.method.gaussians.counts
     outcome = clf.extend(photos(tmp_path / "more", (0, 2), first=10))
     assert (outcome.new, outcome.more) == ([], ["class 0", "class 2"])
-    assert clf.model.method.gaussians.counts == [counts[0] + 8, counts[1], counts[2] + 8]
+    assert clf.model.method.gaussians.counts == [counts[0] + 10, counts[1], counts[2] + 10]
     assert len(clf.classes) == 3
     assert clf.history[-1].kind == "more images"
     clf.save()
@@ -74,8 +74,8 @@ def test_new_and_known_classes_may_come_together(model: Path, photos: Photos, tm
     assert (outcome.new, outcome.more) == (["class 3"], ["class 1"])
     known, new = outcome.rows
     assert (known.kind, known.task, new.kind, new.task) == ("more images", 1, "extend", 2)
-    assert (known.sizes, new.sizes) == ([5], [5, 2])  # two of each class, and one of each old one
-    assert outcome.accuracy.images == {"class 1": 3, "class 3": 2}
+    assert (known.sizes, new.sizes) == ([37], [37, 10])  # nine of each old class, and ten new of each
+    assert outcome.accuracy.images == {"class 1": 19, "class 3": 10}
     assert known.accuracy == new.accuracy[:1]
     assert clf.classes[-1] == "class 3"
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import cofima
 from cofima.classifier import learn as learning
@@ -17,14 +18,15 @@ def test_it_learns_measures_and_is_loaded_as_it_was_saved(three: Path, photos: C
     clf = cofima.load(three)
     assert clf.classes == ["class 0", "class 1", "class 2"]
     assert clf.accuracy is not None
-    assert clf.accuracy.images == dict.fromkeys(clf.classes, 1)  # of two held out, one chose
+    assert clf.accuracy.images == dict.fromkeys(clf.classes, 9)  # of two that may be held out, one chose
     assert clf.calibrated
     row = clf.history[0]
-    assert (row.kind, row.train_images, row.held_out, row.kept_features) == ("learn", 24, 6, 6)
+    assert (row.kind, row.train_images, row.held_out, row.kept_features) == ("learn", 30, 0, 30)
     kept = clf.model.held_out
-    assert kept.labels.tolist() == [0, 1, 2, 0, 1, 2]
-    assert kept.chose.tolist() == [False] * 3 + [True] * 3
+    assert torch.bincount(kept.labels).tolist() == [10, 10, 10]
+    assert torch.bincount(kept.labels[kept.chose]).tolist() == [1, 1, 1]
     assert kept.exact.all()
+    assert kept.taught.all()
     test = photos(three.parent / "test", (0, 1, 2), first=20)
     assert clf.evaluate(test).accuracy.percent > 80
 
@@ -75,8 +77,8 @@ def test_a_test_part_is_what_is_held_out(
     photos(tmp_path / "p" / "train", (0, 1), per_class=5)
     photos(tmp_path / "p" / "test", (0, 1), per_class=3, first=10)
     made = cofima.learn(tmp_path / "p", settings=[*settings, "train.epochs=1"])
-    assert (made.history[0].train_images, made.history[0].held_out) == (8, 8)  # one of each class chose
-    assert made.accuracy.images == {"class 0": 3, "class 1": 3}
+    assert (made.history[0].train_images, made.history[0].held_out) == (10, 6)
+    assert not made.model.kept.chose[~made.model.kept.taught].any()  # no test image decided anything
 
 
 def test_a_csv_file_is_a_source(
@@ -110,7 +112,7 @@ def test_everything_wrong_with_a_folder_is_one_error_and_nothing_is_written(
     assert not (tmp_path / "m").exists()
     with pytest.warns(cofima.core.errors.CofimaWarning, match="left out 2 unreadable"):
         made = cofima.learn(folder, settings=[*settings, "train.epochs=1"], skip_unreadable=True)
-    assert made.history[0].train_images == 16
+    assert made.history[0].train_images == 20
 
 
 def test_a_folder_with_a_model_is_refused_before_any_work(

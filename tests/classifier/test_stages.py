@@ -40,7 +40,7 @@ def test_the_first_stage_leaves_the_backbone_and_takes_one_pass(
     assert sum(passed) == 30  # each image once, held out or not
     fresh = learning.empty_model(made.model.config)
     same_bits(fresh.method.net.backbone.state_dict(), made.model.method.net.backbone.state_dict())
-    assert made.accuracy.images == dict.fromkeys(made.classes, 2)  # nothing was chosen: all are reported on
+    assert made.accuracy.images == dict.fromkeys(made.classes, 10)  # nothing was chosen: all are reported on
     assert made.history[0].notes[-1].endswith("as asked (fast)")
 
 
@@ -98,12 +98,20 @@ def test_nothing_is_fine_tuned_that_cannot_be_judged(first: tuple[Any, Any]) -> 
     )
 
 
-def test_a_gain_counts_beyond_its_noise(first: tuple[Any, Any]) -> None:
-    model, _ = first
-    same = gain_of(model, model, None, torch.ones(len(model.kept), dtype=torch.bool))
+def test_a_gain_counts_beyond_its_noise() -> None:
+    labels, was = torch.tensor([0, 0, 0, 1]), torch.tensor([1.0, 0, 0, 1])
+    same = gain_of(was, was, labels)
     assert (same.points, same.noise, same.counts) == (0, 0, False)
+    one = gain_of(was, torch.tensor([1.0, 1, 0, 1]), labels)  # a third of one of two classes
+    assert one.points == pytest.approx(100 / 6)
+    assert one.noise == pytest.approx(100 / 6)
+    assert not one.counts
     assert Gain(2.0, 1.0, 10).counts
-    assert not Gain(1.0, 1.0, 10).counts
+    assert not gain_of(was[:0], was[:0], labels[:0]).counts
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_what_is_interrupted_keeps_the_first_answer_and_the_same_command_continues(
@@ -132,10 +140,6 @@ def test_what_is_interrupted_keeps_the_first_answer_and_the_same_command_continu
     assert PENDING not in model_folder.read(tmp_path / "m").record.serving
     with pytest.raises(CofimaError, match="nothing to undo"):
         model_folder.undo(tmp_path / "m")
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def test_an_interrupted_extension_continues_from_the_model_before(

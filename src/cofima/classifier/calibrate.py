@@ -46,7 +46,7 @@ def fit(logits: Tensor, labels: Tensor, task_of: Tensor) -> Calibration:
         labels: The class of each image.
         task_of: The task of each class.
     """
-    logits, classes, images = logits.double(), len(task_of), len(labels)
+    logits, classes, images = logits.double().clone(), len(task_of), len(labels)
     counts = torch.bincount(labels, minlength=classes)
     weights = images / (int((counts > 0).sum()) * counts[labels].double())  # every class counts the same
     smooth = 1 / (images + 2)  # the rule of succession

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cofima.classifier.calibrate import honest_answers
-from cofima.classifier.scoring import Accuracy, features_of, logits_of, logits_of_features, raw_logits
+from cofima.classifier.scoring import Accuracy, features_of, held_out_logits, logits_of, logits_of_features
 from cofima.core.errors import CofimaError, did_you_mean
 from cofima.core.progress import Progress
 from cofima.data.image_set import ImageSet
@@ -128,7 +128,8 @@ class Moved:
         """Return the features to keep from now on."""
         if self.still:
             return self.kept
-        return replace(self.kept, features=self.draw(), exact=torch.zeros_like(self.kept.exact))
+        no = torch.zeros_like(self.kept.exact)
+        return replace(self.kept, features=self.draw(), taught=no, exact=no)
 
 
 def moved_features(old: Model, new: Model, learned: list[ImageSet], still: bool) -> Moved:
@@ -154,21 +155,19 @@ def compare_on_features(old: Model, new: Model, moved: Moved) -> OldClassCompari
     """Measure or estimate the loss of old classes on kept features; return the reason if neither works."""
     kept = moved.kept
     if not len(kept):
-        return "no features of their held-out images are kept"
+        return "no features of their images are kept"
     if not moved.known:
         return f"the backbone moved, and fewer than {LEAST_CLASSES} classes show how"
-    was = honest_answers(old, raw_logits(old, kept.features), kept.labels) == kept.labels
+    was = honest_answers(old, held_out_logits(old, kept), kept.labels) == kept.labels
     if moved.still:
-        answers = honest_answers(new, raw_logits(new, new.kept.features), new.kept.labels)
+        answers = honest_answers(new, held_out_logits(new, new.kept), new.kept.labels)
         now = (answers[: len(kept)] == kept.labels)[None]  # those of old classes come first
     else:
         drawn = [logits_of_features(new, features).argmax(1) for features in moved.draws()]
         now = torch.stack(drawn) == kept.labels
     exact = moved.still and bool(kept.exact.all())
     how = "measured on" if exact else "estimated from"
-    found = _comparison(
-        old, was, now, kept.labels, exact, f"{how} the features of {len(kept)} held-out images"
-    )
+    found = _comparison(old, was, now, kept.labels, exact, f"{how} the features of {len(kept)} images")
     low, high = found.interval
     if not exact and high - low > WIDEST:
         return f"an estimate would say {low:.0f} to {high:.0f} points lost, which says too little"

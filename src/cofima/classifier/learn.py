@@ -5,6 +5,9 @@ as it is: every image passes through it once, and the answer is there in seconds
 backbone, as long as time allows, and is taken only if it is better on held-out images beyond their noise.
 Other methods have one stage, in which they train.
 
+In the first stage every image teaches the head, and each is left out to be answered (exactly, in closed
+form). In a stage that trains, a part of each class is held out: one half may choose, the other reports.
+
 An extension works on a copy, so the old model stays as it is until the new one is complete and checked.
 """
 
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cofima.classifier.calibrate import calibrate, honest_answers, remember_distances
 from cofima.classifier.forgetting_check import (
@@ -26,7 +30,7 @@ from cofima.classifier.forgetting_check import (
     moved_features,
     old_class_images,
 )
-from cofima.classifier.scoring import Accuracy, features_of, logits_of, raw_logits
+from cofima.classifier.scoring import Accuracy, features_of, held_out_logits, logits_of, raw_logits
 from cofima.classifier.stages import EFFORT, Effort, gain_of, plan_fine_tuning
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
@@ -44,7 +48,7 @@ from cofima.methods.components.replay import first_of_each
 from cofima.models import backbone, efficientnet_lite
 from cofima.models.net import Net
 from cofima.store.config import Config
-from cofima.store.held_out import HeldOut
+from cofima.store.held_out import HeldOut, no_images
 from cofima.store.history import HistoryRow, Kind
 from cofima.store.model import Model, attach, copy_model
 from cofima.training.options import TrainOptions
@@ -53,7 +57,7 @@ RECIPE = "learn.yaml"
 FOR_PHOTOGRAPHS, EMBEDDED = "tf_efficientnet_lite0", "vit_micro"
 CROP = 0.5  # smallest share of a photograph in a random training crop, unless data.crop is given
 HELD_OUT = 0.15  # of each class in an extension, where the model's configuration holds nothing out
-KEPT_FEATURES = 50  # held-out images of each class
+KEPT_FEATURES = 20  # images of each class
 PENDING = "fine_tuning"  # in the record of a first stage: the second one, which is not done yet
 
 
@@ -110,9 +114,17 @@ class Part:
         return join([self.split.report, self.split.choose])
 
     @property
-    def choosing(self) -> torch.Tensor:
-        """A mask of those that may choose."""
-        return torch.arange(len(self.held_out)) >= len(self.split.report)
+    def everything(self) -> ImageSet:
+        """All images but a test part: each may be left out of a head in closed form to be answered by it."""
+        split = self.split
+        return join([split.train, split.choose, *([] if split.tested else [split.report])])
+
+    @property
+    def single(self) -> Tensor:
+        """A mask of those that can be left out: others of their class are there, and no copies of them."""
+        images = self.everything
+        often = torch.bincount(images.labels)[images.labels] if len(images) else images.labels
+        return (often > 1) & ~torch.isin(images.rows, self.split.copied)
 
 
 @dataclass
@@ -123,6 +135,7 @@ class Learned:
         rows: The rows of its history that are not in it yet.
         held_out: The held-out images of this command.
         moved: Kept features of old classes, as this model sees them.
+        may_choose: A mask of the model's kept features of images that may choose between two stages.
         accuracy: On held-out images of all classes that decided nothing.
     """
 
@@ -130,6 +143,7 @@ class Learned:
     rows: list[HistoryRow]
     held_out: ImageSet
     moved: Moved | None
+    may_choose: Tensor
     accuracy: Accuracy = field(default_factory=lambda: Accuracy({}, {}))
 
     def finished(self, keep: Keep, pending: Mapping[str, Any] | None = None) -> Model:
@@ -242,28 +256,38 @@ def learn_parts(
     progress.say(f"{_first_answer(first)}; {plan.said}")
     second = _learn(start(), before, parts, plan.how, progress)
     seconds = sum(row.seconds["total"] for row in second.rows)
-    best, said = _better(first, second, 0 if before is None else len(before.classes), check)
+    best, said = _better(first, second, check)
     said = f"fine-tuning for at most {count(plan.how.epochs, 'epoch')}, {seconds:.0f} s: {said}"
     progress.say(said)
     best.rows[-1].notes.append(said)
     return best
 
 
-def _better(
-    first: Learned, second: Learned, old: int, check: Callable[[Learned], None]
-) -> tuple[Learned, str]:
+def _better(first: Learned, second: Learned, check: Callable[[Learned], None]) -> tuple[Learned, str]:
     """Return the better of two stages on the images that may choose, and the reason in words."""
-    labels = second.model.kept.labels
-    chose = second.model.kept.chose | every_other(labels, labels < old)
-    gain = gain_of(first.model, second.model, second.moved, chose)
+    labels = first.model.kept.labels[first.may_choose]
+    was, now = (_right(each)[each.may_choose] for each in (first, second))
+    gain = gain_of(was, now, labels)
     for each in (first, second):
-        each.model.held_out = replace(each.model.kept, chose=chose)
+        kept = each.model.kept
+        each.model.held_out = replace(kept, chose=kept.chose | each.may_choose)
     if gain.counts:
         try:
             check(_measured(second))
         except ForgettingError as error:
             return _measured(first), f"not taken: {error}"
     return (second if gain.counts else _measured(first)), gain.said
+
+
+def _right(learned: Learned) -> Tensor:
+    """Return the chance that the answer to each kept feature is right, which is 0 or 1 where it is exact."""
+    kept, moved = learned.model.kept, learned.moved
+    right = (held_out_logits(learned.model, kept).argmax(1) == kept.labels).double()
+    if moved is not None and not moved.still:
+        old = moved.kept.labels  # they come first
+        drawn = [raw_logits(learned.model, features).argmax(1) == old for features in moved.draws()]
+        right[: len(old)] = torch.stack(drawn).double().mean(0)
+    return right
 
 
 def _learn(
@@ -275,27 +299,65 @@ def _learn(
     *,
     still: bool = False,
 ) -> Learned:
-    """Learn tasks, and compute the features of their held-out images."""
-    rows = [learn_part(model, part, how, progress, still=still) for part in parts]
-    held_out = concatenate(*(part.held_out for part in parts))
+    """Learn tasks, and compute the features by which they are measured."""
+    rows, new = [], no_images(model.width)
+    for part in parts:
+        rows.append(learn_part(model, part, how, progress, still=still))
+        if still:
+            new = new.join(_left_out(model, part))
+    method, held_out = model.method, concatenate(*(part.held_out for part in parts))
+    if not method.sees_features_only:
+        return Learned(model, rows, held_out, None, torch.zeros(0, dtype=torch.bool))
+    stayed = still or method.frozen_backbone or method.fixed_features
+    if not still:
+        new = _held_out(model, parts, decided=not stayed and how.patience is not None)
     moved = None
-    if model.method.sees_features_only:
-        stayed = still or model.method.frozen_backbone or model.method.fixed_features
-        moved = (
-            None if before is None else moved_features(before, model, [p.split.train for p in parts], stayed)
-        )
-        deciding = torch.cat([part.choosing for part in parts])
-        decided = deciding & bool(not stayed and how.patience)
-        new = HeldOut(features_of(model, held_out), held_out.labels, decided, torch.ones_like(decided))
-        model.held_out = new if moved is None else moved.held_out().join(new)
-    return Learned(model, rows, held_out, moved)
+    if before is not None:
+        moved = moved_features(before, model, [part.split.train for part in parts], stayed)
+        new = moved.held_out().join(new)
+    old = 0 if moved is None else len(moved.kept)
+    model.held_out = new
+    rows_of_old = torch.arange(len(new)) < old
+    choosing = torch.cat([rows_of_old[:old], *(_choosing(part, still) for part in parts)]) & ~rows_of_old
+    return Learned(model, rows, held_out, moved, choosing | every_other(new.labels, rows_of_old))
+
+
+def _left_out(model: Model, part: Part) -> HeldOut:
+    """Return the features of all images of a part that the head was just solved from, and of a test part."""
+    images, features = part.everything, model.method.remembered
+    assert features is not None
+    features, labels = features[part.single], images.labels[part.single]
+    no = torch.zeros(len(labels)).bool()
+    found = HeldOut(features, labels, no, ~no, ~no)
+    if part.split.tested:
+        test = part.split.report
+        no = torch.zeros(len(test)).bool()
+        found = found.join(HeldOut(features_of(model, test), test.labels, no, no, ~no))
+    return found
+
+
+def _held_out(model: Model, parts: Sequence[Part], decided: bool) -> HeldOut:
+    """Return the features of held-out images; those that may choose have ``decided`` when to stop."""
+    images = concatenate(*(part.held_out for part in parts))
+    no = torch.zeros(len(images)).bool()
+    chose = torch.cat([_choosing(part, still=False) for part in parts]) & decided
+    return HeldOut(features_of(model, images), images.labels, chose, no, ~no)
+
+
+def _choosing(part: Part, still: bool) -> Tensor:
+    """Return a mask of the images that may choose, among those that a stage measures with."""
+    split = part.split
+    if not still:
+        return torch.arange(len(part.held_out)) >= len(split.report)
+    mask = torch.isin(part.everything.rows, split.choose.rows)[part.single]
+    return torch.cat([mask, torch.zeros(len(split.report) if split.tested else 0).bool()])
 
 
 def _measured(learned: Learned) -> Learned:
     """Calibrate the model on held-out images, and measure it on those that decided nothing."""
     model, kept = learned.model, learned.model.kept
     if model.method.sees_features_only:
-        logits, labels = raw_logits(model, kept.features), kept.labels
+        logits, labels = held_out_logits(model, kept), kept.labels
         fit_to_report = kept.exact & ~kept.chose
         remember_distances(model)
     else:
@@ -323,21 +385,26 @@ def learn_part(
     model: Model, part: Part, how: TrainOptions, progress: Progress, *, still: bool = False
 ) -> HistoryRow:
     """Learn a task, with early stopping on images that may choose, or with the backbone as it is."""
-    task = make_task(model, part)
+    task = make_task(model, part, still)
     kind: Kind = "more images" if task.known else "extend" if task.index else "learn"
     with progress.stage(f"{model.method.label}: {some(task.names, 3)}"):
         row = learn_task(model, task, kind, train=how, patience=how.patience, still=still)
-    row.held_out = len(part.held_out)
+    split = part.split
+    row.held_out = (len(split.report) if split.tested else 0) if still else len(part.held_out)
     return row
 
 
-def make_task(model: Model, part: Part) -> Task:
-    """Return the task that teaches new classes, or more images of classes that are all known."""
+def make_task(model: Model, part: Part, still: bool = False) -> Task:
+    """Return the task that teaches new classes, or more images of classes that are all known.
+
+    With a ``still`` backbone it teaches held-out images too.
+    """
     names = part.names
     known = tuple(sorted(model.classes.index(name) for name in names if name in model.classes))
     start = len(model.classes)
     classes = range(start, start if known else start + len(names))
-    return Task(len(model.tasks), classes, tuple(names), part.split.train, part.split.choose, known)
+    train = part.everything if still else part.split.train
+    return Task(len(model.tasks), classes, tuple(names), train, part.split.choose, known)
 
 
 def held_out_accuracy(model: Model) -> Accuracy | None:

@@ -12,6 +12,7 @@ from cofima.core.progress import Progress
 from cofima.data.image_set import ImageSet
 from cofima.data.sources.listing import LabeledImages, find_images
 from cofima.methods.components.gaussians import Gaussians, Sampler
+from cofima.store.held_out import HeldOut
 from cofima.store.model import Model
 from cofima.training.loop import plain_batches
 
@@ -85,6 +86,17 @@ def raw_logits(model: Model, features: Tensor) -> Tensor:
         return torch.zeros(0, len(model.classes))
     logits: Tensor = model.method.head()(features.to(model.method.context.device))
     return logits.float().cpu()
+
+
+@torch.inference_mode()
+def held_out_logits(model: Model, held: HeldOut) -> Tensor:
+    """Return the head's answers to kept features; one that it was made from is left out to answer it."""
+    logits, taught = raw_logits(model, held.features), held.taught
+    if taught.any():
+        alone = model.method.left_out_logits(held.features[taught], held.labels[taught])
+        if alone is not None:
+            logits[taught] = alone
+    return logits
 
 
 def logits_of_features(model: Model, features: Tensor) -> Tensor:

@@ -345,8 +345,8 @@ def _learned(made: Classifier) -> Iterator[str]:
         yield "Accuracy: unknown; no class has five images or more, so none were held out"
     else:
         yield (
-            f"Accuracy: {accuracy.percent:.1f} % on {count(sum(accuracy.images.values()), 'held-out image')} "
-            "that decided nothing"
+            f"Accuracy: {accuracy.percent:.1f} % on {count(sum(accuracy.images.values()), 'image')}, "
+            f"{_unseen(made)}"
         )
         yield _least_accurate(accuracy.by_class)
     yield from _kept(made)
@@ -368,14 +368,21 @@ def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
         yield "Accuracy on these: unknown; no images were held out"
     else:
         images = sum(outcome.accuracy.images.values())
-        yield f"Accuracy on these: {outcome.accuracy.percent:.1f} % on {count(images, 'held-out image')}"
+        on = count(images, "image")
+        yield f"Accuracy on these: {outcome.accuracy.percent:.1f} % on {on}, {_unseen(made)}"
         yield _least_accurate(outcome.accuracy.by_class)
     if outcome.overall.percent is not None and len(outcome.overall.images) > len(outcome.accuracy.images):
         known, images = len(outcome.overall.images), sum(outcome.overall.images.values())
         percent, many = outcome.overall.percent, len(made.classes)
-        yield f"Accuracy on {known} of {many} classes: {percent:.1f} % on {count(images, 'held-out image')}"
+        yield f"Accuracy on {known} of {many} classes: {percent:.1f} % on {count(images, 'image')}"
     yield _lost(outcome)
     yield from _kept(made)
+
+
+def _unseen(made: Classifier) -> str:
+    """Return why the images that accuracy is reported on are new to the classifier."""
+    left_out = bool(made.model.kept.taught.any())
+    return "each judged by all others" if left_out else "held out, and nothing was decided by them"
 
 
 def _lost(outcome: Extension) -> str:

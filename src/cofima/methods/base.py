@@ -118,6 +118,7 @@ class Method:
         self.facts: dict[str, Any] = {}
         self.running: dict[str, Callable[[], float]] = {}
         self.still = False
+        self.remembered: Tensor | None = None
         self.task: Task
 
     def check(self, backbone: nn.Module) -> None:
@@ -185,7 +186,7 @@ class Method:
             train: Replaces :meth:`train`: analyses observe it, or put its stored result in place.
             end: Replaces :meth:`end`.
             still: Train nothing: the backbone stays as it is, and only the head is made by :meth:`fit_head`.
-                For methods whose head :attr:`is_solved`.
+                For methods whose head :attr:`is_solved`; ``remembered`` then has the images' features.
         """
         if still:
             train, end = self.keep_still, self.fit_head
@@ -212,7 +213,7 @@ class Method:
 
     @property
     def is_solved(self) -> bool:
-        """True if :meth:`fit_head` solves the whole head from the features of the present weights."""
+        """True if :meth:`fit_head` solves the whole head, and :meth:`left_out_logits` knows its answers."""
         return False
 
     def begin(self, task: Task) -> None:
@@ -316,6 +317,13 @@ class Method:
     def load_head(self, weight: Tensor, bias: Tensor) -> None:
         """Load the head that predicts, as :meth:`head` gave it; the network's head has its blocks already."""
         self.net.head.load_flat(weight, bias)
+
+    def left_out_logits(self, features: Tensor, labels: Tensor) -> Tensor | None:
+        """Return the logits of images that the head was made from, each as if it had not been among them.
+
+        ``features`` are those that the present backbone computes. None where the method cannot tell.
+        """
+        return None
 
     def class_statistics(self) -> "Gaussians | None":
         """Return the Gaussian of every class, or None if the method keeps none."""

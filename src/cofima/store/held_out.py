@@ -1,4 +1,4 @@
-"""Features of held-out images: they measure and calibrate a model later, when its photographs are gone."""
+"""Features that measure and calibrate a model later, when its photographs are gone."""
 
 from dataclasses import dataclass, replace
 
@@ -8,13 +8,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Features of images that no weight was fitted to, with their labels.
+    """Features of images that the backbone was not trained on, with their labels.
 
     Attributes:
         features: As the backbone computes them [images, width].
         labels: The place of each image's class in the order of the logits.
         chose: True for images that decided something (when to stop, which model to keep): no accuracy is
             reported on them.
+        taught: True where the head was made from the image too: it must be left out to answer it.
         exact: True where the present backbone computed the features from the image; False where they were
             moved along with a backbone that changed, by an estimate.
     """
@@ -22,6 +23,7 @@ class HeldOut:
     features: Tensor
     labels: Tensor
     chose: Tensor
+    taught: Tensor
     exact: Tensor
 
     def __len__(self) -> int:
@@ -57,4 +59,4 @@ class HeldOut:
 def no_images(width: int) -> HeldOut:
     """Return the features of no image."""
     none = torch.zeros(0, dtype=torch.bool)
-    return HeldOut(torch.zeros(0, width), torch.zeros(0, dtype=torch.int64), none, none)
+    return HeldOut(torch.zeros(0, width), torch.zeros(0, dtype=torch.int64), none, none, none)

@@ -95,11 +95,18 @@ class Listing:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images to train on, held-out ones that may decide something, and those that accuracy is reported on."""
+    """Images to train on, held-out ones that may decide something, and those that accuracy is reported on.
+
+    Attributes:
+        tested: The last are a test part of the user's own, from which nothing must be learned.
+        copied: Rows of the pixels that show an image that is there more than once.
+    """
 
     train: ImageSet
     choose: ImageSet
     report: ImageSet
+    tested: bool = False
+    copied: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +137,10 @@ class LabeledImages:
         choose = held if test.any() else every_other(images.labels, held)
         report = test if test.any() else held & ~choose
         parts = (~(choose | report), choose, report)
-        return Split(*(images.select(mine & part) for part in parts))
+        often = Counter(self.hashes)
+        copied = torch.tensor([at for at, hashed in enumerate(self.hashes) if often[hashed] > 1])
+        train, may_choose, reported = (images.select(mine & part) for part in parts)
+        return Split(train, may_choose, reported, bool(test.any()), copied.long())
 
     def labels(self, classes: list[str]) -> Tensor:
         """Return the place of each image's class in ``classes``; -1 where it is not among them."""

@@ -21,7 +21,7 @@ from cofima.methods.components.closed_form import (
     shrink,
 )
 from cofima.methods.components.cost import Cost, Plan
-from cofima.methods.components.discriminant import DISCRIMINANT, SharedGaussians
+from cofima.methods.components.discriminant import DISCRIMINANT, SharedGaussians, left_out_logits
 from cofima.methods.components.drift import choose_alpha, drift_map
 from cofima.methods.components.gaussians import (
     GAUSSIANS,
@@ -95,8 +95,8 @@ class Aligned(Method):
 
     @property
     def is_solved(self) -> bool:
-        """True for a head in closed form."""
-        return self.classifier != "sgd"
+        """True for a discriminant, which also answers each image as if it had not been there."""
+        return self.classifier == "lda"
 
     @property
     def uses_fisher(self) -> bool:
@@ -189,6 +189,7 @@ class Aligned(Method):
         """Keep a Gaussian of each new class's features; pool those of known classes."""
         with self.timed("statistics"):
             features, labels = self.features(task.train), task.train.labels
+            self.remembered = features if self.still else None
             self.follow(features, labels)
             mine = by_class(features, labels)
             for label in task.classes:
@@ -249,6 +250,13 @@ class Aligned(Method):
         else:
             self.aligned = Head(self.net.head.features, sizes)
         self.aligned.to(self.context.device).load_flat(weight, bias)
+
+    def left_out_logits(self, features: Tensor, labels: Tensor) -> Tensor | None:
+        """Return the answers of a discriminant, in closed form."""
+        if self.classifier != "lda" or not isinstance(self.gaussians, SharedGaussians):
+            return None
+        how = self.closed_form
+        return left_out_logits(self.gaussians, features, labels, how.priors, how.shrinkage == "loo")
 
     def class_statistics(self) -> Gaussians:
         """Return the Gaussians."""
