@@ -33,10 +33,12 @@ class Limits:
         """Return what is wrong with a file, or an empty string; only its header is read."""
         from PIL import Image
 
+        from cofima.data.loading.decoder import open_image
+
         if path.stat().st_size > self.megabytes * 1_000_000:
             return f"larger than {self.megabytes} MB"
         try:
-            with Image.open(path) as image:  # reads the header only
+            with open_image(path) as image:
                 if image.width * image.height > self.megapixels * 1_000_000:
                     return f"{image.width} x {image.height} is more than {self.megapixels} million pixels"
         except Image.DecompressionBombError:
