@@ -48,8 +48,8 @@ class Sample:
 
     def content(self) -> Content:
         """Return what is read; of files, regular ones only."""
-        path = _file(self.read)
-        return self.read() if path is None else read_file(path)
+        plain = getattr(self.read, "__func__", None) is Path.read_bytes  # and not that of another kind of path
+        return read_file(self.read.__self__) if plain else self.read()  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, eq=False)
