@@ -22,6 +22,7 @@ from cofima.classifier.scoring import Accuracy
 from cofima.core.errors import CofimaError
 from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
+from cofima.data.duplicates import refuse_model_among_photos
 from cofima.data.loading.loader import ImageLike
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow
@@ -154,10 +155,24 @@ class Classifier:
         return outcome
 
     def evaluate(
-        self, photos: PathLike, *, skip_unreadable: bool = False, progress: Progress = SILENT
+        self,
+        photos: PathLike,
+        *,
+        only_known: bool = False,
+        skip_unreadable: bool = False,
+        progress: Progress = SILENT,
     ) -> Evaluation:
-        """Return the accuracy on a folder or CSV file of labeled images, and the confused classes."""
-        return evaluate(self.model, Path(photos), skip_unreadable, progress)
+        """Return the accuracy on a folder or CSV file of labeled images, and the confused classes.
+
+        With ``only_known``, classes that were not learned are left out; else they are an error.
+        """
+        return evaluate(
+            self.model,
+            Path(photos),
+            only_known=only_known,
+            skip_unreadable=skip_unreadable,
+            progress=progress,
+        )
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
@@ -211,6 +226,7 @@ def learn(
         progress: Receives the progress of the work.
     """
     if folder is not None:
+        refuse_model_among_photos(Path(photos), Path(folder))
         check_replaceable(Path(folder), None)
     images = Path(photos)
     place = images if images.is_dir() else images.parent

@@ -21,6 +21,7 @@ from cofima.classifier.scoring import Accuracy, accuracy_of
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
 from cofima.core.wording import some
+from cofima.data.duplicates import warn_of_copies
 from cofima.data.image_set import ImageSet, concatenate
 from cofima.data.sources.listing import Listing, find_images
 from cofima.data.stream import Task
@@ -73,6 +74,7 @@ def learn_model(
         skip_unreadable=skip_unreadable or config.data.skip_unreadable,
         progress=progress,
     )
+    warn_of_copies(read, model.view.pixel_format, read.held_out(config.val_fraction, config.data.split_seed))
     names = sorted({file.class_name for file in read.files})
     train, held_out = read.split(names, names, config.val_fraction, config.data.split_seed)
     model.data = {

@@ -1,6 +1,8 @@
 """Names and texts that others chose: made safe to show, and checked before they are kept."""
 
+import json
 import unicodedata
+from typing import Any
 
 LONGEST = 200  # characters of the name of a class
 # they turn the direction of the text around them, or break its line, without being seen
@@ -17,6 +19,12 @@ def printable(text: str, keep: str = "\n\t") -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escaped(char) if is_control(char) and char not in keep else char for char in text)
+
+
+def json_line(value: Any) -> str:
+    """Return a value as one line of JSON, readable in any script, without control characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(f"\\u{ord(char):04x}" if is_control(char) else char for char in text)
 
 
 def name_fault(name: str) -> str:

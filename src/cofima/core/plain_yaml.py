@@ -28,7 +28,7 @@ class _Loader(_BASE):  # type: ignore[misc, valid-type]
 
 
 _Loader.yaml_implicit_resolvers = {
-    start: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    start: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in _PLAIN]
     for start, resolvers in _BASE.yaml_implicit_resolvers.items()
 }
 _Loader.yaml_constructors = {
@@ -53,11 +53,12 @@ def parse(text: str, most: int = MOST_CHARACTERS) -> Any:
             return loader.construct_document(node)
         finally:
             loader.dispose()
+    except YamlError:
+        raise
     except yaml.YAMLError as error:
         raise YamlError(_reason(error)) from error
-    except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        # what the constructors of numbers raise: PyYAML trusts that a tag fits its text
-        raise error if isinstance(error, YamlError) else YamlError(shortened(str(error))) from error
+    except Exception as error:  # PyYAML trusts that a text fits its tag: what int(text) and the like raise
+        raise YamlError(f"a value is not what its tag says ({shortened(str(error))})") from error
 
 
 def _check_depth(text: str) -> None:

@@ -20,6 +20,7 @@ LEVEL = (0, (6, 3))
 STYLE = {
     "svg.fonttype": "none",  # text stays text: searchable, accessible, any script
     "svg.hashsalt": "cofima",
+    "text.parse_math": False,  # a name may have dollars in it
     "font.size": 11,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,

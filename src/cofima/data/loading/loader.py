@@ -48,7 +48,7 @@ class Sample:
 
     def content(self) -> Content:
         """Return what is read; of files, regular ones only."""
-        plain = getattr(self.read, "__func__", None) is Path.read_bytes  # and not that of another kind of path
+        plain = getattr(self.read, "__func__", None) is Path.read_bytes  # not that of another kind of path
         return read_file(self.read.__self__) if plain else self.read()  # type: ignore[attr-defined]
 
 
@@ -135,9 +135,14 @@ def load_small(parts: Sequence[Sequence[Sample]]) -> list[Loaded] | None:
     return [_loaded(pixels[start:stop], found[start:stop]) for start, stop in pairwise(stops)]
 
 
-def check(samples: Sequence[Sample], progress: Progress = SILENT) -> list[HashAndFault]:
-    """Decode every sample; return hashes and faults only."""
-    reading = _threaded(lambda sample: _use(sample, lambda image: None), samples)
+def check(
+    samples: Sequence[Sample], progress: Progress, use: Callable[[int, Image.Image], object]
+) -> list[HashAndFault]:
+    """Decode every sample and pass it to ``use`` with its place; return hashes and faults only."""
+    reading = _threaded(
+        lambda at: _use(samples[at], lambda image: use(at, image)),
+        range(len(samples)),
+    )
     return list(progress.track(reading, len(samples), "checking images"))
 
 

@@ -9,8 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from cofima.core import plain_yaml
 from cofima.core.atomic import cache_folder, write_text
 from cofima.core.errors import CofimaError, CofimaWarning, file_error, first_problems
 from cofima.data.loading.loader import Sample
@@ -18,8 +17,7 @@ from cofima.data.sources.base import Source
 from cofima.data.sources.checks import Contents
 
 FORMAT = 1  # of manifests
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # tens of thousands of lines
+_MOST_CHARACTERS = 200_000_000  # millions of images
 
 
 def split_by_file(source: Source, file: Path) -> Source:
@@ -113,7 +111,7 @@ def _explained(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise file_error(file, error) from error
-    except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CofimaError(f"{file} is not a split file ({error})") from error
 
 
@@ -132,7 +130,7 @@ def _lists(file: Path) -> tuple[list[str] | None, list[str]]:
 
 
 def _parsed(file: Path) -> dict[str, Any]:
-    values = yaml.load(file.read_text("utf-8"), _LOADER)
+    values = plain_yaml.parse(file.read_text("utf-8"), _MOST_CHARACTERS)
     if not isinstance(values, dict):
         raise TypeError(f"{file.name}: expected keys and lists")
     return values
