@@ -221,8 +221,9 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     yellow = [str(path) for path in paint(tmp_path / "y", "yellow", 9)]
     others = [str(paint(tmp_path / "o", name, 1, first=90)[0]) for name in ("red", "green", "blue")]
-    fake = tmp_path / "fake.png"
+    fake, notes = tmp_path / "fake.png", tmp_path / "notes.txt"
     fake.write_text("no image")
+    notes.write_text("no image either")
     keep = FIGURES if os.environ.get("COFIMA_SCREENSHOTS") else tmp_path
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
@@ -236,6 +237,7 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
         expect(page.locator("#asked")).to_contain_text("fake")
         page.click("#ask")
         answers = page.locator("#answers")
+        expect(answers).to_contain_text("fake.png")
         expect(answers).to_contain_text("not an image, or damaged")
         for name in ("red", "green", "blue"):
             expect(answers).to_contain_text(name)
@@ -245,10 +247,26 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
         page.set_input_files("#photos input[type=file]", yellow[:8])
         expect(page.locator("#photos")).to_contain_text("yellow7")
         page.click("#add")
+        expect(page.locator("#said")).to_contain_text("yellow ·")  # the bar, while it learns
+        page.screenshot(path=keep / "progress.png", full_page=True)
         expect(page.locator("#said")).to_contain_text("Learned yellow")
         expect(page.locator("#head")).to_contain_text("It knows 4 classes")
         expect(page.locator("#changes")).to_contain_text("green")
         page.screenshot(path=keep / "app_add.png", full_page=True)
+        expect(page.locator("#name textarea, #name input")).to_have_value("")  # ready for the next class
+        expect(page.locator("#photos")).not_to_contain_text("yellow7")
+        page.set_input_files("#photos input[type=file]", [*yellow[:6], str(notes)])
+        page.fill("#name textarea, #name input", " yellow ")
+        expect(page.locator("#photos")).to_contain_text("notes")
+        page.click("#add")  # a known class is not changed without a word
+        expect(page.locator("#confirm")).to_contain_text("yellow is known already")
+        page.screenshot(path=keep / "confirm.png", full_page=True)
+        page.click("#unsure")
+        expect(page.locator("#sure")).not_to_be_visible()
+        page.click("#add")
+        page.click("#sure")
+        expect(page.locator("body")).to_contain_text("notes.txt: not an image, or damaged")
+        expect(page.locator("#head")).to_contain_text("It knows 4 classes")
         second = browser.new_page()  # another visitor asks for the new class
         second.set_default_timeout(90_000)
         second.goto(served)

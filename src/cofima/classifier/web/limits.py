@@ -9,11 +9,12 @@ from cofima.core.errors import CofimaError, problems
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one upload."""
+    """Limits of one upload, and the megabytes of all uploads together."""
 
     files: int = 200
     megabytes: int = 20
     megapixels: int = 50
+    total_megabytes: int = 2000
 
     def check(self, paths: Sequence[Path]) -> None:
         """Raise for too many files, or with all that are too large."""
@@ -35,8 +36,11 @@ class Limits:
 
         from cofima.data.loading.decoder import open_image
 
-        if path.stat().st_size > self.megabytes * 1_000_000:
-            return f"larger than {self.megabytes} MB"
+        try:
+            if path.stat().st_size > self.megabytes * 1_000_000:
+                return f"larger than {self.megabytes} MB"
+        except OSError:
+            return "no longer kept: upload it again"
         try:
             with open_image(path) as image:
                 if image.width * image.height > self.megapixels * 1_000_000:

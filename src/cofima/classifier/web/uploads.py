@@ -1,0 +1,41 @@
+"""The folder of uploads to the page: emptied when the page ends, or else when the next one starts."""
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cofima.core.errors import CofimaError
+from cofima.core.lock import NAME as LOCK
+from cofima.core.lock import folder_lock
+
+PREFIX = "cofima-app-"
+_STARTING = 60  # seconds that a page has to lock its folder
+
+
+@contextmanager
+def upload_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new, empty folder, which is removed at the end; first remove those that killed pages left."""
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    clear(parent)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent) as name, folder_lock(Path(name)):
+        files = Path(name) / "files"
+        files.mkdir()
+        yield files
+
+
+def clear(parent: Path) -> None:
+    """Remove the folders of pages that are no longer running; a running one holds a lock on its own."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        try:
+            about = folder.lstat()
+            mine = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()  # anybody may write into /tmp
+            if mine and ((folder / LOCK).exists() or time.time() - about.st_mtime > _STARTING):
+                with folder_lock(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+        except (CofimaError, OSError):  # in use, or gone meanwhile
+            continue
