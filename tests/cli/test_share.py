@@ -62,3 +62,13 @@ def test_the_page_needs_its_extra_and_a_model(
     monkeypatch.setitem(__import__("sys").modules, "gradio", None)
     with pytest.raises(CofimaError, match=r"pip install 'cofima\[app\]'"):
         cofima("app", folder)
+
+
+def test_help_names_the_extra_and_every_word_of_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "Needs cofima[app]." in cofima("app", "--help")
+    for command in app.registered_commands:
+        assert command.callback is not None
+        shown = " ".join(cofima(command.name, "--help").split())
+        first = (command.callback.__doc__ or "").strip().splitlines()[0]
+        assert first in shown, command.name

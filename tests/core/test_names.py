@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cofima.core.names import LONGEST, is_control, json_line, name_fault, printable, shortened
@@ -25,6 +25,7 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
     assert printable(printable(text)) == printable(text)
 
 
+@settings(max_examples=20, deadline=None)
 @given(st.recursive(st.text(), lambda inner: st.dictionaries(st.text(), inner)))
 def test_a_line_of_json_is_the_value_and_has_no_control_character(value: object) -> None:
     line = json_line(value)

@@ -56,7 +56,7 @@ def test_what_is_no_plain_yaml_is_one_line_and_soon(subtests: pytest.Subtests) -
         for text in texts:
             with subtests.test(text[:40]):
                 start = time.process_time()
-                with pytest.raises(YamlError, match=reason) as caught:
+                with pytest.raises(YamlError, match=reason or None) as caught:
                     parse(text)
                 assert time.process_time() - start < 2
                 assert "\n" not in str(caught.value)
@@ -81,7 +81,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(VALUES)
 def test_it_reads_what_pyyaml_writes(value: object) -> None:
     assert parse(yaml.safe_dump(value)) == value

@@ -21,7 +21,7 @@ from cofima.report.history import TITLES, history_table
 T = TypeVar("T")
 # of any type: the session names a file that is no image, where the browser would only drop it
 UPLOAD: dict[str, Any] = {"file_count": "multiple", "height": 220}
-ANSWERS = ["image", "answer", "probability", "nearest classes"]
+ANSWERS = {"image": "20%", "answer": "22%", "probability": "18%", "nearest classes": "40%"}  # with widths
 CHANGES = ["class", "before %", "after %", "change"]
 
 
@@ -69,7 +69,12 @@ def build(session: Session) -> Any:
                 label="Answers", columns=4, height="auto", object_fit="contain", interactive=False
             )
             answers = gradio.Dataframe(
-                headers=ANSWERS, interactive=False, wrap=True, max_height=10_000, elem_id="answers"
+                headers=list(ANSWERS),
+                column_widths=list(ANSWERS.values()),
+                interactive=False,
+                wrap=True,
+                max_height=10_000,
+                elem_id="answers",
             )
         with gradio.Tab("Add a class"):
             name = gradio.Textbox(label="Name of the new class", max_lines=1, elem_id="name")
@@ -78,8 +83,8 @@ def build(session: Session) -> Any:
             with gradio.Row():
                 add = gradio.Button("Learn it", variant="primary", elem_id="add")
                 undo = gradio.Button("Undo the last change", elem_id="undo")
-            with gradio.Group(visible=False, elem_id="confirm") as confirm:
-                question = gradio.Markdown(padding=True)
+            with gradio.Column(visible=False) as confirm:
+                question = gradio.Markdown(elem_id="confirm")
                 with gradio.Row():
                     sure = gradio.Button("Add them to it", variant="primary", elem_id="sure")
                     unsure = gradio.Button("No, leave it as it is", elem_id="unsure")

@@ -73,8 +73,8 @@ class Session:
         if fault := name_fault(name):
             raise CofimaError(f"'{shortened(name)}' cannot be the name of a class: {fault}")
         self.limits.check(paths)
-        self._check_readable(paths, progress)
         with self._alone(), folder_lock(self.folder), TemporaryDirectory() as folder:
+            self._check_readable(paths, progress)
             listing = Path(folder) / "photos.csv"
             with listing.open("w", newline="", encoding="utf-8") as file:
                 table = csv.writer(file)
