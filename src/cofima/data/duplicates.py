@@ -68,7 +68,8 @@ def nearest(tested: Tensor, learned: Tensor) -> list[int | None]:
     least = bits.shape[1] * (
         1 - 2 * _SHARE
     )  # the product of two rows: bits that agree minus those that do not
-    for part in tested.split(_AT_ONCE):
+    for start in range(0, len(tested), _AT_ONCE):
+        part = tested[start : start + _AT_ONCE]
         alike = _bits(part) @ bits.T >= least
         for own, candidates in zip(part.flatten(1).float(), alike, strict=True):
             places = candidates.nonzero().flatten()

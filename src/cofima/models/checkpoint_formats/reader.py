@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -34,6 +35,7 @@ def load_checkpoint(module: nn.Module, path: Path) -> str:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read tensors from a .safetensors or torch file; never unpickle anything but tensors."""
     _refuse_absent(path)
+    loaded: Any
     try:
         if path.suffix == ".safetensors":
             loaded = load_file(path)
