@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cofima import __version__
+from cofima.cli.main import main
 
 Run = Callable[..., Any]
 QUICK = (

@@ -81,10 +81,11 @@ def nearest(tested: Tensor, learned: Tensor) -> list[int | None]:
 
 def thumbnails(pixels: Tensor) -> Tensor:
     """Return the thumbnails of images, uint8 [N, 3, H, W]."""
-    parts = [
-        adaptive_avg_pool2d(part.float(), SIDE).round().to(torch.uint8) for part in pixels.split(_AT_ONCE)
-    ]
-    return torch.cat(parts) if parts else torch.empty(0, 3, SIDE, SIDE, dtype=torch.uint8)
+    small = torch.empty(len(pixels), 3, SIDE, SIDE, dtype=torch.uint8)
+    for start in range(0, len(pixels), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        small[part] = adaptive_avg_pool2d(pixels[part].float(), SIDE).round().to(torch.uint8)
+    return small
 
 
 def thumbnail(image: Image.Image) -> Tensor:
