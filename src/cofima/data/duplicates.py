@@ -65,9 +65,7 @@ def nearest(tested: Tensor, learned: Tensor) -> list[int | None]:
     """Return, for each thumbnail, the place of the first that is nearly identical, or None."""
     found: list[int | None] = []
     bits, fields = _bits(learned), learned.flatten(1).float()
-    least = bits.shape[1] * (
-        1 - 2 * _SHARE
-    )  # the product of two rows: bits that agree minus those that do not
+    least = bits.shape[1] * (1 - 2 * _SHARE)  # of agreeing minus differing bits, which is the product of rows
     for start in range(0, len(tested), _AT_ONCE):
         part = tested[start : start + _AT_ONCE]
         alike = _bits(part) @ bits.T >= least

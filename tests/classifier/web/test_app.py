@@ -368,9 +368,11 @@ def test_the_command_removes_uploads_on_sigterm_and_after_a_kill(model: Path, tm
     pytest.importorskip("gradio", reason="needs cofima[app]")
     photo, place = paint(tmp_path / "p", "red", 1)[0], tmp_path / "tmp"
     place.mkdir()
-    environment = os.environ | {"TMPDIR": str(place), "PYTHONUNBUFFERED": "1"}
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    environment = os.environ | {"TMPDIR": str(place), "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}
     for number, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 143)):
-        command = [sys.executable, "-m", "cofima", "app", str(model)]
+        start = "import tiny; from cofima.cli.main import main; main()"  # with the tiny networks
+        command = [sys.executable, "-c", start, "app", str(model)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as page:
             assert page.stdout is not None
             where = page.stdout.readline().split()[1]
