@@ -15,6 +15,7 @@ from cofima.cli.console import ModelFolder, interruptible, out_option, progress,
 from cofima.cli.model import find_images
 from cofima.core.atomic import write_text
 from cofima.core.errors import CofimaError
+from cofima.core.names import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +108,7 @@ def card(
 
     text = model_card(load_model(model, where="cpu", progress=progress()), name_of(model), license)
     if path is None:
-        typer.echo(text, nl=False)
+        typer.echo(printable(text), nl=False)
         return
     write_text(path, text)
     say(f"Wrote {path}")

@@ -29,7 +29,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 COLOURS = {"red": (220, 30, 30), "green": (30, 190, 40), "blue": (30, 60, 220), "yellow": (230, 220, 40)}
 # cells of a table whose text is wider than they are, or that reach beyond the table's own box
 CUT = """table => { const right = table.getBoundingClientRect().right + 1;
-    return [...table.querySelectorAll("td, th")].filter(cell => cell.offsetParent !== null &&
+    return [...table.querySelectorAll("[role=gridcell]")].filter(cell => cell.offsetParent !== null &&
         (cell.getBoundingClientRect().right > right ||
          [cell, ...cell.querySelectorAll("*")].some(part => part.scrollWidth > part.clientWidth + 1 &&
             part.clientWidth > 0 && part.textContent.trim()))).map(cell => cell.textContent.trim()) }"""
