@@ -97,7 +97,7 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         first, _, rest = path.read_text("utf-8").partition("\n")
         head = json.loads(first)
         intact = head["format"] == FORMAT and head["sha256"] == sha256(rest.encode()).hexdigest()
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CofimaError(f"{path} is not a manifest of a split ({error})") from error
     if not intact:
         raise CofimaError(f"{path} was changed or cut: its hash is not that of its lines; write it again")
@@ -111,13 +111,15 @@ def _explained(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise file_error(file, error) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CofimaError(f"{file} is not a split file ({error})") from error
 
 
 def _lists(file: Path) -> tuple[list[str] | None, list[str]]:
     if file.is_dir():
         return two_lists(file)
+    if file.exists() and not file.is_file():  # reading it might never end
+        raise ValueError("it is a pipe or a device")
     if file.suffix == ".jsonl":
         rows = read_manifest(file)[1]
         parts = {part: [row["name"] for row in rows if row["split"] == part] for part in ("train", "test")}
