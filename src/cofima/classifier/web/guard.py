@@ -7,7 +7,7 @@ A browser sends whatever any site asks of it, also to 127.0.0.1, and a site may 
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -99,7 +99,11 @@ class Guard:
             self.arriving -= size
 
     def _taken(self) -> int:
-        return sum(file.lstat().st_size for file in self.uploads.rglob("*") if file.is_file())
+        total = 0
+        for file in self.uploads.rglob("*"):
+            with suppress(FileNotFoundError):  # removed meanwhile, being an hour old
+                total += file.lstat().st_size if file.is_file() else 0
+        return total
 
 
 def _uploads(scope: Message) -> bool:
