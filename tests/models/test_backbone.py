@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from cofima.core.errors import CofimaError
@@ -152,3 +153,14 @@ def test_weights_that_cannot_be_fetched_say_what_to_do(monkeypatch: pytest.Monke
     monkeypatch.setattr(backbone.timm, "create_model", offline)
     with pytest.raises(CofimaError, match=r"model\.checkpoint=FILE"):
         create("resnet18", ModelOptions())
+
+
+@pytest.mark.parametrize(("name", "size"), [("vit_micro", 7), ("vit_micro", 1)])
+def test_images_too_small_for_a_backbone_are_one_error_before_any_work(name: str, size: int) -> None:
+    with pytest.raises(
+        CofimaError, match=f"model.img_size = {size}: too small for backbone '{name}'"
+    ) as caught:
+        create(name, ModelOptions(pretrained=False, img_size=size))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValidationError, match="less than or equal to 4096"):
+        ModelOptions(img_size=100_000)

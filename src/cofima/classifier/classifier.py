@@ -26,6 +26,7 @@ from cofima.classifier.stages import Effort, command_id
 from cofima.core.errors import CofimaError
 from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
+from cofima.data.duplicates import refuse_model_among_photos
 from cofima.data.loading.loader import ImageLike
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow
@@ -181,10 +182,24 @@ class Classifier:
         return outcome
 
     def evaluate(
-        self, photos: PathLike, *, skip_unreadable: bool = False, progress: Progress = SILENT
+        self,
+        photos: PathLike,
+        *,
+        only_known: bool = False,
+        skip_unreadable: bool = False,
+        progress: Progress = SILENT,
     ) -> Evaluation:
-        """Return the accuracy on a folder or CSV file of labeled images, and the confused classes."""
-        return evaluate(self.model, Path(photos), skip_unreadable, progress)
+        """Return the accuracy on a folder or CSV file of labeled images, and the confused classes.
+
+        With ``only_known``, classes that were not learned are left out; else they are an error.
+        """
+        return evaluate(
+            self.model,
+            Path(photos),
+            only_known=only_known,
+            skip_unreadable=skip_unreadable,
+            progress=progress,
+        )
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
@@ -247,6 +262,8 @@ def learn(
         settings: Other ``key=value`` items of the configuration.
         progress: Receives the progress of the work.
     """
+    if folder is not None:
+        refuse_model_among_photos(Path(photos), Path(folder))
     images = Path(photos)
     place = images if images.is_dir() else images.parent
     given = {"backbone": backbone, "method": method, "train.epochs": epochs, "seed": seed}

@@ -35,6 +35,7 @@ from cofima.classifier.stages import EFFORT, Effort, gain_of, plan_fine_tuning
 from cofima.core.errors import CofimaError, problems
 from cofima.core.progress import SILENT, Progress
 from cofima.core.wording import count, some
+from cofima.data.duplicates import warn_of_copies
 from cofima.data.image_set import ImageSet, concatenate, join
 from cofima.data.sources.listing import Listing, Split, find_images
 from cofima.data.splits import every_other
@@ -187,8 +188,10 @@ def learn_model(
         raise problems(f"learning {photos}", wrong)
     skip = skip_unreadable or config.data.skip_unreadable
     read = found.read(model.view.pixel_format, skip_unreadable=skip, progress=progress)
+    share, seed = config.val_fraction, config.data.split_seed
+    warn_of_copies(read, model.view.pixel_format, read.held_out(share, seed) | read.tested)
     names = sorted({file.class_name for file in read.files})
-    part = Part(names, read.split(names, names, config.val_fraction, config.data.split_seed))
+    part = Part(names, read.split(names, names, share, seed))
     data = {
         "name": str(photos),
         "train": len(part.split.train),

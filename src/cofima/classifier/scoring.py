@@ -1,5 +1,6 @@
 """Logits and accuracy, class by class, of a model on labeled images."""
 
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cofima.core.errors import CofimaError, did_you_mean, first_problems
+from cofima.core.errors import CofimaError, CofimaWarning, did_you_mean, first_problems
 from cofima.core.progress import Progress
+from cofima.core.wording import count, some
 from cofima.data.image_set import ImageSet
 from cofima.data.sources.listing import LabeledImages, find_images
 from cofima.methods.components.gaussians import Gaussians, Sampler
@@ -18,22 +20,31 @@ from cofima.training.loop import plain_batches
 
 
 def read_known(
-    model: Model, path: Path, part: str, *, skip_unreadable: bool, progress: Progress
+    model: Model,
+    path: Path,
+    part: str,
+    *,
+    only_known: bool = False,
+    skip_unreadable: bool,
+    progress: Progress,
 ) -> LabeledImages:
     """Read the images of a folder or CSV file; raise if a class is not one of the model's.
 
-    Of a folder with ``train`` and ``test``, only ``part`` is read.
+    Of a folder with ``train`` and ``test``, only ``part`` is read. With ``only_known``, other classes are
+    left out, with a warning that names them.
     """
     found, classes = find_images(path).only(part), model.classes
-    unknown = [
-        f"class '{name}' is not known to the model{_hint(name, classes)}"
-        for name in found.classes
-        if name not in classes
-    ]
+    unknown = [name for name in found.classes if name not in classes]
+    if unknown and not only_known:
+        raise first_problems(
+            str(path), [f"class '{name}' is not known to the model{_hint(name, classes)}" for name in unknown]
+        )
     if unknown:
-        raise first_problems(str(path), unknown)
+        found = found.of(classes)
+        text = f"{path}: left out {count(len(unknown), 'class', 'es')} that the model does not know"
+        warnings.warn(f"{text}: {some(unknown)}", CofimaWarning, stacklevel=3)
     if not found.files:
-        raise CofimaError(f"{path}: no images")
+        raise CofimaError(f"{path}: no images{' of classes that the model knows' if unknown else ''}")
     return found.read(model.view.pixel_format, skip_unreadable=skip_unreadable, progress=progress)
 
 

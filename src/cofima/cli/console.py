@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import time
@@ -13,15 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 from typer.core import TyperCommand
 
 from cofima.core import torchrun
 from cofima.core.errors import CofimaError, CofimaWarning
+from cofima.core.names import printable
 from cofima.core.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -31,6 +35,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 GRACE = 20  # seconds that the main process gets to print its error; torchrun then ends the others
 _quiet = False
+
+
+class PlainConsole(Console):
+    """Console that shows every text as it is: no markup, and control characters written out.
+
+    Names of classes, files and runs may come from anybody, and a terminal obeys what it is sent.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, **settings)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the pieces of something to show; rich's own codes for the terminal stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 def out() -> Console:
@@ -47,7 +66,7 @@ def err() -> Console:
 def _console(stderr: bool, columns: str | None) -> Console:
     # rich reads COLUMNS once, when a console is built, so each value has its own. One console is kept for
     # all that is printed with it: lines and a live display would overwrite each other on two.
-    return Console(stderr=stderr, quiet=not torchrun.is_main_process())
+    return PlainConsole(stderr=stderr, quiet=not torchrun.is_main_process())
 
 
 def _set_data_root(root: Path | None) -> None:
@@ -85,7 +104,10 @@ def register(
 ) -> None:
     """Add commands, each with an example whose first word is its name: ``learn photos -o parts``."""
     for function, example in commands:
-        app.command(example.split()[0], cls=cls, epilog=f"Example: {parent} {example}")(function)
+        # typer reads help as markup, in which "cofima[app]" is a tag
+        text = escape(inspect.getdoc(function) or "")
+        epilog = escape(f"Example: {parent} {example}")
+        app.command(example.split()[0], cls=cls, help=text, epilog=epilog)(function)
 
 
 def set_quiet(quiet: bool) -> None:
@@ -118,7 +140,7 @@ def complain(error: CofimaError) -> None:
     name, console = "cofima", err()
     if not torchrun.is_main_process():
         time.sleep(GRACE)
-        name, console = f"cofima (process {torchrun.rank()})", Console(stderr=True)
+        name, console = f"cofima (process {torchrun.rank()})", PlainConsole(stderr=True)
     say(f"{name}: {error}", console)
 
 
@@ -154,7 +176,7 @@ class TerminalProgress(Progress):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.bars = Bars(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

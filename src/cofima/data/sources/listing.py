@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cofima.core.errors import CofimaError, CofimaWarning, file_error, first_problems, problems
+from cofima.core.names import name_fault, shortened
 from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet, image_set
 from cofima.data.loading.loader import Sample, load
@@ -132,8 +133,7 @@ class LabeledImages:
         """
         wanted, images = set(names), self.images(classes)
         mine = torch.tensor([file.class_name in wanted for file in self.files], dtype=torch.bool)
-        test = torch.tensor([file.part == "test" for file in self.files], dtype=torch.bool)
-        held = self.held_out(share, seed)
+        held, test = self.held_out(share, seed), self.tested
         choose = held if test.any() else every_other(images.labels, held)
         report = test if test.any() else held & ~choose
         parts = (~(choose | report), choose, report)
@@ -146,6 +146,11 @@ class LabeledImages:
         """Return the place of each image's class in ``classes``; -1 where it is not among them."""
         number = {name: place for place, name in enumerate(classes)}
         return torch.tensor([number.get(file.class_name, -1) for file in self.files], dtype=torch.int64)
+
+    @property
+    def tested(self) -> Tensor:
+        """A mask of the test part."""
+        return torch.tensor([file.part == "test" for file in self.files], dtype=torch.bool)
 
     def held_out(self, share: float, seed: int) -> Tensor:
         """Return a mask of held-out images: a share of each class of five or more, none of a test part.
@@ -236,6 +241,8 @@ def _list_csv(path: Path) -> Listing:
         image, label = (row["path"] or "").strip(), normalize_name(row["label"] or "")
         if not image or not label:
             listing.wrong.append(f"line {number}: {'label' if image else 'path'} is empty")
+        elif fault := name_fault(label):
+            listing.wrong.append(f"line {number}: class '{shortened(label)}': {fault}")
         elif not (path.parent / image).is_file():
             listing.wrong.append(f"line {number}: there is no file {path.parent / image}")
         else:
@@ -274,10 +281,20 @@ def _add_class(listing: Listing, part: str, folder: Path) -> None:
         listing.wrong.append(str(file_error(error.filename, error)))
         return
     name = normalize_name(folder.name)
+    if fault := name_fault(name):
+        listing.wrong.append(f"class '{shortened(name)}': {fault}")
     listing.folders[name].append(folder)
     for path in images:
         key = normalize_name(path.relative_to(folder.parent).as_posix())
         listing.files.append(ImageFile(path, part, name, key))
+
+
+def images_below(folder: Path) -> list[Path]:
+    """Return the images at any depth below a folder, also behind links."""
+    try:
+        return [path for path in _walk(folder, {folder.resolve()}) if _is_image(path)]
+    except OSError as error:
+        raise file_error(error.filename, error) from error
 
 
 def _walk(folder: Path, seen: set[Path]) -> Iterator[Path]:
