@@ -54,8 +54,8 @@ class Rule:
 
 
 RULES = {
-    AVERAGE: Rule(0.4, models=2, weights="share"),
-    FISHER: Rule(0.4, models=2, weights="share"),
+    AVERAGE: Rule(0.5, models=2, weights="share"),
+    FISHER: Rule(0.5, models=2, weights="share"),
     WISE_FT: Rule(0.5),
     TASK_ARITHMETIC: Rule(0.4, vectors=True, weights="scale"),
     TIES: Rule(1.0, vectors=True, weights="vote", density=0.2),
@@ -116,6 +116,9 @@ class MergeRequest:
     density: float | None = None
     outliers: float | None = None
     seed: int | None = None
+    skip: Sequence[str] = ()
+    classes: Sequence[Path] | None = None
+    head: str | None = None
 
     @property
     def rule(self) -> Rule:
@@ -219,7 +222,18 @@ class MergeRequest:
             wrong.append(f"method = {self.method}: needs --base, the weights that all models started from")
         if self.method in (AVERAGE, FISHER) and self.base is not None:
             wrong.append(f"base: not for method {self.method}; name it among the models, or take wise_ft")
-        return wrong
+        return [*wrong, *self._heads()]
+
+    def _heads(self) -> list[str]:
+        """Return the problems of what is said about the heads of plain files."""
+        told = {"skip": self.skip, "classes": self.classes, "head": self.head}
+        folders = [path for path in self.models if path.is_dir()]
+        if folders and any(told.values()):
+            which = ", ".join(key for key, value in told.items() if value)
+            return [f"{which}: for files only; {folders[0]} is a model folder, which names its classes"]
+        if self.classes is not None and len(self.classes) != len(self.models):
+            return [f"classes: {len(self.classes)} lists for {len(self.models)} models; give one a model"]
+        return ["head: only with classes"] if self.head and not self.classes else []
 
 
 def _those(parameter: str) -> str:
