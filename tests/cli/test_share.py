@@ -62,3 +62,8 @@ def test_the_page_needs_its_extra_and_a_model(
     monkeypatch.setitem(__import__("sys").modules, "gradio", None)
     with pytest.raises(CofimaError, match=r"pip install 'cofima\[app\]'"):
         cofima("app", folder)
+
+
+def test_the_help_of_the_page_names_its_extra() -> None:
+    shown = CliRunner().invoke(app, ["app", "--help"], env={"COLUMNS": "200"})
+    assert 'pip install "cofima[app]"' in shown.output

@@ -25,6 +25,7 @@ from cofima.cli.console import (
     print_table,
     progress,
     say,
+    started,
     warn,
 )
 from cofima.core.errors import CofimaError, problems
@@ -53,7 +54,7 @@ def learn(
     folder: Annotated[Path, out_option("The model folder; it must not hold a model yet.")] = Path("model"),
     backbone: Annotated[
         str | None,
-        typer.Option(help="Pre-trained network; EfficientNet-Lite0 where installed, else vit_micro."),
+        typer.Option(help="Pre-trained network; EfficientNet-Lite0 by default."),
     ] = None,
     method: Annotated[str | None, typer.Option(help="Name of the method; cofima by default.")] = None,
     epochs: Epochs = None,
@@ -222,10 +223,12 @@ def _write_line(answer: Prediction, first: bool) -> None:
 
 
 def _write_json(answer: Prediction, first: bool) -> None:
+    started()
     sys.stdout.write(json.dumps(answer.as_json(), ensure_ascii=False) + "\n")
 
 
 def _write_csv(answer: Prediction, first: bool) -> None:
+    started()
     table = csv.writer(sys.stdout, lineterminator="\n")
     if first:
         table.writerow(["image", "label", "probability", "error", "best"])
@@ -377,8 +380,8 @@ def _losses(old: OldClassComparison) -> Table:
 
 
 def _least_accurate(by_class: dict[str, float]) -> str:
-    low = sorted(by_class, key=lambda name: by_class[name])[:WORST]
-    return "  least accurate: " + ", ".join(f"{name} {by_class[name]:.0f} %" for name in low)
+    low = sorted((name for name in by_class if by_class[name] < 100), key=lambda name: by_class[name])
+    return "  least accurate: " + (", ".join(f"{n} {by_class[n]:.0f} %" for n in low[:WORST]) or "no class")
 
 
 def _kept(made: Classifier) -> Iterator[str]:

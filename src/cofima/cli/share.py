@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cofima.classifier.web.limits import Limits
-from cofima.cli.console import ModelFolder, interruptible, out_option, progress, say, warn
+from cofima.cli.console import ModelFolder, interruptible, out_option, progress, say, started, warn
 from cofima.cli.model import find_images
 from cofima.core.atomic import write_text
 from cofima.core.errors import CofimaError
@@ -105,6 +105,7 @@ def card(
 
     text = model_card(load_model(model, where="cpu", progress=progress()), name_of(model), license)
     if path is None:
+        started()
         typer.echo(text, nl=False)
         return
     write_text(path, text)
@@ -145,9 +146,9 @@ def serve(
         Limits.megapixels
     ),
 ) -> None:
-    """Open a page on which people drop images, see their classes, and add a class from a few photographs.
+    r"""Open a page on which people drop images, see their classes, and add a class from a few photographs.
 
-    Needs cofima[app]. Everybody who can open the page can change the model.
+    Needs pip install "cofima\[app]". Everybody who can open the page can change the model.
     """
     from cofima.classifier.web import app
     from cofima.classifier.web.session import Session

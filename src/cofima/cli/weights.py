@@ -4,16 +4,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from cofima.classifier.merge.request import MergeMethod
-from cofima.cli.console import Force, ModelFolder, SkipUnreadable, out_option, progress, say
+from cofima.cli.console import Command, Force, ModelFolder, SkipUnreadable, out_option, progress, say
 from cofima.core.wording import count, some
 
 LISTS = ("--weights", "--fisher", "--skip", "--classes")
 
 
-class ListOptions(TyperCommand):
+class ListOptions(Command):
     """Command with options that take all words up to the next option: ``--weights 0.2 0.3 0.5``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
