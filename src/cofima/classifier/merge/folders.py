@@ -1,5 +1,6 @@
 """Merge model folders: the backbones weight by weight, the heads class by class."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,14 @@ def merge_folders(
     progress.say(f"merging {len(inputs.models)} models into one of {size / 1e6:,.1f} MB: {settings}")
     inputs.require_finite(progress)
     notes = [str(settings), *map(_part, inputs.every)]
-    row = HistoryRow(kind="merge", task=len(tasks), date=now(), classes=classes, notes=notes)
+    row = HistoryRow(
+        kind="merge",
+        task=len(tasks),
+        date=now(),
+        classes=classes,
+        notes=notes,
+        command=_command(inputs, settings),
+    )
     with (
         model_folder.write(out, _record(inputs, settings, after), [row]) as aside,
         create_mapped(aside / WEIGHTS, weights, {"format": "pt"}) as net,
@@ -114,6 +122,19 @@ def _part(one: CheckpointFile) -> str:
     if not isinstance(one, ModelFolder):
         return f"of {name}: weights alone"
     return f"of {name}: {one.method.label}, {count(len(one.classes), 'class', 'es')} ({some(one.classes, 4)})"
+
+
+def _command(inputs: Inputs, settings: MergeSettings) -> str:
+    """Return the command that repeats a merge, with names in place of paths."""
+    names = [one.path.resolve().name for one in inputs.models]
+    words = ["cofima", "merge", *names, "-o", "MODEL", *settings.words()]
+    words += ["--base", inputs.base.path.resolve().name] if inputs.base else []
+    words += (
+        ["--fisher", *(f"FISHER_{number}" for number in range(1, len(inputs.fishers) + 1))]
+        if inputs.fishers
+        else []
+    )
+    return shlex.join(words)
 
 
 def _differences(a: ModelFolder, b: ModelFolder) -> list[str]:

@@ -92,6 +92,16 @@ class MergeSettings:
         """The rule's parameters."""
         return RULES[self.method]
 
+    def words(self) -> list[str]:
+        """Return the options of ``cofima merge`` that ask for these settings."""
+        rule, said = self.rule, ["--method", str(self.method)]
+        said += ["--lam", f"{self.lam:g}"] if self.lam is not None else []
+        said += ["--density", f"{self.density:g}"] if rule.density is not None else []
+        said += ["--outliers", f"{self.outliers:g}"] if rule.outliers is not None else []
+        said += ["--seed", str(self.seed)] if rule.seeded else []
+        by_weights = rule.weights == "vote" or (rule.weights and self.lam is None)
+        return said + (["--weights", *(f"{weight:g}" for weight in self.weights)] if by_weights else [])
+
     def __str__(self) -> str:
         rule, said = self.rule, [f"{self.method}"]
         said += [f"lam {self.lam:g}"] if self.lam is not None else []
