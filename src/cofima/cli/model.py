@@ -31,7 +31,6 @@ from cofima.cli.console import (
 from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import folder_lock
 from cofima.core.wording import count, some
-from cofima.store import model_folder
 
 if TYPE_CHECKING:
     from cofima.classifier.classifier import Classifier
@@ -118,6 +117,7 @@ def extend(
     """
     from cofima.classifier.classifier import load
     from cofima.classifier.forgetting_check import ForgettingError
+    from cofima.store import model_folder
 
     classifier = load(model, progress=progress())
     with folder_lock(folder or model), interruptible("the model is as it was; run the same command again"):
@@ -279,12 +279,15 @@ def _print_evaluation(found: Evaluation) -> None:
 def history(model: ModelFolder) -> None:
     """Show the history of a model: what it learned, when, from how many images, and its accuracy."""
     from cofima.report.history import history_table
+    from cofima.store import model_folder
 
     print_table(history_table(model_folder.read_history(model)))
 
 
 def undo(model: ModelFolder) -> None:
     """Go back to the state before the last change; the state before that one is no longer kept."""
+    from cofima.store import model_folder
+
     left, now = model_folder.undo(model)
     say(
         f"{model} is again as it was: {now.name} with {len(now.record.classes)} classes "

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from cofima.core.errors import did_you_mean
-from cofima.store.model_folder import CURRENT, is_empty
 
 
 class MergeMethod(StrEnum):
@@ -253,6 +252,8 @@ def _those(parameter: str) -> str:
 
 def output_problems(out: Path, inputs: Iterable[Path], folder: bool, force: bool) -> list[str]:
     """Return the reasons not to write to ``out``: a file, or a model folder."""
+    from cofima.store.model_folder import CURRENT, is_empty  # not above: the command line imports this module
+
     real = out.resolve()
     for path in inputs:
         other = path.resolve()
