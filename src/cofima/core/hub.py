@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -16,7 +17,7 @@ def quick_hub() -> Iterator[None]:
     """Take what is cached, or raise, where the hub cannot be reached."""
     from huggingface_hub import constants
 
-    places = [constants, *filter(None, [sys.modules.get("datasets.config")])]
+    places: list[Any] = [constants, *filter(None, [sys.modules.get("datasets.config")])]
     before = [place.HF_HUB_OFFLINE for place in places]
     offline = constants.HF_HUB_OFFLINE or not reachable(constants.ENDPOINT)
     try:

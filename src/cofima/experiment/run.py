@@ -69,8 +69,9 @@ def run(
 def expected_work(model: Model, tasks: Sequence[Task], train: TrainOptions | None = None) -> float:
     """Return the work of learning tasks, in images that pass forward through the network."""
     how = model.method.context.train if train is None else train
-    images = [sum(len(task.train) for task in tasks), sum(len(task.test) for task in tasks)]
-    return model.method.cost(Plan(how.epochs, *images, len(tasks))).work if tasks else 0.0
+    train_images, test_images = sum(len(task.train) for task in tasks), sum(len(task.test) for task in tasks)
+    plan = Plan(how.epochs, train_images, test_images, len(tasks))
+    return model.method.cost(plan).work if tasks else 0.0
 
 
 def learn_task(
