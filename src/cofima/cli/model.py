@@ -350,7 +350,7 @@ def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
     if outcome.new:
         yield f"Learned {count(len(outcome.new), 'new class', 'es')}: {some(outcome.new)}"
     if outcome.more:
-        yield f"Learned more images of known classes (a domain change): {some(outcome.more)}"
+        yield f"Learned more images of known classes: {some(outcome.more)}"
     seconds = sum(row.seconds["total"] for row in outcome.rows)
     yield f"  from {count(outcome.train_images, 'image')} in {_duration(seconds)}"
     if outcome.accuracy.percent is None:
