@@ -384,7 +384,9 @@ def _losses(old: OldClassComparison) -> Table:
 
 def _least_accurate(by_class: dict[str, float]) -> str:
     low = sorted((name for name in by_class if by_class[name] < 100), key=lambda name: by_class[name])
-    return "  least accurate: " + (", ".join(f"{n} {by_class[n]:.0f} %" for n in low[:WORST]) or "no class")
+    if not low:
+        return "  every class at 100 %"
+    return "  least accurate: " + ", ".join(f"{name} {by_class[name]:.0f} %" for name in low[:WORST])
 
 
 def _kept(made: Classifier) -> Iterator[str]:
