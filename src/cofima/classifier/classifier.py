@@ -1,6 +1,7 @@
 """The Python interface: learn, load, predict, extend, evaluate, save."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -159,10 +160,16 @@ class Classifier:
                 saved. The same call continues a fine-tuning that was interrupted.
         """
         how = train_options(self.model.config.train, epochs, settings)
-        effort = _effort(
-            fast, minutes, epochs, settings, command_id(Path(photos), how.model_dump(mode="json"))
-        )
-        saving = _Saving(folder, effort.command, self.model.generation, progress)
+        said: dict[str, object] = {
+            "check": None if check is None else folder_name(check),
+            "max-drop": max_drop,
+        }
+        said |= {"keep-images": keep_images, "only-new": only_new, "epochs": epochs, "fast": fast}
+        said |= {"minutes": minutes, "skip-unreadable": skip_unreadable}
+        typed = command(["extend", "MODEL", folder_name(photos)], said, settings)
+        identity = command_id(Path(photos), how.model_dump(mode="json"))
+        effort = Effort(fast, minutes, _gives_epochs(epochs, settings), identity=identity, typed=typed)
+        saving = _Saving(folder, identity, self.model.generation, progress)
         with saving.interruptible():
             model, outcome = extend(
                 saving.parent_of(self.model),
@@ -250,7 +257,7 @@ def learn(
     Args:
         photos: The folder or CSV file.
         folder: The model folder to write, if given; it must not hold a model yet.
-        backbone: Name of the pre-trained network; EfficientNet-Lite0 where installed, else ``vit_micro``.
+        backbone: Name of the pre-trained network; EfficientNet-Lite0 by default, of ``cofima[lite]``.
         method: Name of the method; ``cofima`` by default.
         epochs: Passes over the images in fine-tuning, at most; by default as many as ``minutes`` allow.
         seed: Seed of the random numbers.
@@ -268,8 +275,18 @@ def learn(
     place = images if images.is_dir() else images.parent
     given = {"backbone": backbone, "method": method, "train.epochs": epochs, "seed": seed}
     config = resolve(f"folder:{place.resolve()}", given, settings)
-    effort = _effort(fast, minutes, epochs, settings, command_id(images, config.model_dump(mode="json")))
-    saving = _Saving(folder, effort.command, None, progress)
+    said: dict[str, object] = {
+        "backbone": config.backbone,
+        "method": config.method,
+        "epochs": epochs,
+        "seed": seed,
+    }
+    said |= {"keep-images": keep_images or None, "fast": fast, "minutes": minutes}
+    said |= {"skip-unreadable": skip_unreadable}
+    typed = command(["learn", folder_name(photos), "-o", "MODEL"], said, settings)
+    identity = command_id(images, config.model_dump(mode="json"))
+    effort = Effort(fast, minutes, _gives_epochs(epochs, settings), identity=identity, typed=typed)
+    saving = _Saving(folder, identity, None, progress)
     with nullcontext() if folder is None else folder_lock(Path(folder)), saving.interruptible():
         model = learn_model(
             images,
@@ -284,11 +301,8 @@ def learn(
     return Classifier(model, folder)
 
 
-def _effort(
-    fast: bool, minutes: float | None, epochs: int | None, settings: Sequence[str], command: str
-) -> Effort:
-    given = epochs is not None or any(item.startswith("train.epochs=") for item in settings)
-    return Effort(fast, minutes, given, command=command)
+def _gives_epochs(epochs: int | None, settings: Sequence[str]) -> bool:
+    return epochs is not None or any(item.startswith("train.epochs=") for item in settings)
 
 
 class _Saving:
@@ -362,6 +376,26 @@ def changing(folder: PathLike, progress: Progress = SILENT) -> Iterator[Classifi
         classifier = load(folder, progress=progress)
         yield classifier
         classifier.save(progress=progress)
+
+
+def folder_name(path: PathLike) -> str:
+    """Return the name of a folder or file without the path to it, which is private."""
+    return Path(path).resolve().name
+
+
+def command(words: Sequence[str], options: Mapping[str, object], settings: Sequence[str]) -> str:
+    """Return a command line with the options that were given; a flag is True."""
+    given: list[str] = []
+    for name, value in options.items():
+        if value is not None and value is not False:
+            given += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join(["cofima", *words, *given, *map(_without_path, settings)])
+
+
+def _without_path(setting: str) -> str:
+    """Return a ``key=value`` item with the name of a file in place of its path."""
+    key, _, value = setting.partition("=")
+    return f"{key}={Path(value).name}" if value.startswith(("/", "~", ".")) else setting
 
 
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:

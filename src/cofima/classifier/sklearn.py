@@ -45,7 +45,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     of gray cells, each scaled by its range in the first ``fit``: that works, but images are what it is for.
 
     Args:
-        backbone: Name of the pre-trained network; EfficientNet-Lite0 where installed, else ``vit_micro``.
+        backbone: Name of the pre-trained network; EfficientNet-Lite0 by default, of ``cofima[lite]``.
         method: Name of the method.
         epochs: Passes over the images; by default the recipe's number.
         image_shape: (H, W, 3) or (H, W) of an image whose pixels are a row of ``X``.

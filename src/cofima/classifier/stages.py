@@ -30,14 +30,16 @@ class Effort:
         minutes: Minutes of fine-tuning; None for two on a CPU, and as many as it takes on a GPU.
         epochs_given: The user gave the number of epochs, so that time decides nothing.
         decided: The number of epochs that the same command decided on before it was interrupted.
-        command: Identity of the command, by which it is known to be the same.
+        identity: Identity of the command, by which it is known to be the same.
+        typed: The command as it is typed, for the history.
     """
 
     fast: bool = False
     minutes: float | None = None
     epochs_given: bool = False
     decided: int | None = None
-    command: str = ""
+    identity: str = ""
+    typed: str = ""
 
     def refusals(self, method: Method) -> list[str]:
         """Return what is wrong."""

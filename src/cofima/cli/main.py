@@ -64,7 +64,7 @@ app = typer.Typer(
     cls=PluginGroup,
     add_completion=False,
     no_args_is_help=True,
-    help="Teach a pre-trained image classifier new classes, task after task, without forgetting.",
+    help="Teach a pre-trained image classifier new classes, task after task, without the old images.",
     epilog="Example: cofima demo",
 )
 register(

@@ -24,13 +24,13 @@ from cofima.cli.console import (
     print_table,
     progress,
     say,
+    started,
     warn,
 )
 from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import folder_lock
 from cofima.core.names import json_line
 from cofima.core.wording import count, some
-from cofima.store import model_folder
 
 if TYPE_CHECKING:
     from cofima.classifier.classifier import Classifier
@@ -58,7 +58,7 @@ def learn(
     folder: Annotated[Path, out_option("The model folder; it must not hold a model yet.")] = Path("model"),
     backbone: Annotated[
         str | None,
-        typer.Option(help="Pre-trained network; EfficientNet-Lite0 where installed, else vit_micro."),
+        typer.Option(help="Pre-trained network; EfficientNet-Lite0 by default."),
     ] = None,
     method: Annotated[str | None, typer.Option(help="Name of the method; cofima by default.")] = None,
     epochs: Epochs = None,
@@ -137,6 +137,7 @@ def extend(
     """
     from cofima.classifier.classifier import load
     from cofima.classifier.forgetting_check import ForgettingError
+    from cofima.store import model_folder
 
     model_folder.require_model(model)
     with folder_lock(folder or model), interruptible("the model is as it was; run the same command again"):
@@ -241,12 +242,14 @@ def _write_line(answer: Prediction, first: bool) -> None:
 
 
 def _write_json(answer: Prediction, first: bool) -> None:
+    started()
     sys.stdout.write(json_line(answer.as_json()) + "\n")
 
 
 def _write_csv(answer: Prediction, first: bool) -> None:
     from cofima.report.render import csv_cell
 
+    started()
     table = csv.writer(sys.stdout, lineterminator="\n")
     if first:
         table.writerow(["image", "label", "probability", "error", "best"])
@@ -302,12 +305,15 @@ def _print_evaluation(found: Evaluation) -> None:
 def history(model: ModelFolder) -> None:
     """Show the history of a model: what it learned, when, from how many images, and its accuracy."""
     from cofima.report.history import history_table
+    from cofima.store import model_folder
 
     print_table(history_table(model_folder.read_history(model)))
 
 
 def undo(model: ModelFolder) -> None:
     """Go back to the state before the last change; the state before that one is no longer kept."""
+    from cofima.store import model_folder
+
     left, now = model_folder.undo(model)
     say(
         f"{model} is again as it was: {now.name} with {len(now.record.classes)} classes "
@@ -368,7 +374,7 @@ def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
     if outcome.new:
         yield f"Learned {count(len(outcome.new), 'new class', 'es')}: {some(outcome.new)}"
     if outcome.more:
-        yield f"Learned more images of known classes (a domain change): {some(outcome.more)}"
+        yield f"Learned more images of known classes: {some(outcome.more)}"
     seconds = sum(row.seconds["total"] for row in outcome.rows)
     yield f"  from {count(outcome.train_images, 'image')} in {_duration(seconds)}"
     if outcome.accuracy.percent is None:
@@ -415,8 +421,10 @@ def _losses(old: OldClassComparison) -> Table:
 
 
 def _least_accurate(by_class: dict[str, float]) -> str:
-    low = sorted(by_class, key=lambda name: by_class[name])[:WORST]
-    return "  least accurate: " + ", ".join(f"{name} {by_class[name]:.0f} %" for name in low)
+    low = sorted((name for name in by_class if by_class[name] < 100), key=lambda name: by_class[name])
+    if not low:
+        return "  every class at 100 %"
+    return "  least accurate: " + ", ".join(f"{name} {by_class[name]:.0f} %" for name in low[:WORST])
 
 
 def _kept(made: Classifier) -> Iterator[str]:

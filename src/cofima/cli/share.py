@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cofima.classifier.web.limits import Limits
-from cofima.cli.console import ModelFolder, interruptible, out_option, progress, say, warn
+from cofima.cli.console import ModelFolder, interruptible, out_option, progress, say, started, warn
 from cofima.cli.model import find_images
 from cofima.core.atomic import write_text
 from cofima.core.errors import CofimaError
@@ -108,6 +108,7 @@ def card(
 
     text = model_card(load_model(model, where="cpu", progress=progress()), name_of(model), license)
     if path is None:
+        started()
         typer.echo(printable(text), nl=False)
         return
     write_text(path, text)
@@ -165,7 +166,7 @@ def serve(
         typer.Option("--name", help="Another name of the page, as behind a proxy; may be given again."),
     ] = None,
 ) -> None:
-    """Open a page on which people drop images, see their classes, and add a class from a few photographs.
+    r"""Open a page on which people drop images, see their classes, and add a class from a few photographs.
 
     Needs cofima[app]. Everybody who can open the page can change the model; other sites cannot, and requests
     under names that it was not started for are refused.

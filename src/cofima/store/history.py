@@ -86,6 +86,8 @@ class HistoryRow(BaseModel):
     epochs: Count | None = None
     """Epochs of ``learn`` and ``extend``, which may stop early."""
     notes: list[str] = []
+    command: str = ""
+    """The command that repeats it, with names of folders in place of paths; empty if not recorded."""
     processes: Annotated[int, Field(ge=1)] = 1
     old: OldClasses | None = None
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cofima.core.errors import CofimaError
+from cofima.core.hub import quick_hub
 from cofima.core.progress import SILENT, Progress
 from cofima.data.loading.decoder import read_file
 from cofima.data.loading.loader import Sample
@@ -56,7 +57,8 @@ def _load(path: str, configuration: str | None) -> Any:
     from datasets import load_dataset
 
     try:
-        return load_dataset(path, configuration)
+        with quick_hub():
+            return load_dataset(path, configuration)
     except Exception as error:  # the library raises what its many parts raise
         raise CofimaError(f"hf:{path} could not be loaded: {error}") from error
 

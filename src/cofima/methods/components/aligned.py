@@ -204,8 +204,8 @@ class Aligned(Method):
             self.facts["notes"].append(said)
         elif any(shrunk := self.gaussians.shrunk[task.classes.start : task.classes.stop]):
             self.note(
-                f"{sum(shrunk)} of {len(shrunk)} new classes have few images: how their features vary is "
-                "partly assumed to be the same in all directions (shrunk covariance, Ledoit-Wolf)"
+                f"{sum(shrunk)} of {len(shrunk)} new classes have few images: how these vary is partly "
+                "guessed, and more images of them would help"
             )
 
     def follow(self, features: Tensor, labels: Tensor) -> None:

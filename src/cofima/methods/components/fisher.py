@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from cofima.core import distributed
+from cofima.core.progress import STEP
 from cofima.data.stream import Task
+from cofima.methods.components.cost import FISHER_PASS
 from cofima.methods.state import Entry
 from cofima.models.net import Net
 from cofima.training.context import Context
@@ -51,7 +53,7 @@ def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> W
     )
     fisher = diagonal_fisher(
         net,
-        plain_batches(task.train, context, "fisher", part),
+        plain_batches(task.train, context, "fisher", part, STEP * FISHER_PASS),
         how.labels,
         columns=slice(task.classes.start, task.classes.stop) if local else None,
         generator=generator,
@@ -104,3 +106,4 @@ def _augmented(
         with torch.no_grad():
             images = context.view.train(pixels.to(context.device), augment)
         yield images, labels.to(context.device)
+        context.progress.worked(STEP * FISHER_PASS * len(index))

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError
@@ -40,7 +41,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             loaded = load_file(path)
         else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            # mapped, so that a merge holds no whole model; files from before torch 1.6 are no archives
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise CofimaError(
             f"checkpoint {path}: truncated or not a checkpoint ({_first_sentence(error)}); files are taken "
