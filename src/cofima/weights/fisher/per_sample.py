@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from cofima.weights.fisher.inputs import Inputs
 from cofima.weights.fisher.labels import Labels
 from cofima.weights.fisher.rules import RESHAPES, RULES, Square
 from cofima.weights.ops import Weights
@@ -101,7 +102,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def add_batch(
-    model: nn.Module, names: set[str], images: Tensor, picks: Tensor, labels: Labels, totals: Weights
+    model: nn.Module, names: set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> tuple[set[str], set[str]]:
     """Add the squares of one batch for ``names``; all parameters must be frozen.
 
@@ -109,9 +110,9 @@ def add_batch(
     nothing was added.
     """
     known = {id(p): name for name, p in model.named_parameters()}
-    taps = Taps(known, len(images), totals)
+    taps = Taps(known, len(picks), totals)
     with taps:
-        logits = labels.checked(model(images), len(images))
+        logits = labels.checked(model(images), picks)
     taps.wanted = done = names & taps.understood()
     if taps.leaves and logits.requires_grad:
         for direction, more in labels.directions(logits.detach(), picks):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cofima.weights.fisher.inputs import Inputs, take
 from cofima.weights.fisher.labels import Labels
 from cofima.weights.fisher.per_sample import add_batch
 from cofima.weights.fisher.reference import add_each, require_grad
@@ -15,7 +16,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}  # well above rounding, 
 
 
 def verified(
-    model: nn.Module, images: Tensor, picks: Tensor, labels: Labels, totals: Weights
+    model: nn.Module, images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> tuple[set[str], set[str]]:
     """Add the squares of ``images`` one by one; return the parameters whose rules agree, and the others.
 
@@ -30,7 +31,7 @@ def verified(
     add_each(model, names, images, picks, labels, exact)
     fast = {name: torch.zeros_like(total) for name, total in totals.items()}
     done, used = add_batch(model, names, images, picks, labels, fast)
-    edges = _edges(model, images[:1])
+    edges = _edges(model, take(images, slice(1), len(picks)))
     for name, total in totals.items():
         total += exact[name]
     agree = {n for n in done if edges[n] <= 1 and _agree(fast[n], exact[n])}
@@ -41,7 +42,7 @@ def _agree(fast: Tensor, exact: Tensor) -> bool:
     return bool((fast - exact).abs().sum() <= _TOLERANCE[exact.dtype] * exact.sum())
 
 
-def _edges(model: nn.Module, image: Tensor) -> Counter[str]:
+def _edges(model: nn.Module, image: Inputs) -> Counter[str]:
     """Count the edges into each parameter in the graph of one forward pass.
 
     The comparison alone could miss a second use whose gradient happens to be 0 on these two samples.
