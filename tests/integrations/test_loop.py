@@ -393,3 +393,77 @@ def test_sharded_weights_are_refused() -> None:
     with pytest.raises(CofimaError, match=r"'0\.weight' is sharded") as error:
         ContinualAverage(model)
     assert one_sentence(error)
+
+
+def aligned_tasks(
+    merger: ContinualAverage, model: nn.Sequential, kind: Any, options: Any = None
+) -> nn.Linear:
+    """Learn three tasks of two classes each, and align the head after each."""
+    for task in range(3):
+        if task:
+            grow(model, 2 * task + 2)
+        with merger.task(loader := batches(2 * task, seed=task)):
+            train(model, loader)
+        head = merger.align(model[2], loader, kind, options)
+    return head
+
+
+def test_an_aligned_head_is_that_of_the_methods_own_functions() -> None:
+    from cofima.core.seeds import Seeds
+    from cofima.integrations.heads import _AlignContext
+    from cofima.methods.components.alignment import AlignOptions, align, task_of_class
+    from cofima.methods.components.gaussians import ClassGaussians, mean_scale
+    from cofima.models.head import Head
+
+    model, options = network(), AlignOptions(epochs=2, samples_per_class=8)
+    merger = ContinualAverage(model)
+    gaussians = ClassGaussians()
+    for task in range(2):
+        if task:
+            grow(model, 4)
+        with merger.task(loader := batches(2 * task, seed=task)):
+            train(model, loader)
+        x, y = (torch.cat(part) for part in zip(*loader, strict=True))
+        features = model[1](model[0](x)).detach().float()
+        for label in (2 * task, 2 * task + 1):
+            gaussians.add(features[y == label])
+        found = merger.align(model[2], loader, options=options)
+    head = Head(6, [2, 2])
+    head.load_flat(model[2].weight.detach().float(), model[2].bias.detach().float())
+    context = _AlignContext(torch.device("cpu"), Seeds(0))
+    expected = align(head, gaussians, mean_scale(task_of_class(head)), options, context, 1).flat()
+    torch.testing.assert_close(found.weight.detach().float(), expected["weight"])
+    torch.testing.assert_close(found.bias.detach().float(), expected["bias"])
+
+
+def test_a_closed_form_head_survives_a_file_and_knows_the_classes(tmp_path: Any) -> None:
+    model = network()
+    merger = ContinualAverage(model)
+    raw = copy.deepcopy(aligned_tasks(merger, model, "lda"))
+    torch.save(merger.state_dict(), tmp_path / "merger.pt")
+    other = ContinualAverage(model)
+    other.load_state_dict(torch.load(tmp_path / "merger.pt", weights_only=True))
+    again = other.align(model[2], more := batches(0, seed=9), "lda")  # more of classes that are known
+    expected = merger.align(model[2], more, "lda")
+    assert torch.equal(again.weight, expected.weight)
+    assert not torch.equal(again.weight, raw.weight)
+    assert merger.classes.labels == list(range(6))
+    assert merger.classes.sizes == [2, 2, 2]
+
+
+def test_heads_that_cannot_be_are_refused() -> None:
+    model = network()
+    merger = ContinualAverage(model)
+    cases: list[tuple[str, Callable[[], Any]]] = [
+        ("must be the nn.Linear", lambda: merger.align(network()[2], batches(0))),
+        ("nothing else is", lambda: merger.align(model[2], batches(0), "ridge")),  # type: ignore[arg-type]
+        ("the other kind", lambda: merger.align(model[2], batches(0), "lda")),
+        ("has not ended", lambda: (merger.begin(), merger.align(model[2], batches(0)))),
+    ]
+    with merger.task(batches(0)):
+        pass
+    merger.align(model[2], batches(0))
+    for said, attempt in cases:
+        with pytest.raises(CofimaError, match=said) as error:
+            attempt()
+        assert one_sentence(error), said

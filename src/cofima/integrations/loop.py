@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from cofima.core import distributed
 from cofima.core.errors import CofimaError, did_you_mean
 from cofima.integrations.batches import Forward, Logits
+from cofima.integrations.heads import ClassHeads, HeadKind
+from cofima.methods.components.alignment import AlignOptions
 from cofima.methods.components.averaging import refreshed
+from cofima.methods.components.closed_form import ClosedFormOptions
 from cofima.methods.components.fisher import AverageFisherOptions, add_fisher, scaled
 from cofima.training.loop import batchnorm_layers
 from cofima.weights import Weights, auto_lambda, average, diagonal_fisher, equal_step, fisher_average
@@ -109,6 +112,7 @@ class ContinualAverage:
         self.before: Weights | None = None
         """Weights before the task that is being learned; None between tasks."""
         self.old_fisher: Weights = {}
+        self.classes = ClassHeads()
         self._refuse_partial_weights()
 
     @property
@@ -172,6 +176,30 @@ class ContinualAverage:
         self.history.append(report)
         return report
 
+    def align(
+        self,
+        head: nn.Linear,
+        loader: Iterable[Any],
+        kind: HeadKind = "sgd",
+        options: AlignOptions | ClosedFormOptions | None = None,
+    ) -> nn.Linear:
+        """Return a head for all classes so far; the model and its own head, which goes on, do not change.
+
+        Called after each :meth:`end`: the features of the task's classes are remembered as Gaussians, which
+        are kept in :meth:`state_dict`.
+
+        Args:
+            head: The model's last layer, one row a class.
+            loader: Batches of the task's training images.
+            kind: ``sgd`` aligns a copy with features drawn from all Gaussians, as SLCA does; ``lda`` solves a
+                linear discriminant analysis, in which rows of classes not seen can never win.
+            options: Options of the one or the other.
+        """
+        if self.before is not None:
+            raise CofimaError("the task has not ended: align() comes after end()")
+        with _kept_modes(self.model):
+            return self.classes.align(self.logits, head, loader, kind, options)
+
     def _share(self, before: Weights, known: Weights, fisher: Weights) -> float:
         """Return ``lam``; ``auto`` leaves it to sums of Fisher information, or finds their minimum."""
         if self.lam != "auto":
@@ -233,7 +261,7 @@ class ContinualAverage:
         for batch in self.logits.placed(loader):
             labels = self.logits.labels(batch)
             seen.samples += len(labels)
-            seen.labels |= {label for label in labels.unique().tolist() if label != IGNORED}
+            seen.labels |= {label for label in torch.unique(labels).tolist() if label != IGNORED}
             yield batch, labels
 
     def _weights(self) -> Weights:
@@ -289,6 +317,7 @@ class ContinualAverage:
             "shapes": self.shapes,
             "before": self.before,
             "fisher": self.old_fisher,
+            "classes": self.classes.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -303,6 +332,7 @@ class ContinualAverage:
         device = next(self.model.parameters(), torch.empty(0)).device
         self.history = [AverageReport(**row) for row in state["history"]]
         self.shapes = dict(state["shapes"])
+        self.classes = ClassHeads.restore(state["classes"])
         before = state["before"]
         self.before = None if before is None else {key: value.to(device) for key, value in before.items()}
         self.old_fisher = {key: value.to(device) for key, value in state["fisher"].items()}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cofima import methods
+from cofima.classifier.merge.adapters import is_adapter, merge_adapters
 from cofima.classifier.merge.folders import merge_folders
 from cofima.classifier.merge.inputs import (
     CheckpointFile,
@@ -63,7 +64,8 @@ def merge(
     are matched by the names of the classes.
 
     Args:
-        models: Two or more model folders or files; one is enough where there is a ``base``.
+        models: Two or more model folders or files; one is enough where there is a ``base``. Folders of LoRA
+            adapters, as peft writes them, can be averaged too.
         out: The merged folder or file.
         method: ``average``, ``fisher``, ``wise_ft``, ``task_arithmetic``, ``ties``, ``magmax``,
             ``model_stock``, ``breadcrumbs`` or ``dare``.
@@ -87,6 +89,8 @@ def merge(
     paths = [Path(path) for path in models]
     request = MergeRequest(method, paths, lam, weights, given, start_at, density, outliers, seed)
     out = Path(out)
+    if any(is_adapter(path) for path in paths):
+        return Merged(out, *merge_adapters(request, out, force))
     _refuse(request, out, force)
     inputs, settings = _open(request), request.settings()
     notes = _notes(inputs, settings)
