@@ -13,7 +13,7 @@ from cofima.weights.ops import first_rows, snapshot
 avalanche = pytest.importorskip("avalanche", reason="the extra [avalanche] is not installed")
 pytestmark = pytest.mark.slow
 
-from avalanche.benchmarks import benchmark_from_datasets  # noqa: E402
+from avalanche.benchmarks import benchmark_from_datasets, with_classes_timeline  # noqa: E402
 from avalanche.benchmarks.utils import as_classification_dataset  # noqa: E402
 from avalanche.models import IncrementalClassifier  # noqa: E402
 from avalanche.training.plugins import EWCPlugin  # noqa: E402
@@ -47,7 +47,7 @@ def split_digits(count: int = 12) -> Any:
         data = TensorDataset(images, labels)
         data.targets = labels.tolist()
         sets.append(as_classification_dataset(data))
-    return benchmark_from_datasets(train=sets, test=sets)
+    return with_classes_timeline(benchmark_from_datasets(train=sets, test=sets))
 
 
 def strategy(model: nn.Module, *plugins: Any, batch: int = 4) -> Any:

@@ -137,8 +137,8 @@ module, callback = Module().double(), ContinualAveraging(fisher_history="accumul
 module.layers[1] = torch.nn.Identity()  # batch statistics are those of a process's own samples
 more = {"strategy": "ddp", "devices": 2} if devices == 2 else {}
 for task in range(2):
-    run = trainer(file, callback, precision="64-true", enable_checkpointing=False, max_epochs=1, **more)
-    run.fit(module, data(task, batch=8 // devices))  # the processes take turns at the samples
+    run = trainer(file, callback, precision="64-true", enable_checkpointing=False, max_epochs=3, **more)
+    run.fit(module, data(task, batch=16 // devices))  # one step: the order, by chance, does not matter
 if run.global_rank == 0:
     torch.save({"weights": module.state_dict(), "history": callback.state_dict()["history"]}, file)
 """

@@ -23,7 +23,7 @@ HeadKind = Literal["sgd", "lda"]
 
 @dataclass(frozen=True)
 class _AlignContext:
-    """What an alignment needs of a training context."""
+    """The part of a training context that an alignment needs."""
 
     device: torch.device
     seeds: Seeds = field(default_factory=lambda: Seeds(0))

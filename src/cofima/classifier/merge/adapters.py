@@ -35,7 +35,7 @@ _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<table>embedding_)?(?P<side>[AB])
 
 
 @dataclass(frozen=True)
-class Adapter:
+class AdapterFolder:
     """One adapter folder.
 
     Attributes:
@@ -105,7 +105,7 @@ def merge_adapters(request: MergeRequest, out: Path, force: bool) -> tuple[int, 
     return size, "LoRA adapter", classes, _notes(adapters)
 
 
-def _read(path: Path) -> Adapter:
+def _read(path: Path) -> AdapterFolder:
     """Read a folder; refuse what cannot be averaged exactly."""
     config = json.loads((path / CONFIG).read_text("utf-8"))
     if config.get("peft_type") != "LORA" or config.get("use_dora"):
@@ -115,10 +115,10 @@ def _read(path: Path) -> Adapter:
         raise CofimaError(f"{path} has no {WEIGHTS}: save the adapter with safe_serialization=True")
     model = path / MODEL_CONFIG
     said = json.loads(model.read_text("utf-8")) if model.is_file() else {}
-    return Adapter(path, config, load_file(path / WEIGHTS), said)
+    return AdapterFolder(path, config, load_file(path / WEIGHTS), said)
 
 
-def _factors(adapters: Sequence[Adapter], shares: Sequence[float]) -> tuple[int, Weights]:
+def _factors(adapters: Sequence[AdapterFolder], shares: Sequence[float]) -> tuple[int, Weights]:
     """Return the rank of the average and its factors: those of all side by side, 0 where one has none."""
     layers = dict.fromkeys(key for adapter in adapters for key in adapter.factors)
     ranks = {key: sum(len(a.weights[key]) for a in adapters if key in a.weights) for key in layers}
@@ -135,7 +135,7 @@ def _factors(adapters: Sequence[Adapter], shares: Sequence[float]) -> tuple[int,
     return rank, merged
 
 
-def _others(adapters: Sequence[Adapter], shares: Sequence[float], classes: Sequence[str]) -> Weights:
+def _others(adapters: Sequence[AdapterFolder], shares: Sequence[float], classes: Sequence[str]) -> Weights:
     """Return the average of whole tensors; a head's rows by class, each over the adapters that know it."""
     keys = dict.fromkeys(key for a in adapters for key in a.weights if not _FACTOR.match(key))
     merged: Weights = {}
@@ -164,7 +164,7 @@ def _others(adapters: Sequence[Adapter], shares: Sequence[float], classes: Seque
     return merged
 
 
-def _config(adapters: Sequence[Adapter], rank: int) -> dict[str, Any]:
+def _config(adapters: Sequence[AdapterFolder], rank: int) -> dict[str, Any]:
     """Return the configuration of the average: all layers, at the rank of all, with the scale in factor B."""
     targets = [adapter.config.get("target_modules") for adapter in adapters]
     if all(isinstance(target, list) for target in targets):
@@ -196,7 +196,7 @@ def _model_config(config: Mapping[str, Any], classes: Sequence[str]) -> dict[str
     }
 
 
-def _notes(adapters: Sequence[Adapter]) -> list[str]:
+def _notes(adapters: Sequence[AdapterFolder]) -> list[str]:
     notes = []
     bases = {adapter.config.get("base_model_name_or_path") for adapter in adapters}
     if len(bases) > 1:
