@@ -327,6 +327,7 @@ def test_what_cannot_be_is_refused_in_one_sentence() -> None:
         ("neither a pair", lambda: _ended([torch.zeros(2, WIDTH)])),
         ("not the state", lambda: ContinualAverage(network()).load_state_dict({})),
         ("no Fisher information", _without_fisher),
+        ("no Fisher information", _after_the_last),
     ]
     for said, attempt in cases:
         with pytest.raises(CofimaError, match=said) as error:
@@ -355,6 +356,13 @@ def _without_fisher() -> None:
     with merger.task():
         pass
     ContinualAverage(network()).load_state_dict(merger.state_dict())
+
+
+def _after_the_last() -> None:
+    merger = ContinualAverage(network())
+    with merger.task(batches(0), last=True):
+        pass
+    merger.begin()
 
 
 def test_changed_shapes_are_refused_before_anything_changes() -> None:

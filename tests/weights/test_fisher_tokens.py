@@ -26,7 +26,7 @@ class ScaledNorm(nn.Module):
 
 
 class Reader(nn.Module):
-    """Words, their types and positions through attention and two norms, to logits of texts or of tokens."""
+    """Words, types and positions through attention, a turned layer and norms, to logits of texts or tokens."""
 
     def __init__(self, tokens: bool) -> None:
         super().__init__()
@@ -34,14 +34,17 @@ class Reader(nn.Module):
         self.words = nn.Embedding(WORDS, WIDTH, padding_idx=0)
         self.types = nn.Embedding(2, WIDTH)
         self.places = nn.Embedding(8, WIDTH)
-        self.norm, self.query = ScaledNorm(), nn.Linear(WIDTH, WIDTH)
+        self.norm, self.query, self.key = ScaledNorm(), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.turned, self.shift = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH))
         self.scale, self.out = nn.Parameter(torch.rand(WIDTH) + 0.5), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         ids, mask = inputs["ids"], inputs["mask"]
         types = self.types((ids % 2).long())
         x = self.norm(self.words(ids) + types + self.places(torch.arange(ids.shape[1])[None]))
-        x = nn.functional.scaled_dot_product_attention(self.query(x), x, x, attn_mask=mask[:, None, :])
+        keys = self.key(x)  # whose bias has gradients of rounding errors alone
+        x = nn.functional.scaled_dot_product_attention(self.query(x), keys, x, attn_mask=mask[:, None, :])
+        x = torch.addmm(self.shift, x.view(-1, WIDTH), self.turned).view(x.shape)
         x = rms_norm(x, [WIDTH], self.scale)
         result: Tensor = self.out(x if self.tokens else x[:, 0])
         return result

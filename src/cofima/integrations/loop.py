@@ -7,7 +7,7 @@ its training become their average, plain (Eq. 3) or by Fisher information (Eq. 7
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -140,6 +140,7 @@ class ContinualAverage:
         """Keep the weights before a task."""
         if self.before is not None:
             raise CofimaError(f"task {self.tasks + 1} has begun already: end() ends it")
+        _require_fisher(self.uses_fisher, self.history, self.old_fisher)
         now = self._weights()
         kept = self._kept(now, self.shapes) if self.history else now
         self.before = {key: value.detach().clone() for key, value in kept.items()}
@@ -166,7 +167,9 @@ class ContinualAverage:
             if self.history:  # the weights before the first task have no Fisher information, and no task
                 lam = self._share(before, known, fisher)
                 self._average(before, known, lam, fisher, loader)
-            if not last:
+            if last:
+                self.old_fisher = {}
+            else:
                 self._keep_fisher(fisher, loader)
         self.shapes = _shapes(now)
         self.before = None
@@ -324,11 +327,7 @@ class ContinualAverage:
         """Go on from what :meth:`state_dict` returned; the model's own weights are loaded by the caller."""
         if state.get("format") != FORMAT:
             raise CofimaError(f"this is not the state of a ContinualAverage of format {FORMAT}")
-        if self.uses_fisher and state["history"] and not state["fisher"]:
-            raise CofimaError(
-                "this state has no Fisher information (fisher=None, or last=True at its last task), "
-                "and the average needs it: take fisher=None here too"
-            )
+        _require_fisher(self.uses_fisher, state["history"], state["fisher"])
         device = next(self.model.parameters(), torch.empty(0)).device
         self.history = [AverageReport(**row) for row in state["history"]]
         self.shapes = dict(state["shapes"])
@@ -336,6 +335,15 @@ class ContinualAverage:
         before = state["before"]
         self.before = None if before is None else {key: value.to(device) for key, value in before.items()}
         self.old_fisher = {key: value.to(device) for key, value in state["fisher"].items()}
+
+
+def _require_fisher(needed: bool, history: Sequence[Any], fisher: Weights) -> None:
+    """Raise if a next task would lack the Fisher information of the tasks before."""
+    if needed and history and not fisher:
+        raise CofimaError(
+            "there is no Fisher information of the task before (it ended with fisher=None or last=True), and "
+            "the average of the next needs it: take fisher=None, or last=False then"
+        )
 
 
 def _shapes(weights: Weights) -> dict[str, list[int]]:

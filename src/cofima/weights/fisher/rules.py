@@ -39,6 +39,20 @@ def _linear_weight(samples: int, given: Tensor, grad: Tensor, total: Tensor) -> 
     add_products(_tokens(samples, grad, 1), _tokens(samples, given, 1), total)
 
 
+def affine(samples: int, input: Tensor, mat1: Tensor, mat2: Tensor) -> Parts:
+    """Handle ``input + mat1 @ mat2``: a linear layer on flat tokens, with its weight the other way around."""
+    if not _by_sample(samples, mat1) or input.ndim != 1:
+        return []
+    return [
+        (input, partial(_trailing_dims, samples, None, 1)),
+        (mat2, partial(_affine_weight, samples, mat1)),
+    ]
+
+
+def _affine_weight(samples: int, given: Tensor, grad: Tensor, total: Tensor) -> None:
+    add_products(_tokens(samples, given, 1), _tokens(samples, grad, 1), total)
+
+
 def embedding(
     samples: int,
     input: Tensor,
@@ -221,6 +235,7 @@ def expansion(samples: int, input: Tensor, *sizes: Any) -> Parts:
 RULES: dict[Any, Rule] = {
     functional.linear: linear,
     functional.embedding: embedding,
+    torch.addmm: affine,
     functional.layer_norm: layer_norm,
     functional.rms_norm: rms_norm,
     functional.batch_norm: batch_norm,
