@@ -26,7 +26,7 @@ class ScaledNorm(nn.Module):
 
 
 class Reader(nn.Module):
-    """Words, types and positions through attention, a turned layer and norms, to logits of texts or tokens."""
+    """Words, types and positions, attention, a turned layer and norms, to logits of texts or of tokens."""
 
     def __init__(self, tokens: bool) -> None:
         super().__init__()
