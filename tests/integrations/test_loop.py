@@ -316,6 +316,7 @@ def test_what_cannot_be_is_refused_in_one_sentence() -> None:
     cases: list[tuple[str, Callable[[], Any]]] = [
         ("lam must lie", lambda: ContinualAverage(network(), lam=2)),
         ("did you mean 'data'", lambda: ContinualAverage(network(), fisher="date")),  # type: ignore[arg-type]
+        ("did you mean 'tasks'", lambda: ContinualAverage(network(), weight="task")),  # type: ignore[arg-type]
         ("meta device", lambda: ContinualAverage(network().to("meta"))),
         ("needs a number for lam", lambda: _equal_auto()),
         ("not known here", lambda: ContinualAverage(network(), fisher=AverageFisherOptions(logits="local"))),

@@ -31,6 +31,8 @@ from cofima.weights.fisher.labels import IGNORED, LabelMode
 from cofima.weights.ops import first_rows
 
 FORMAT = 1
+HISTORIES = ("last", "accumulate")
+WEIGHTS = ("classes", "samples", "tasks")
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,12 @@ class ContinualAverage:
         heads: str | None = None,
     ) -> None:
         check_lam(fallback if lam == "auto" else lam)
+        for name, value, known in (
+            ("fisher_history", fisher_history, HISTORIES),
+            ("weight", weight, WEIGHTS),
+        ):
+            if value not in known:
+                raise CofimaError(f"{name} = {value!r}: unknown{did_you_mean(value, known)}")
         self.model = _unwrapped(model)
         self.lam, self.fallback, self.weight = lam, fallback, weight
         self.by_fisher = fisher is not None
@@ -216,7 +224,7 @@ class ContinualAverage:
         self, before: Weights, known: Weights, lam: float, fisher: Weights, loader: Iterable[Any] | None
     ) -> None:
         """Overwrite the trained weights by the average, and estimate batch normalization anew."""
-        batches = ((batch, None) for batch in self.logits.placed(loader or ()))
+        batches = ((batch, None) for batch in self.logits.placed(() if loader is None else loader))
         with refreshed(self.logits, before, known, lam, batches):
             if not self.by_fisher:
                 average(before, known, lam, out=known)
@@ -247,7 +255,7 @@ class ContinualAverage:
         """Return the Fisher information of the present weights; in a sum, times the task's weight."""
         seen = _Seen()
         chance = torch.Generator().manual_seed(self.tasks * distributed.world_size() + distributed.rank())
-        pairs = self._pairs(loader or (), seen)
+        pairs = self._pairs(() if loader is None else loader, seen)
         found = diagonal_fisher(self.logits, pairs, self.options.labels, generator=chance)
         fisher = {key.removeprefix("model."): value for key, value in found.items()}
         if distributed.world_size() > 1:
@@ -307,7 +315,7 @@ class ContinualAverage:
         if loader is None and (self.uses_fisher or batchnorm_layers(self.model)):
             what = "Fisher information" if self.uses_fisher else "batch normalization"
             raise CofimaError(f"end() needs the task's loader, for the {what}")
-        if loader is not None and iter(loader) is loader:
+        if isinstance(loader, Iterator):
             raise CofimaError(
                 "the loader is an iterator that can be read only once; give a DataLoader or a list of batches"
             )
