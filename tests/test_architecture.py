@@ -27,7 +27,7 @@ TIERS = [
     ("report",),
     ("experiment",),
     ("classifier",),
-    ("analysis",),
+    ("analysis", "integrations"),
     ("cli",),
     ("__main__",),
 ]

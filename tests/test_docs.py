@@ -311,6 +311,15 @@ def learn_parts(folder: Path) -> None:
     cofima.learn(folder / "photos", folder / "instruments", settings=small)
 
 
+FRAMEWORKS = ("transformers", "lightning", "avalanche")
+
+
+def framework(text: str) -> str:
+    """Return the optional package that an example imports, or nothing."""
+    found = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
+    return next((name for name in found if name in FRAMEWORKS), "")
+
+
 WITH_PYTHON = [page for page in DOCS if blocks(page, "python")]
 
 
@@ -322,9 +331,17 @@ def test_python_examples_run(page: Path, elsewhere: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CofimaWarning)
         for number, text in enumerate(blocks(page, "python"), start=1):
-            if not text.startswith(METHOD_FILE):
+            if not text.startswith(METHOD_FILE) and not framework(text):
                 exec(compile(text, f"{name_of(page)}, example {number}", "exec"), namespace)
     assert len(namespace) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_examples_of_frameworks_run(name: str, elsewhere: Path) -> None:
+    pytest.importorskip(name, reason=f"the extra [{name}] is not installed")
+    (text,) = (text for page in DOCS for text in blocks(page, "python") if framework(text) == name)
+    exec(compile(text, f"example of {name}", "exec"), {"__name__": name})
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cofima import methods
 from cofima.classifier.merge import class_lists
+from cofima.classifier.merge.adapters import is_adapter, merge_adapters
 from cofima.classifier.merge.folders import merge_folders
 from cofima.classifier.merge.inputs import (
     CheckpointFile,
@@ -70,7 +71,8 @@ def merge(
 
     Args:
         models: Two or more model folders or files (.safetensors, .pth, .pth.tar, .pt, .bin); one is enough
-            where there is a ``base``.
+            where there is a ``base``. Folders of LoRA
+            adapters, as peft writes them, can be averaged too.
         out: The merged folder or file.
         method: ``average``, ``fisher``, ``wise_ft``, ``task_arithmetic``, ``ties``, ``magmax``,
             ``model_stock``, ``breadcrumbs`` or ``dare``.
@@ -108,6 +110,8 @@ def merge(
         head,
     )
     out = Path(out)
+    if any(is_adapter(path) for path in request.models):
+        return Merged(out, *merge_adapters(request, out, force))
     _refuse(request, out, force)
     inputs, settings = _open(request), request.settings()
     notes = _notes(inputs, settings)

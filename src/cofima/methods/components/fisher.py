@@ -59,7 +59,11 @@ def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> W
         generator=generator,
         drawn=_drawn(part, context.train.batch_size, generator) if distributed.world_size() > 1 else None,
     )
-    fisher = {key: part.mean(value) for key, value in fisher.items()}
+    return scaled({key: part.mean(value) for key, value in fisher.items()}, how)
+
+
+def scaled(fisher: Weights, how: FisherOptions) -> Weights:
+    """Return measured Fisher information over its mean, and cut off, where the options say so."""
     if how.norm == "mean":
         total = sum(float(f.double().sum()) for f in fisher.values())
         count = sum(f.numel() for f in fisher.values())
@@ -85,7 +89,16 @@ def weighted(fisher: Weights, task: Task, by: Literal["classes", "samples", "tas
 
 def add_fisher(total: Weights, fisher: Weights) -> Weights:
     """Return the sum over tasks with a task added; new weights enter with their own values."""
-    return {key: total[key] + value if key in total else value for key, value in fisher.items()}
+    return {key: _sum(total[key], value) if key in total else value for key, value in fisher.items()}
+
+
+def _sum(total: Tensor, value: Tensor) -> Tensor:
+    """Return the sum; where a tensor has grown, its new rows enter with their own values."""
+    if total.shape == value.shape:
+        return total + value
+    grown = value.clone()
+    grown[: len(total)] += total
+    return grown
 
 
 def _drawn(part: distributed.Shard, batch: int, generator: torch.Generator) -> Iterator[float]:
