@@ -16,7 +16,8 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)  ## Run the tests on all cores and show the slowest twenty; COVERAGE=yes shows the coverage, for half the time more.
 	$(BIN)/pytest -m "not slow" -n auto --maxprocesses 8 --dist worksteal --durations 20 $(if $(COVERAGE),--cov --cov-report=term)
 
-test-slow: $(READY)  ## Run the tests that take minutes.
+test-slow: $(READY)  ## Run the tests that take minutes, also those of other frameworks' callbacks.
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,transformers,lightning,avalanche,peft]"
 	$(BIN)/pytest -m slow
 
 check: $(READY)  ## Formatting, lint and types.

@@ -10,17 +10,23 @@ from pydantic import BaseModel
 from cofima import methods
 from cofima.cli.catalog import options
 from cofima.core.settings import uncounted
+from cofima.data import sources
+from cofima.data.stream import increments
+from cofima.experiment.grid.cells import cells
+from cofima.methods.components.cost import Plan
 from cofima.models.registry import ALIASES
 from cofima.store.config import Config
 
 DOCS = Path(__file__).parent
+VIT_B16 = 35.1e9  # floating-point operations of an image forward, as benchmarks/activations.py counts them
+SUSTAINED = 50e12  # a second: what reproduce_table1.md assumes of a GPU
 PLACE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
     """Return every table by its name."""
     found = {name: _method(name) for name in methods.names()}
-    found |= {"backbones": _backbones(), "roles": _roles()}
+    found |= {"backbones": _backbones(), "roles": _roles(), "work": _work()}
     return found | {"configuration": _table("key", "values", list(_config(Config)))}
 
 
@@ -39,6 +45,27 @@ def _method(name: str) -> str:
         meaning = option.meaning
         rows.append((f"options.{option.name}", _code(default), ", ".join(map(_code, values)), meaning))
     return _table("option", "values", rows) if rows else "It has no options of its own.\n"
+
+
+def _work() -> str:
+    """Count the work of each cell of Table 1 in the network; nothing of it is measured."""
+    datasets = ["cub200", "cars196", "cifar100", "imagenet_r"]
+    work: dict[str, dict[str, float]] = {}
+    for cell in cells("table1.yaml", only=["seed=1993"]):
+        known = sources.info(cell.dataset)
+        train, test = max(known.variants.values())
+        tasks = len(increments(known.classes, cell.stream.base_classes, cell.stream.increment))
+        cost = methods.build(cell.method, cell.options).cost(Plan(cell.train.epochs, train, test, tasks))
+        work.setdefault(methods.find(cell.method).label, {})[cell.dataset] = cost.work * VIT_B16
+    work["all"] = {name: sum(row[name] for row in work.values()) for name in datasets}
+    heads = ["method", *datasets, "sum", "hours", "hours, 3 seeds"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for label, row in work.items():
+        total = sum(row.values())
+        hours = total / SUSTAINED / 3600
+        counts = " | ".join(f"{row[name] / 1e15:,.0f}" for name in datasets)
+        lines.append(f"| {label} | {counts} | {total / 1e15:,.0f} | {hours:,.1f} | {3 * hours:,.0f} |")
+    return "\n".join(lines) + "\n"
 
 
 def _backbones() -> str:

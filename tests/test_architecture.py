@@ -27,7 +27,7 @@ TIERS = [
     ("report",),
     ("experiment",),
     ("classifier",),
-    ("analysis",),
+    ("analysis", "integrations"),
     ("cli",),
     ("__main__",),
 ]
@@ -208,7 +208,7 @@ def test_the_check_itself_sees_knowledge_of_a_method() -> None:
         "from cofima.methods.slca import SLCA",
         "kept = state['gaussians.means']",
         "key = f'raw_head.{name}'",
-        "kept = state['packed']",
+        "kept = state['readout.packed']",
         "default = 'coma,cofima,wise_ft'",
         "bound = run.joint",
         "def intransigence(joint): pass",

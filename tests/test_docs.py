@@ -285,7 +285,7 @@ def test_the_page_of_the_model_folder_has_every_key(tmp_path: Path, tiny: Any) -
     assert not [key for key in inside if f"`{key}`" not in page]
     state = load_file(tmp_path / "0002" / "state.safetensors")
     assert {key.partition(".")[0] for key in state} == {"raw_head", "gaussians", "fisher"}
-    assert {path.name for path in tmp_path.iterdir()} == {"CURRENT", "0001", "0002", "metrics.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "CURRENT", "0001", "0002", "metrics.jsonl"}
 
 
 def photos(folder: Path, classes: tuple[str, ...], first: int = 0) -> None:
@@ -311,6 +311,15 @@ def learn_parts(folder: Path) -> None:
     cofima.learn(folder / "photos", folder / "instruments", settings=small)
 
 
+FRAMEWORKS = ("transformers", "lightning", "avalanche")
+
+
+def framework(text: str) -> str:
+    """Return the optional package that an example imports, or nothing."""
+    found = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
+    return next((name for name in found if name in FRAMEWORKS), "")
+
+
 WITH_PYTHON = [page for page in DOCS if blocks(page, "python")]
 
 
@@ -322,9 +331,17 @@ def test_python_examples_run(page: Path, elsewhere: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CofimaWarning)
         for number, text in enumerate(blocks(page, "python"), start=1):
-            if not text.startswith(METHOD_FILE):
+            if not text.startswith(METHOD_FILE) and not framework(text):
                 exec(compile(text, f"{name_of(page)}, example {number}", "exec"), namespace)
     assert len(namespace) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_examples_of_frameworks_run(name: str, elsewhere: Path) -> None:
+    pytest.importorskip(name, reason=f"the extra [{name}] is not installed")
+    (text,) = (text for page in DOCS for text in blocks(page, "python") if framework(text) == name)
+    exec(compile(text, f"example of {name}", "exec"), {"__name__": name})
 
 
 @pytest.fixture
@@ -365,3 +382,26 @@ def test_the_example_of_a_method_continues_to_the_same_bits(
     with pytest.raises(stopped):
         launch(how, tmp_path / "cut")
     same_bits(launch(how, tmp_path / "cut").weights(), whole)
+
+
+def test_extras_are_quoted_as_zsh_needs_it() -> None:
+    naked = re.compile(r"pip install (?:-\S+ )*[\w.]*\[")
+    places = [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.yaml")]
+    assert not [path.name for path in places if naked.search(path.read_text("utf-8"))]
+
+
+def test_the_address_of_the_repository_is_one_and_on_the_checklist() -> None:
+    text = {name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+    (address,) = set(re.findall(r"git clone (\S+)", text["README.md"]))
+    assert f"`{address}`" in text["CONTRIBUTING.md"].partition("## Before a release")[2]
+    cloned = {found for page in PAGES for found in re.findall(r"git clone (\S+)", page.read_text("utf-8"))}
+    assert cloned == {address}
+
+
+def test_the_work_of_table_1_is_what_the_recipe_says(tables: ModuleType) -> None:
+    train, test, epochs, tasks = 50_000, 10_000, 20, 10  # CIFAR-100
+    fisher = 1.3 * (train + train * 9 / 10)  # of each task, and of merged weights after all but the first
+    forward = train + test * (tasks + 1) / 2  # Gaussians; all classes seen, after each task
+    work = 3 * (epochs * train + fisher) + forward
+    (row,) = [line for line in tables.tables()["work"].splitlines() if line.startswith("| CoFiMA |")]
+    assert row.split(" | ")[3] == f"{work * tables.VIT_B16 / 1e15:,.0f}"

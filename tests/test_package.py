@@ -99,7 +99,7 @@ def test_only_what_is_tested_is_claimed() -> None:
 
 def test_the_placeholder_stands_in_the_checklist() -> None:
     (address,) = PROJECT["urls"].values()
-    assert address.startswith("https://example.invalid/")  # no address is invented
+    assert address == "https://example.org/cofima"  # reserved for examples: no address is invented
     assert address in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
 

@@ -26,13 +26,10 @@ def on_config(config: Any) -> Any:
     """Take the navigation from the lists of docs/README.md: one section for each list."""
     text = (ROOT / "docs" / INDEX).read_text("utf-8")
     lists = [found for part in re.split(r"\n\n(?=\S)", text) if (found := ENTRY.findall(part))]
-    titles = ("Tutorials", "Reference", "Methods")
+    titles = ("Tutorials", "Reference", "Methods", "Python")
     nav: list[Any] = [{"Home": INDEX}]
     for title, entries in zip(titles, lists, strict=True):
         nav.append({title: [{name: page} for name, page in entries]})
-    nav.append(
-        {"Python": [f"reference/{path.name}" for path in sorted((ROOT / "docs/reference").glob("*.md"))]}
-    )
     benchmarks = [{_title(path): f"benchmarks/{path.name}"} for path in _benchmarks()]
     nav.append({"Measurements": benchmarks})
     nav.append({"Project": [{"Contributing": "CONTRIBUTING.md"}, {"Changes": "CHANGELOG.md"}]})

@@ -1,4 +1,4 @@
-"""cofima: teach a pre-trained image classifier new classes without forgetting the old ones."""
+"""cofima: teach a pre-trained image classifier new classes without the old images."""
 
 import os
 from importlib import import_module
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cofima.classifier.merge.merge import merge
     from cofima.classifier.predict import Prediction
     from cofima.classifier.sklearn import ImageClassifier
+    from cofima.integrations.loop import ContinualAverage
     from cofima.store.model import Model
     from cofima.weights import (
         auto_lambda,
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Classifier",
+    "ContinualAverage",
     "ForgettingError",
     "ImageClassifier",
     "Model",
@@ -55,6 +57,7 @@ __all__ = [
 # Imported on first use: torch, timm and scikit-learn take seconds to import.
 _MODULES = {
     "Classifier": "cofima.classifier.classifier",
+    "ContinualAverage": "cofima.integrations.loop",
     "ForgettingError": "cofima.classifier.forgetting_check",
     "ImageClassifier": "cofima.classifier.sklearn",
     "Model": "cofima.store.model",

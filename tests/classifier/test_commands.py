@@ -55,8 +55,8 @@ def test_learn_says_what_it_rests_on_and_what_to_do_next(
         *settings[4:],
     )
     assert code == 0
-    assert re.search(r"Learned 2 classes from 16 images", out)
-    assert "on 4 held-out images, which also decided when to stop" in out
+    assert re.search(r"Learned 2 classes from 20 images", out)
+    assert "on 18 images, each judged by all others" in out
     assert f"cofima extend {tmp_path / 'm'}" in out
 
 
@@ -86,7 +86,7 @@ def test_another_folder_leaves_the_model_as_it_is(
 ) -> None:
     new = photos(tmp_path / "new", (3,))
     assert run("extend", model, new, "-o", tmp_path / "other", "--epochs", "1")[0] == 0
-    assert model_folder.current(model).name == "0001"
+    assert model_folder.current(model).name == "0002"
     assert len(cofima.load(tmp_path / "other").classes) == 4
     code, _, err = run("extend", model, photos(tmp_path / "newer", (4,)), "-o", tmp_path / "other")
     assert (code, "holds a model already" in err) == (2, True)
@@ -99,21 +99,21 @@ def test_a_broken_budget_exits_with_3_and_a_table(
     photos: Photos,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    learn = learning.learn_held_out
+    learn = learning.learn_part
 
-    def careless(learned, *rest):  # type: ignore[no-untyped-def]
-        row = learn(learned, *rest)
+    def careless(learned, *rest, **how):  # type: ignore[no-untyped-def]
+        row = learn(learned, *rest, **how)
         learned.method.head().blocks[0].bias.data.fill_(-100)  # old classes are never named again
         return row
 
-    monkeypatch.setattr(learning, "learn_held_out", careless)
+    monkeypatch.setattr(learning, "learn_part", careless)
     check, new = photos(tmp_path / "check", (0, 1, 2), first=20), photos(tmp_path / "new", (3, 4))
     code, out, err = run("extend", model, new, "--check", check, "--max-drop", "1", "--epochs", "1")
     assert code == 3
     assert "more than the 1 allowed" in err
     assert "Traceback" not in err
     assert "before %" in out
-    assert model_folder.current(model).name == "0001"
+    assert model_folder.current(model).name == "0002"
     assert len(cofima.load(model).classes) == 3
 
 
@@ -121,11 +121,20 @@ def test_a_budget_that_cannot_be_checked_is_a_warning(
     run: Callable[..., tuple[int, str, str]], model: Path, tmp_path: Path, photos: Photos
 ) -> None:
     new = photos(tmp_path / "new", (3,))
-    run("extend", model, new, "--keep-images", "0", "--epochs", "1")
+    run("extend", model, new, "--keep-images", "0", "--no-keep-features", "--epochs", "1")
     code, out, err = run("extend", model, photos(tmp_path / "next", (4,)), "--max-drop", "1", "--epochs", "1")
     assert code == 0
-    assert "--max-drop was not checked" in err
-    assert "an estimate" in out
+    assert "--max-drop was not checked: no features of their images are kept" in err
+    assert "Old classes: unknown" in out
+
+
+def test_kept_features_measure_the_loss_of_old_classes(
+    run: Callable[..., tuple[int, str, str]], model: Path, tmp_path: Path, photos: Photos
+) -> None:
+    run("extend", model, photos(tmp_path / "new", (3,)), "--keep-images", "0")
+    code, out, err = run("extend", model, photos(tmp_path / "next", (4,)), "--max-drop", "50")
+    assert (code, err) == (0, "")
+    assert re.search(r"points lost, 90 % interval .* measured on the features of 40 images", out)
 
 
 def test_predict_in_all_its_forms(
@@ -167,6 +176,8 @@ def test_evaluate_writes_a_page_that_needs_nothing_else(
     table = list(csv.reader((tmp_path / "found" / "confusion.csv").open()))
     assert sum(int(cell) for row in table[1:] for cell in row[1:]) == 20
     assert table[0][1:] == ["class 0", "class 1", "class 2"]
+    drawn = re.findall(r">(\d+)</text>", (tmp_path / "found" / "confusion.svg").read_text())
+    assert sorted(drawn) == sorted(cell for row in table[1:] for cell in row[1:] if cell != "0")
     by_class = {row["class"]: row for row in csv.DictReader((tmp_path / "found" / "classes.csv").open())}
     assert by_class["class 2"]["images"] == "10"
     (folder / "class 2").rename(folder / "strange")

@@ -37,8 +37,10 @@ def test_new_classes_are_learned_and_old_ones_kept(
     assert len(again.model.serving["distances"]) == 3 + len(classes)
     row = again.history[-1]
     assert row.old.rests_on == "measured on 6 images kept in the model folder"
-    assert (row.accuracy, row.sizes) == ([None, outcome.accuracy.percent], [0, 2 * len(classes)])
-    assert row.seconds["total"] >= row.seconds["train"] > 0
+    assert (row.accuracy[1], row.sizes) == (outcome.accuracy.percent, [27, 10 * len(classes)])
+    assert row.kept_features == 30 + 10 * len(classes)
+    assert row.seconds["total"] >= row.seconds["statistics"] > 0
+    assert "cannot be judged" in row.notes[-1]  # two classes do not show what fine-tuning does to old ones
 
 
 def test_the_classifier_stays_as_it_was_when_learning_fails(
@@ -48,7 +50,7 @@ def test_the_classifier_stays_as_it_was_when_learning_fails(
     before = {key: value.clone() for key, value in clf.model.weights().items()}
     stopped = stop_at(1)
     with pytest.raises(stopped):
-        clf.extend(photos(tmp_path / "new", (3, 4)))
+        clf.extend(photos(tmp_path / "new", (3, 4, 5)))
     same_bits(clf.model.weights(), before)
     same_bits(cofima.load(model).model.weights(), before)
     assert len(clf.classes) == 3
@@ -59,7 +61,7 @@ def test_more_images_of_known_classes_are_pooled(model: Path, photos: Photos, tm
     counts = clf.model.method.gaussians.counts
     outcome = clf.extend(photos(tmp_path / "more", (0, 2), first=10))
     assert (outcome.new, outcome.more) == ([], ["class 0", "class 2"])
-    assert clf.model.method.gaussians.counts == [counts[0] + 8, counts[1], counts[2] + 8]
+    assert clf.model.method.gaussians.counts == [counts[0] + 10, counts[1], counts[2] + 10]
     assert len(clf.classes) == 3
     assert clf.history[-1].kind == "more images"
     clf.save()
@@ -72,9 +74,8 @@ def test_new_and_known_classes_may_come_together(model: Path, photos: Photos, tm
     assert (outcome.new, outcome.more) == (["class 3"], ["class 1"])
     known, new = outcome.rows
     assert (known.kind, known.task, new.kind, new.task) == ("more images", 1, "extend", 2)
-    assert (known.sizes, new.sizes) == ([2], [2, 2])  # two images of each class are held out
-    right = outcome.accuracy.right
-    assert new.accuracy == [50 * right["class 1"], 50 * right["class 3"]]
+    assert (known.sizes, new.sizes) == ([37], [37, 10])  # nine of each old class, and ten new of each
+    assert outcome.accuracy.images == {"class 1": 19, "class 3": 10}
     assert known.accuracy == new.accuracy[:1]
     assert clf.classes[-1] == "class 3"
 
@@ -83,50 +84,24 @@ def test_a_broken_budget_keeps_the_old_model(
     model: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clf = cofima.load(model)
-    learn = learning.learn_held_out
+    learn = learning.learn_part
 
-    def careless(learned, *rest):  # type: ignore[no-untyped-def]
-        row = learn(learned, *rest)
+    def careless(learned, *rest, **how):  # type: ignore[no-untyped-def]
+        row = learn(learned, *rest, **how)
         learned.method.head().blocks[0].weight.data.zero_()
         learned.method.head().blocks[0].bias.data.fill_(-100)
         return row
 
-    monkeypatch.setattr(learning, "learn_held_out", careless)
+    monkeypatch.setattr(learning, "learn_part", careless)
     check = photos(tmp_path / "check", (0, 1, 2), first=20)
     new = photos(tmp_path / "new", (3, 4))
     with pytest.raises(
         cofima.ForgettingError, match=r"more than the 5 allowed .*30 images of .*check"
     ) as error:
         clf.extend(new, check=check, max_drop=5)
-    assert error.value.comparison.after.mean_of_classes == 0
+    assert error.value.comparison.after.mean_of_classes < 10
     assert len(clf.classes) == 3
     assert clf.extend(new, check=check, max_drop=100).old.drop > 50
-
-
-def test_without_images_of_old_classes_the_loss_is_an_estimate(
-    model: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clf = cofima.load(model)
-    clf.model.images = None
-    outcome = clf.extend(photos(tmp_path / "new", (3, 4)), max_drop=0)  # an estimate breaks no budget
-    assert outcome.old is not None
-    assert not outcome.old.measured
-    assert outcome.old.before.mean_of_classes > 80
-    assert 0 <= outcome.old.after.mean_of_classes <= 100
-
-
-def test_the_estimate_sees_what_drift_and_head_do(model: Path) -> None:
-    """Without drift and with the same head nothing is lost; with a drift across the borders much is."""
-    from cofima.classifier.forgetting_check import estimate
-
-    old = cofima.load(model).model
-    gaussians = old.method.gaussians
-    still = torch.zeros(5, len(gaussians.means[0]))
-    same = estimate(gaussians, old, old, still, still)
-    assert same.drop == 0
-    assert same.before.mean_of_classes > 90
-    away = (gaussians.means[1] - gaussians.means[0]).repeat(5, 1) * 3
-    assert estimate(gaussians, old, old, still, still + away).drop > 20
 
 
 @pytest.mark.parametrize(
@@ -195,7 +170,9 @@ def test_every_method_extends_or_refuses_before_any_work(
         assert again.classes == ["class 0", "class 1", "class 2", "class 3"]
         images = [str(path) for path in sorted(new.rglob("*.png"))[:3]]
         assert torch.equal(again.probabilities(images), clf.probabilities(images))
-        assert (outcome.old is not None) == hasattr(clf.model.method, "gaussians")
+        fixed = clf.model.method.frozen_backbone or clf.model.method.fixed_features
+        exact = clf.model.method.sees_features_only and (fixed or clf.model.method.is_solved)
+        assert (outcome.old is not None) == exact, outcome.unknown
         clf = again
     if clf.model.method.can_extend and clf.model.method.can_refine:
         clf.extend(more)

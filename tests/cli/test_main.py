@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cofima import __version__
+from cofima.cli.main import main
 
 Run = Callable[..., Any]
 QUICK = (
@@ -161,3 +162,14 @@ def test_a_real_process_ends_with_the_same_code_and_no_traceback(tmp_path: Path)
     assert stderr.startswith("cofima: nowhere")
     assert "Traceback" not in stderr
     assert stderr.count("\n") == 1
+
+
+def test_a_path_that_the_system_refuses_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["predict", "model", "a" * 5000], ["history", "a" * 5000], ["learn", "b" * 5000]):
+        monkeypatch.setattr("sys.argv", ["cofima", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr().err
+        assert (stop.value.code, "file name too long" in said, "Traceback" in said) == (2, True, False)

@@ -1,9 +1,11 @@
 """The commands export, card, push and app, as a user types them."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
 from typer.testing import CliRunner
 
 from cofima.cli.main import app
@@ -62,3 +64,10 @@ def test_the_page_needs_its_extra_and_a_model(
     monkeypatch.setitem(__import__("sys").modules, "gradio", None)
     with pytest.raises(CofimaError, match=r"pip install 'cofima\[app\]'"):
         cofima("app", folder)
+
+
+def test_help_names_the_extra_and_says_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "Needs cofima[app]." in cofima("app", "--help")
+    for command in app.registered_commands:  # what typer reads as markup is the docstring, to the letter
+        assert Text.from_markup(command.help or "").plain == inspect.getdoc(command.callback)

@@ -67,7 +67,8 @@ def test_importing_the_package_is_cheap() -> None:
 
 def test_every_help_is_cheap_and_ends_with_an_example() -> None:
     assert not imported("-c", EVERY_HELP) & HEAVY
-    assert not imported("-m", "cofima", "--version") & HEAVY
+    # what is imported before a command begins delays its first line: a second at most
+    assert not imported("-m", "cofima", "--version") & (HEAVY | {"pydantic", "jinja2"})
 
 
 def test_looking_at_a_model_and_undoing_need_no_torch(run: Path) -> None:

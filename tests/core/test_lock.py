@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -46,7 +49,7 @@ def test_what_another_process_holds_is_refused_until_it_is_killed(other, tiny) -
     process, folder = other
     with pytest.raises(CofimaError, match=rf"is being written by process {process.pid} on .* since .*end it"):
         launch(tiny.config(train={"epochs": 1}), folder)
-    assert [path.name for path in folder.iterdir()] == [lock.NAME], "nothing was changed"
+    assert {path.name for path in folder.iterdir()} == {lock.NAME, lock.HOLDER}, "nothing was changed"
     stream = tiny.stream((2,), per_class=4)
     model = tiny.model(tiny.config(train={"epochs": 1}), stream)
     with pytest.raises(CofimaError, match=f"process {process.pid}"):
@@ -90,27 +93,58 @@ def test_a_holder_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
     handle = held_elsewhere(tmp_path)
     threading.Timer(0.5, lambda: os.close(handle)).start()
     with folder_lock(tmp_path, timeout=60):
-        assert (tmp_path / lock.NAME).read_text().startswith(f"process {os.getpid()} on ")
+        assert (tmp_path / lock.HOLDER).read_text().startswith(f"process {os.getpid()} on ")
+    assert not (tmp_path / lock.HOLDER).exists()
 
 
-def test_threads_of_one_process_share_it_until_the_last_lets_go(tmp_path: Path) -> None:
-    first, second = folder_lock(tmp_path), folder_lock(tmp_path)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert (tmp_path / lock.NAME).exists()
-    second.__exit__(None, None, None)
-    assert not (tmp_path / lock.NAME).exists()
+def test_threads_of_one_process_exclude_each_other(tmp_path: Path) -> None:
+    def enter(timeout: float) -> str:
+        try:
+            with folder_lock(tmp_path, timeout), folder_lock(tmp_path):
+                return "entered"
+        except CofimaError as error:
+            return str(error)
+
+    with ThreadPoolExecutor() as pool:
+        with folder_lock(tmp_path):
+            assert "is being written by another thread of this process" in pool.submit(enter, 0).result()
+            waiting = pool.submit(enter, 60)
+            time.sleep(0.05)
+            assert not waiting.done()
+        assert waiting.result() == "entered"
+
+
+def test_the_file_stays_in_a_folder_in_use(tmp_path: Path) -> None:
+    """Two who wait for one file must not end with a file each."""
+    (tmp_path / "model").touch()
+    with folder_lock(tmp_path):
+        file = (tmp_path / lock.NAME).stat()
+    assert os.path.samestat((tmp_path / lock.NAME).stat(), file)
+
+
+@pytest.mark.parametrize("name", [lock.NAME, lock.HOLDER])
+@pytest.mark.parametrize("make", [os.symlink, os.link])
+def test_nothing_is_written_through_a_link(name: str, make, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "model").mkdir()
+    make(tmp_path / "mine.txt", tmp_path / "model" / name)
+    refused = name == lock.NAME and make is os.symlink
+    with (
+        pytest.raises(CofimaError, match=r"\.lock is a symbolic link") if refused else nullcontext(),
+        folder_lock(tmp_path / "model"),
+    ):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     deep = tmp_path / "a" / "b"
     with folder_lock(deep), folder_lock(deep):  # who holds it may hold it once more
-        assert (deep / lock.NAME).read_text().startswith(f"process {os.getpid()} on ")
+        assert (deep / lock.HOLDER).read_text().startswith(f"process {os.getpid()} on ")
     assert not list(tmp_path.iterdir())
     with folder_lock(deep):
         (deep / "file").write_text("x")
-    assert [path.name for path in deep.iterdir()] == ["file"]
+    assert {path.name for path in deep.iterdir()} == {"file", lock.NAME}
 
 
 def test_a_file_that_its_holder_took_away_is_not_mistaken_for_a_lock(
@@ -140,4 +174,4 @@ def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.warns(CofimaWarning, match="has no locks"), folder_lock(tmp_path):
         (tmp_path / "file").write_text("x")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} == {"file", lock.NAME}

@@ -1,5 +1,6 @@
 """Every kind of image file becomes upright 8-bit RGB, or says plainly why not."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from cofima.data.loading.decoder import BadImageError, decode, decode_file
-from cofima.data.loading.pixel_format import center_square
+from cofima.data.loading.loader import Sample, decode_all, load
+from cofima.data.loading.pixel_format import PixelFormat, center_square
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -185,3 +187,43 @@ def test_fit_is_resize_and_center_crop(size: tuple[int, int]) -> None:
 
 def test_fit_of_a_thread_costs_no_more_than_its_crop() -> None:
     assert center_square(Image.new("RGB", (1_000_000, 1), (1, 2, 3)), 64)[:, 5, 5].tolist() == [1, 2, 3]
+
+
+def test_a_format_that_is_not_on_the_list_is_not_even_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr("subprocess.check_call", lambda *words, **_: started.append(words))
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", "gs")  # as where Ghostscript is installed
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "a.jpg").write_bytes(eps)
+    with pytest.raises(BadImageError, match="not an image, or of an unknown format"):
+        decode_file(tmp_path / "a.jpg")
+    assert not started
+    photo(8, 8).save(tmp_path / "b.ico")
+    with pytest.raises(BadImageError, match="unknown format"):
+        decode_file(tmp_path / "b.ico")
+
+
+def test_pipes_devices_folders_and_huge_files_are_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "link.jpg").symlink_to(tmp_path / "pipe.jpg")
+    (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+    (tmp_path / "folder.jpg").mkdir()
+    with (tmp_path / "huge.jpg").open("wb") as file:
+        file.truncate(2**40)
+    expected = {
+        "pipe": "a pipe",
+        "link": "a pipe",
+        "zero": "a device",
+        "folder": "a folder",
+        "huge": "1,099.5 GB",
+    }
+    for name, reason in expected.items():
+        with pytest.raises(BadImageError, match=reason):
+            decode_file(tmp_path / f"{name}.jpg")
+        path = tmp_path / f"{name}.jpg"
+        (found,) = decode_all([path], PixelFormat(8))
+        assert reason in found.fault
+        loaded = load([Sample("a", 0, path.read_bytes)], PixelFormat(8))
+        assert reason in loaded.faults[0]

@@ -1,6 +1,7 @@
 """The paper's datasets: found in every layout, counted, numbered, split; what is wrong is said at once."""
 
 import re
+import tarfile
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -536,3 +537,24 @@ def test_the_image_is_the_one_of_its_name(make, tmp_path: Path) -> None:
     content = (tmp_path / "unpacked" / "imagenet-r" / picture.name).read_bytes()
     assert picture.read() == content
     Image.open(tmp_path / "unpacked" / "imagenet-r" / picture.name).load()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+@pytest.mark.parametrize("target", ["cifar-100-python/meta", "/etc/passwd", "nowhere"])
+def test_cifar_in_an_archive_is_files_and_not_links(kind: bytes, target: str, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "cifar-100-python.tar.gz", "w:gz") as tar:
+        for name in ("train", "test", "meta"):
+            member = tarfile.TarInfo(f"cifar-100-python/{name}")
+            member.type, member.linkname = kind, target
+            tar.addfile(member)
+    with pytest.raises(CofimaError, match="is not a file of CIFAR-100"):
+        find("cifar100", tmp_path)
+
+
+def test_a_member_that_claims_more_than_cifar_has_is_not_read(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "cifar-100-python.tar.gz", "w:gz") as tar:
+        member = tarfile.TarInfo("cifar-100-python/train")
+        member.size = 10**12
+        tar.fileobj.write(member.tobuf())  # type: ignore[union-attr]
+    with pytest.raises(CofimaError, match=r"is not a file of CIFAR-100|damaged"):
+        find("cifar100", tmp_path)

@@ -1,6 +1,7 @@
 """Splits that a file gives, and manifests: written, read, trusted only if intact."""
 
 import json
+import os
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,20 @@ def test_what_is_in_memory_has_a_split_and_can_be_checked(name: str) -> None:
     found = verify(one)
     assert not found.faults
     assert len(found.train) == len(one.train)
+
+
+def test_a_split_file_that_never_ends_or_is_too_deep_is_one_error(renditions: Path) -> None:
+    os.mkfifo(renditions / "pipe.txt")
+    (renditions / "deep.jsonl").write_text("[" * 100_000)
+    (renditions / "deep.yaml").write_text("[" * 100_000)
+    (renditions / "self.yaml").write_text("train: &a [*a]\ntest: *a")
+    (renditions / "zero.yaml").symlink_to("/dev/zero")
+    expected = {
+        "pipe.txt": "a pipe",
+        "zero.yaml": "a device",
+        "deep.jsonl": "not a",
+        "deep.yaml": "levels deep",
+    }
+    for name, said in (expected | {"self.yaml": "contains itself"}).items():
+        with pytest.raises(CofimaError, match=said):
+            find(renditions, split_file=renditions / name)

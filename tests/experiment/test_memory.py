@@ -103,7 +103,7 @@ def test_the_folder_and_the_run_do_not_grow_either(tiny, tmp_path: Path) -> None
         held.append(bytes_held)
         files = [p for p in (tmp_path / str(tasks)).rglob("*.safetensors") if p.parent.name == f"{tasks:04d}"]
         sizes.append({p.name: p.stat().st_size // 2000 for p in files})  # headers name one block more or less
-        assert len(list((tmp_path / str(tasks)).iterdir())) == 4  # two generations, CURRENT, metrics.jsonl
+        assert len(list((tmp_path / str(tasks)).iterdir())) == 5  # two generations, CURRENT, .lock, metrics
     assert_flat(held, tiny)
     state = [size[model_folder.STATE] for size in sizes]
     assert max(state) - min(state) <= 2

@@ -1,9 +1,13 @@
-"""The stopping rule of the one learning path."""
+"""The stopping rule of the one learning path, and the work that it announces."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from cofima.core.progress import Progress
 from cofima.experiment.run import EarlyStop
 
 
@@ -19,3 +23,26 @@ def test_stopping_is_decided_on_held_out_images(tiny) -> None:
     assert not stop()
     assert stop.best == pytest.approx(float(expected), abs=1e-5)
     assert stop()  # no smaller loss a second time
+
+
+class Meter(Progress):
+    """The sums of announced and of done work."""
+
+    def __init__(self) -> None:
+        self.expected = self.done = 0.0
+
+    def expect(self, work: float) -> None:
+        """Add announced work."""
+        self.expected += work
+
+    def worked(self, work: float) -> None:
+        """Add done work."""
+        self.done += work
+
+
+@pytest.mark.parametrize("method", ["seq_ft", "slca", "cofima", "ewc", "prototype"])
+def test_the_announced_work_is_what_is_done(method: str, tiny: Any, tmp_path: Path) -> None:
+    meter, stream = Meter(), tiny.stream((2, 2, 2), per_class=8)
+    tiny.run(tmp_path, tiny.config(method, train={"epochs": 2}), stream, meter)
+    assert meter.expected > 0
+    assert 0.8 < meter.done / meter.expected < 1.2

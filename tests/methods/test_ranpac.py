@@ -25,7 +25,7 @@ def made(tiny, sizes=(3, 1, 2), network="vit_test", per_class=12, **options):
 
 
 def hidden(method, images):
-    return method.readout.hidden(method.features(images).double())
+    return method.readout.blank.hidden(method.features(images).double())
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_task_after_task_it_is_the_ridge_regression_on_all_images(petl: str, net
         exact = torch.linalg.solve(h.T @ h + ridge, h.T @ targets)
         flat = method.head().flat()
         torch.testing.assert_close(flat["weight"].double(), exact.T, rtol=1e-4, atol=1e-6)
-        weight, used = method.sums.solve(10.0)
+        weight, used = method.readout.sums.solve(10.0)
         torch.testing.assert_close(weight, exact.T, rtol=1e-5, atol=1e-7)  # features are float32
         assert used == 10.0
         assert not flat["bias"].any()
@@ -96,17 +96,17 @@ def test_the_ridge_is_chosen_on_each_task_s_own_images(tiny) -> None:
     for task in stream:
         method.learn(task)
         chance = method.context.seeds.generator("ridge", task.index)
-        expected = best_ridge(method.readout, method.features(task.train), task.train.labels, chance)
-        assert method.chosen == expected
+        expected = best_ridge(method.readout.blank, method.features(task.train), task.train.labels, chance)
+        assert method.readout.chosen == expected
         assert method.facts["notes"][-1] == f"ridge {expected:g}"
 
 
 def test_a_single_image_takes_the_ridge_of_before(tiny) -> None:
     model, stream = made(tiny, sizes=(2, 1))
     model.method.learn(stream[0])
-    before = model.method.chosen
+    before = model.method.readout.chosen
     model.method.learn(replace(stream[1], train=stream[1].train.select(torch.tensor([0]))))
-    assert model.method.chosen == before
+    assert model.method.readout.chosen == before
     assert torch.isfinite(model.method.head().flat()["weight"]).all()
 
 
@@ -126,19 +126,19 @@ def test_each_image_s_features_are_computed_once(petl: str, tiny) -> None:
 def test_the_projection_is_drawn_from_the_seed_and_not_kept(tiny, tmp_path: Path) -> None:
     config = tiny.config("ranpac", options=SHORT | {"projection": 50})
     model = tiny.run(tmp_path, config, tiny.stream((2, 2)))
-    matrix = model.method.readout.matrix
-    assert torch.equal(load_model(tmp_path).method.readout.matrix, matrix)
+    matrix = model.method.readout.blank.matrix
+    assert torch.equal(load_model(tmp_path).method.readout.blank.matrix, matrix)
     sizes = [value.numel() for value in (model.weights() | model.method.state()).values()]
     assert matrix.numel() not in sizes
     other = tiny.model(tiny.config("ranpac", seed=4, options={"projection": 50}), tiny.stream((2, 2)))
-    assert not torch.equal(other.method.readout.matrix, matrix)
+    assert not torch.equal(other.method.readout.blank.matrix, matrix)
 
 
 def test_another_projection_than_that_of_the_sums_is_refused(tiny) -> None:
     model, stream = made(tiny, sizes=(2, 2))
     model.method.learn(stream[0])
     state = model.method.state()
-    state["projection"] = state["projection"] + 1
+    state["readout.projection"] = state["readout.projection"] + 1
     with pytest.raises(CofimaError, match="another random projection"):
         model.method.restore(state)
 
@@ -149,10 +149,10 @@ def test_what_is_kept_grows_with_classes_alone(tiny) -> None:
         model.method.learn(task)
         shapes = {key: tuple(value.shape) for key, value in model.method.state().items()}
         assert shapes == {
-            "packed": (32 * 33 // 2,),
-            "cross": (32, task.classes.stop),
-            "ridge": (),
-            "projection": (16,),
+            "readout.packed": (32 * 33 // 2,),
+            "readout.cross": (32, task.classes.stop),
+            "readout.ridge": (),
+            "readout.projection": (16,),
         }
 
 

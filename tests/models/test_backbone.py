@@ -1,12 +1,16 @@
 """Backbones by name: what is built, what is loaded, and what is refused."""
 
 import pickle
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
+from pydantic import ValidationError
 from safetensors.torch import save_file
 
+from cofima.core import hub
 from cofima.core.errors import CofimaError
 from cofima.models import backbone
 from cofima.models.backbone import create
@@ -152,3 +156,34 @@ def test_weights_that_cannot_be_fetched_say_what_to_do(monkeypatch: pytest.Monke
     monkeypatch.setattr(backbone.timm, "create_model", offline)
     with pytest.raises(CofimaError, match=r"model\.checkpoint=FILE"):
         create("resnet18", ModelOptions())
+
+
+@pytest.mark.parametrize(("name", "size"), [("vit_micro", 7), ("vit_micro", 1)])
+def test_images_too_small_for_a_backbone_are_one_error_before_any_work(name: str, size: int) -> None:
+    with pytest.raises(
+        CofimaError, match=f"model.img_size = {size}: too small for backbone '{name}'"
+    ) as caught:
+        create(name, ModelOptions(pretrained=False, img_size=size))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValidationError, match="less than or equal to 4096"):
+        ModelOptions(img_size=100_000)
+
+
+def test_names_of_the_hub_fail_at_once_without_a_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody takes connections there
+    for name in ("resnet18.a1_in1k", "hf-hub:nobody/nothing"):
+        start = time.monotonic()
+        with pytest.raises(CofimaError, match=r"the hub cannot be reached\)\. Without a network give"):
+            create(name, ModelOptions())
+        assert time.monotonic() - start < 5
+    assert capfd.readouterr().err == ""
+    assert not constants.HF_HUB_OFFLINE  # as before
+
+
+def test_the_embedded_backbone_asks_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "reachable", lambda *_: pytest.fail("the network was asked"))
+    create("vit_micro", ModelOptions())

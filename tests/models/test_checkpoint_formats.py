@@ -1,6 +1,8 @@
 """Checkpoints in the layouts in which they are published, each written by the test as the original is."""
 
 import argparse
+import tarfile
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -342,3 +344,69 @@ def test_a_run_says_how_its_file_was_read(tmp_path: Path) -> None:
     assert facts.layout.startswith("MoCo v3; left out")
     assert facts.pretraining == "not known (weights from w.pth.tar)"
     assert backbone.create("vit_test", SCRATCH)[1].layout == ""
+
+
+ODD = {
+    "meta": (lambda: torch.empty(3, device="meta"), "on the device 'meta'"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "stored as sparse_coo"),
+    "rows": (lambda: torch.eye(3).to_sparse_csr(), "stored as sparse_csr"),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        r"quantized \(qint8\)",
+    ),
+    "complex": (lambda: torch.ones(3, dtype=torch.complex64), "complex numbers"),
+    "expanded": (lambda: torch.ones(1).expand(10**12), "claims 4,000,000,000,000 bytes, and 4 are there"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ODD)
+def test_a_tensor_without_plain_numbers_is_named(kind: str, tmp_path: Path) -> None:
+    make, reason = ODD[kind]
+    torch.save({"good": torch.ones(2), "odd.weight": make()}, tmp_path / "a.pth")
+    with pytest.raises(CofimaError, match=rf"a.pth has 1 problem:\n  odd.weight: {reason}"):
+        read_weights(tmp_path / "a.pth")
+
+
+def test_complex_safetensors_are_named_too(tmp_path: Path) -> None:
+    save_file({"odd": torch.ones(2, dtype=torch.complex64)}, tmp_path / "a.safetensors")
+    with pytest.raises(CofimaError, match="odd: complex numbers"):
+        read_weights(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_a_tar_of_links_is_one_sentence_and_no_link_is_followed(kind: bytes, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.pth.tar", "w") as tar:
+        for name, target in (("storages", "storages"), ("tensors", "/etc/passwd"), ("pickle", "../secret")):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            tar.addfile(member)
+    with pytest.raises(CofimaError, match="truncated or not a checkpoint") as caught:
+        read_weights(tmp_path / "a.pth.tar")
+    assert "\n" not in str(caught.value)
+
+
+def npy(shape: tuple[int, ...], kind: str = "<f4", version: bytes = b"\x01\x00") -> bytes:
+    """The header of an array, whatever follows it."""
+    head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY" + version + len(head).to_bytes(2, "little") + head
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (npy((20_000_000_000_000,)), "claims 80,000,000,000,0.. bytes and has"),
+        (npy((2,)) + bytes(7), "claims"),
+        (npy((-1, 4)) + bytes(16), "claims|negative"),
+        (npy((1,), "|O") + bytes(8), "holds object, not numbers"),
+        (npy((1,), "|V9999999") + bytes(8), "not numbers"),
+        (npy((1,), version=b"\x09\x09"), "not a .npz"),
+        (b"no array", "not a .npz"),
+        (b"", "not a .npz"),
+    ],
+)
+def test_an_array_that_is_not_there_is_not_waited_for(content: bytes, reason: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("cls.npy", content)
+    with pytest.raises(CofimaError, match=reason):
+        load_checkpoint(vit(), tmp_path / "a.npz")

@@ -104,6 +104,14 @@ def test_an_unfinished_run_is_never_best(make_run):
     assert "CoFiMA (2 of 5 tasks)" not in marked
 
 
+def test_an_unfinished_run_stands_last_below_a_line(make_run):
+    top = [[99.9], [99.9, 99.9]]
+    folders = [make_run("a", method="slca"), make_run("b", method="joint"), make_run("c", done=2, matrix=top)]
+    (table,) = build([runs.read(folder) for folder in folders])
+    names = [(row[0], each.rule) for row, each in zip(shown(table), table.rows, strict=True)]
+    assert names == [("SLCA", False), ("Joint", True), ("CoFiMA (2 of 5 tasks)", True)]
+
+
 def test_the_same_run_twice_counts_once(make_run, tmp_path):
     folder = make_run("a", seed=1)
     shutil.copytree(folder, tmp_path / "copy")

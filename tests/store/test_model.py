@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from cofima.core.errors import CofimaError
+from cofima.core.lock import NAME
 from cofima.core.progress import Progress
 from cofima.experiment.launch import launch
 from cofima.experiment.metrics_log import METRICS
@@ -58,7 +59,7 @@ def say(folder: Path) -> str:
 
 def test_one_generation_a_task_and_the_last_two_are_kept(learned: Path) -> None:
     assert (learned / CURRENT).read_text() == "0003\n"
-    assert sorted(p.name for p in learned.iterdir()) == ["0002", "0003", CURRENT, METRICS]
+    assert sorted(p.name for p in learned.iterdir()) == [NAME, "0002", "0003", CURRENT, METRICS]
     assert {p.name for p in (learned / "0003").iterdir()} == {WEIGHTS, STATE, HISTORY, CONFIG}
     assert len((learned / "0003" / HISTORY).read_text().splitlines()) == 3
     assert len((learned / "0002" / HISTORY).read_text().splitlines()) == 2
@@ -70,6 +71,7 @@ def test_every_generation_is_kept_when_asked_for(tiny, tmp_path: Path) -> None:
     )
     launch(kept, tmp_path / "model")
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
+        NAME,
         *(f"{n:04d}" for n in range(1, 7)),
         CURRENT,
         METRICS,
@@ -149,7 +151,7 @@ def test_what_a_killed_process_left_is_cleared_away(folder: Path, config, tiny, 
     (aside / WEIGHTS).write_bytes(b"half")
     (fresh / f".{'0f' * 16}.CURRENT").write_text("0001")
     launch(config, fresh)
-    assert sorted(p.name for p in fresh.iterdir()) == ["0002", "0003", CURRENT, METRICS]
+    assert sorted(p.name for p in fresh.iterdir()) == [NAME, "0002", "0003", CURRENT, METRICS]
 
 
 # --- damage ----------------------------------------------------------------------------------------
@@ -254,12 +256,7 @@ def test_folders_that_came_later_are_never_deleted_either(
     (tmp_path / name).mkdir()
     (tmp_path / name / "mine.txt").write_text("mine")
     monkeypatch.setattr(model_folder, "check_writable", lambda folder: None)
-    if name == "0002":
-        with pytest.raises(CofimaError, match="0002 could not be written"):
-            launch(config, tmp_path)
-        assert len(load_model(tmp_path).tasks) == 1
-    else:
-        launch(config, tmp_path)
+    assert len(launch(config, tmp_path).tasks) == 3
     assert (tmp_path / name / "mine.txt").read_text() == "mine"
 
 
@@ -286,14 +283,14 @@ def test_a_large_state_is_announced(config, tmp_path: Path, monkeypatch: pytest.
     assert any("writing" in line and "MB" in line for line in Ears.heard)
 
 
-def test_what_a_kill_left_of_a_generation_is_in_nobodys_way(config, tmp_path: Path) -> None:
+def test_an_empty_folder_is_in_nobodys_way(config, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     launch(config, folder)
-    (folder / "0000").mkdir()  # killed while its files were removed
+    (folder / "0000").mkdir()
     model_folder.check_writable(folder)
     model = load_model(folder)
     save_model(model, folder)
-    assert not (folder / "0000").exists()
+    assert (folder / "0000").exists(), "it may be somebody's"
     (folder / "0099").mkdir()
     (folder / "0099" / "holiday.jpg").touch()
     with pytest.raises(CofimaError, match="0099"):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import cofima
 from cofima.core.errors import CofimaError
 from cofima.experiment.grid import shared_first_task
 from cofima.experiment.launch import launch
+from cofima.experiment.metrics_log import METRICS
 from cofima.store import model as model_module
 from cofima.store import model_folder
 from cofima.store.model import load_model, save_model
@@ -63,7 +64,11 @@ def writer(request: pytest.FixtureRequest, runs: Path, tmp_path: Path) -> Writer
         shutil.copytree(first, place)
         (place / INFLIGHT).mkdir()
         model = load_model(whole)
-        return Writer(place, lambda folder: save_model(model, folder), 2, 6)
+
+        def save(folder: Path) -> None:
+            save_model(replace(model, generation=model_folder.read(folder)), folder)
+
+        return Writer(place, save, 2, 6)
     if request.param == "take":
         config = load_model(first).config.model_copy(update={"keep_checkpoints": True})
         return Writer(place, lambda folder: shared_first_task.take(first, config, folder), 0, 2)
@@ -126,7 +131,7 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new_state_and_can_be_repeated(
     with before_every_change(keep):
         writer.write(writer.place)
     assert classes(writer.place) == writer.after
-    listed = sorted(path.name for path in writer.place.iterdir())
+    listed = names(writer.place)
     states = [classes(folder) for folder in found]
     assert states == sorted(states)  # from the old state to the new one, once
     assert set(states) == {writer.before, writer.after}
@@ -134,7 +139,7 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new_state_and_can_be_repeated(
         if state == writer.before:
             writer.write(folder)
             assert classes(folder) == writer.after
-            assert sorted(path.name for path in folder.iterdir() if path.name != ".lock") == listed
+            assert names(folder) == listed
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
@@ -161,9 +166,15 @@ def test_a_fault_at_any_step_is_said_and_leaves_the_state_before(
         if classes(place) != writer.after:
             there = content(place) if place.is_dir() else {}
             assert {name: there.get(name) for name in before} == before, step
-            assert not [name for name in there if name.startswith(".")], step
+            assert names(place) == (names(writer.place) if before else []), step
     assert len(refused) > 8
     assert all(os.strerror(code) in text for text in refused)
+
+
+def names(folder: Path) -> list[str]:
+    """Return what is in a folder, but for numbers: one that a killed process took is not used again."""
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return sorted("generation" if name.isdigit() else name for name in found - {".lock", METRICS})
 
 
 def beginning(writer: Writer, place: Path) -> Path:
@@ -238,3 +249,170 @@ print(len(model_folder.read_history(folder)), model_folder.read(folder).record.m
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", "CoMA"]
+
+
+# --- numbers, parents and undo -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(runs: Path, tmp_path: Path) -> Path:
+    """Return a copy of a run of one task."""
+    return Path(shutil.copytree(runs / "first", tmp_path / "model"))
+
+
+def change(folder: Path, word: str, **how: bool) -> Path:
+    """Write a generation that can be told by a word; return its path."""
+    model = load_model(folder)
+    model.data = {"word": word}
+    save_model(model, folder, **how)
+    return model_folder.current(folder)
+
+
+def word(folder: Path) -> str:
+    return load_model(folder).data.get("word", "first")
+
+
+def test_a_number_is_never_used_again(place: Path) -> None:
+    seen = [change(place, "a").name]
+    for text in ("b", "c"):
+        model_folder.undo(place)
+        assert word(place) == "first"
+        seen.append(change(place, text).name)
+    assert seen == ["0002", "0003", "0004"]
+    assert sorted(path.name for path in place.glob("0*")) == ["0001", "0004"], "what was undone is removed"
+    model_folder.undo(place)
+    assert word(place) == "first"
+    with pytest.raises(CofimaError, match="nothing to undo; no state before 0001"):
+        model_folder.undo(place)
+
+
+def test_what_was_undone_is_removed_from_a_folder_that_keeps_all(tiny, tmp_path: Path) -> None:
+    config = tiny.config(train={"epochs": 0}, keep_checkpoints=True)
+    launch(config, tmp_path)
+    model_folder.undo(tmp_path)
+    launch(config, tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("0*")) == ["0001", "0002", "0004"]
+    found = [model_folder.ancestor(tmp_path, tasks) for tasks in (1, 2, 3, 4)]
+    assert [path and path.name for path in found] == ["0001", "0002", "0004", None]
+
+
+def test_a_generation_may_take_the_place_of_another(place: Path) -> None:
+    change(place, "stage 1")
+    change(place, "stage 2", replaces=True)
+    change(place, "stage 3", replaces=True)
+    assert sorted(path.name for path in place.glob("0*")) == ["0001", "0004"]
+    model_folder.undo(place)
+    assert word(place) == "first"
+
+
+def test_nothing_is_before_a_first_generation_that_was_replaced(place: Path) -> None:
+    change(place, "stage 2", replaces=True)
+    assert [path.name for path in place.glob("0*")] == ["0002"]
+    with pytest.raises(CofimaError, match="nothing to undo"):
+        model_folder.undo(place)
+
+
+def test_ten_thousand_follows_9999(place: Path) -> None:
+    (place / "0001").rename(place / "9999")
+    (place / model_folder.CURRENT).write_text("9999\n")
+    assert change(place, "a").name == "10000"
+    assert change(place, "b").name == "10001"
+    assert word(place) == "b"
+    model_folder.undo(place)
+    assert word(place) == "a"
+    assert change(place, "c").name == "10002"
+    assert sorted(path.name for path in place.glob("[0-9]*")) == ["10000", "10002"]
+
+
+@pytest.mark.parametrize("name", ["00001", "٠٠٠١", "0x01", "1e03", "001", "0001.old", "1_000", "9" * 19])
+def test_what_only_looks_like_a_number_is_neither_read_nor_removed(name: str, place: Path) -> None:
+    shutil.copytree(place / "0001", place / name)
+    before = content(place / name)
+    assert change(place, "a").name == "0002"
+    assert change(place, "b").name == "0003"
+    assert content(place / name) == before
+    (place / model_folder.CURRENT).write_text(name)
+    with pytest.raises(CofimaError, match="which is not there"):
+        model_folder.read(place)
+
+
+def test_a_folder_of_the_user_is_not_removed_for_a_file_of_the_same_name(place: Path) -> None:
+    mine = place / "0000"
+    mine.mkdir()
+    (mine / model_folder.CONFIG).write_text('{"mine": 1}')
+    change(place, "a")
+    change(place, "b")
+    assert (mine / model_folder.CONFIG).read_text() == '{"mine": 1}'
+
+
+# --- several processes -------------------------------------------------------------------------------
+
+
+def test_a_change_of_what_is_no_longer_in_force_is_refused(place: Path) -> None:
+    mine = load_model(place)
+    change(place, "other")
+    with pytest.raises(CofimaError, match=r"changed since it was loaded \(0001 then, 0002 now\)"):
+        save_model(mine, place)
+    assert word(place) == "other"
+
+
+def test_a_save_between_the_reading_of_weights_and_its_end_is_not_lost(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process saves while this one has read the weights, and builds the network."""
+    whole = model_module.build_empty
+
+    def build(*given: Any) -> Any:
+        monkeypatch.setattr(model_module, "build_empty", whole)
+        change(place, "other")
+        return whole(*given)
+
+    monkeypatch.setattr(model_module, "build_empty", build)
+    mine = cofima.load(place)
+    mine.rename(mine.classes[0], "mine")
+    with pytest.raises(CofimaError, match="changed since it was loaded"):
+        mine.save()
+    assert word(place) == "other"
+
+
+def test_a_folder_made_anew_is_not_taken_for_the_old_one(runs: Path, place: Path) -> None:
+    mine = load_model(place)
+    change(place, "other", replaces=True)
+    (place / "0002").rename(place / "0001")
+    (place / model_folder.CURRENT).write_text("0001")
+    with pytest.raises(CofimaError, match="changed since it was loaded"):
+        save_model(mine, place)
+
+
+@pytest.mark.parametrize("name", [model_folder.CONFIG, WEIGHTS, STATE, HISTORY])
+def test_a_reader_whose_generation_vanishes_reads_the_next(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = model_folder.open_file
+
+    def opened(path: Path) -> Any:
+        if path.name == name:
+            monkeypatch.setattr(model_folder, "open_file", whole)
+            change(place, "between")
+            change(place, "new")  # the one that is being read is removed
+        return whole(path)
+
+    monkeypatch.setattr(model_folder, "open_file", opened)
+    found = load_model(place)
+    assert (found.data, found.generation.name) == ({"word": "new"}, "0003")
+    assert len(found.history) == 1
+
+
+def test_a_reader_that_is_overtaken_before_it_opens_anything_reads_the_next(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = model_folder._is_generation
+
+    def overtaken(path: Path) -> bool:
+        monkeypatch.setattr(model_folder, "_is_generation", whole)
+        change(place, "between")
+        change(place, "new")
+        return whole(path)
+
+    monkeypatch.setattr(model_folder, "_is_generation", overtaken)
+    assert model_folder.current(place).name == "0003"

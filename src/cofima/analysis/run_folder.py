@@ -50,8 +50,8 @@ class RunFolder:
 
     def generation(self, task: int) -> Path:
         """Return the folder of the state after ``task`` tasks; raise if it was not kept."""
-        place = self.folder / f"{task:04d}"
-        if not (place / model_folder.CONFIG).is_file():
+        place = model_folder.ancestor(self.folder, task)
+        if place is None:
             raise CofimaError(
                 f"{self.folder} does not keep its state after task {task} of {self.tasks}: only the last two "
                 "are kept unless a run is made with keep_checkpoints=true; run it again so, in another folder"

@@ -1,78 +1,140 @@
 r"""Calibration of probabilities, and distances by which images of unknown classes are recognized.
 
-One temperature :math:`T` is fitted on images that were not trained on (Guo et al., "On Calibration of
-Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599),
+A temperature :math:`T` and an offset :math:`o` for each task are fitted on features of held-out images, those
+of old classes too (temperature: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017,
+https://arxiv.org/abs/1706.04599):
 
-.. math:: p = \mathrm{softmax}(z / T)
+.. math:: p = \mathrm{softmax}((z + o) / T)
 
-with smoothed targets, as few images cannot show that a classifier never errs.
+A class of many held-out images has an offset of its own, close to its task's. Targets are smoothed, as few
+images cannot show that a classifier never errs, and every class counts the same.
 """
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.classifier.scoring import draw_features, features_of, gaussians_of, logits_of, logits_of_features
-from cofima.data.image_set import ImageSet
+from cofima.classifier.scoring import draw_features, gaussians_of, raw_logits
 from cofima.store.model import Model
 
-LEAST, MOST = 1e-3, 1e3
-STEPS = 60
+OWN_OFFSET = 20  # held-out images from which on a class has an offset of its own
+SPREAD, OWN_SPREAD = 1.0, 0.5  # of the offsets of tasks, and of classes around their task's, over T
+LEAST, MOST = math.log(1e-3), math.log(1e3)  # of the logarithm of the temperature, over the spread of logits
 KEPT_DISTANCES = 100  # of each class: enough for a share of one in a hundred
 
 
-def temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the temperature with the smallest cross-entropy, by golden section in its logarithm.
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A temperature, and what is added to the logit of each class before."""
 
-    Of n images the target leaves 1 / (n + 2) to the other classes: the rule of succession.
+    temperature: float
+    offsets: Tensor
+
+
+def fit(logits: Tensor, labels: Tensor, task_of: Tensor) -> Calibration:
+    """Return the calibration with the smallest cross-entropy.
+
+    Gaussian priors hold the offsets of tasks near 0, and those of classes near their task's.
+
+    Args:
+        logits: Of held-out images [images, classes].
+        labels: The class of each image.
+        task_of: The task of each class.
     """
-    smooth, logits = 1 / (len(labels) + 2), logits.double()
+    logits, classes, images = logits.double().clone(), len(task_of), len(labels)
+    counts = torch.bincount(labels, minlength=classes)
+    weights = images / (int((counts > 0).sum()) * counts[labels].double())  # every class counts the same
+    smooth = 1 / (images + 2)  # the rule of succession
+    own = (counts >= OWN_OFFSET).nonzero().flatten()
+    tasks = int(task_of.max()) + 1
+    shared = tasks if tasks > 1 else 0  # adding the same to all logits changes nothing
+    scale = float(logits.std()) or 1.0
 
-    def loss(log: float) -> float:
-        return float(cross_entropy(logits / math.exp(log), labels, label_smoothing=smooth))
+    def offsets(values: Tensor) -> Tensor:
+        mine = values[:shared][task_of] if shared else torch.zeros(classes, dtype=torch.float64)
+        return mine.index_add(0, own, values[shared:])
 
-    low, high, ratio = math.log(LEAST), math.log(MOST), (math.sqrt(5) - 1) / 2
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    at_a, at_b = loss(a), loss(b)
-    for _ in range(STEPS):
-        if at_a < at_b:
-            high, b, at_b = b, a, at_a
-            a = high - ratio * (high - low)
-            at_a = loss(a)
-        else:
-            low, a, at_a = a, b, at_b
-            b = low + ratio * (high - low)
-            at_b = loss(b)
-    return math.exp((low + high) / 2)
+    def loss(values: Tensor) -> Tensor:
+        scaled = logits / (scale * values[0].exp()) + offsets(values[1:])
+        each = cross_entropy(scaled, labels, reduction="none", label_smoothing=smooth)
+        spread = torch.tensor([SPREAD] * shared + [OWN_SPREAD] * len(own))
+        return (weights * each).sum() + (values[1:] / spread).square().sum() / 2
+
+    def with_gradient(point: Any) -> tuple[float, Any]:
+        values = torch.tensor(point, dtype=torch.float64, requires_grad=True)
+        value = loss(values)
+        (gradient,) = torch.autograd.grad(value, values)
+        return float(value.detach()), gradient.numpy()
+
+    start = [0.0] * (1 + shared + len(own))
+    bounds = [(LEAST, MOST), *[(None, None)] * (len(start) - 1)]
+    with torch.enable_grad():
+        best = minimize(with_gradient, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+    found = torch.tensor(best, dtype=torch.float64)
+    temperature = scale * math.exp(float(found[0]))
+    return Calibration(temperature, (temperature * offsets(found[1:])).float())
 
 
-def calibrate(model: Model, images: ImageSet) -> None:
-    """Fit the temperature on held-out images, and on features drawn from the Gaussians of classes without."""
-    if not len(images) or len(model.classes) < 2:
+def calibrate(model: Model, logits: Tensor, labels: Tensor) -> None:
+    """Fit the calibration on held-out images, and on drawn features for classes of which there are none.
+
+    Args:
+        model: Its calibration is replaced.
+        logits: The head's answers to held-out images, without the offsets of a calibration.
+        labels: The class of each image.
+    """
+    for part in ("temperature", "offsets", "calibrated_on"):
+        model.serving.pop(part, None)
+    if not len(labels) or len(model.classes) < 2:
         return
-    logits, labels = logits_of(model, images, "calibration"), images.labels
+    images, gaussians = len(labels), gaussians_of(model)
     counts = torch.bincount(labels, minlength=len(model.classes))
-    gaussians, each = gaussians_of(model), max(1, round(float(counts[counts > 0].float().mean())))
+    each = max(1, round(float(counts[counts > 0].float().mean())))
     without: list[int] = [0 if count else each for count in counts.tolist()]
     if gaussians is not None and any(without):
-        features, more = draw_features(gaussians, without, model)
-        logits = torch.cat([logits, logits_of_features(model, features)])
-        labels = torch.cat([labels, more])
-    model.serving["temperature"] = temperature(logits, labels)
-    model.serving["calibrated_on"] = {"images": len(images), "drawn_features": sum(without)}
+        features, theirs = draw_features(gaussians, without, model)
+        logits, labels = torch.cat([logits, raw_logits(model, features)]), torch.cat([labels, theirs])
+    found = fit(logits, labels, task_of_class(model))
+    model.serving["temperature"] = found.temperature
+    if found.offsets.any():
+        model.serving["offsets"] = found.offsets.tolist()
+    model.serving["calibrated_on"] = {"images": images, "drawn_features": len(labels) - images}
 
 
-def remember_distances(model: Model, images: ImageSet) -> None:
+def task_of_class(model: Model) -> Tensor:
+    """Return the task of each class."""
+    sizes = torch.tensor([len(task) for task in model.tasks])
+    return torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+
+
+def honest_answers(model: Model, logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the answers to held-out images, each by a calibration that was not fitted to it.
+
+    The images are halved, and the calibration for each half is fitted to the other.
+    """
+    answers, tasks = logits.argmax(1), task_of_class(model)
+    first = torch.arange(len(labels)) % 2 == 0
+    for mine in (first, ~first):
+        if len(tasks) > 1 and mine.any() and (~mine).any():
+            found = fit(logits[~mine], labels[~mine], tasks)
+            answers[mine] = (logits[mine] + found.offsets).argmax(1)
+    return answers
+
+
+def remember_distances(model: Model) -> None:
     """Store the distances of held-out images to the nearest Gaussian; classes without any keep theirs."""
-    gaussians = gaussians_of(model)
+    gaussians, held = gaussians_of(model), model.kept
     old = model.serving.get("distances", [])
     kept = old + [[] for _ in range(len(model.classes) - len(old))]
-    if gaussians is not None and len(images):
-        near = gaussians.nearest(features_of(model, images))
-        for label in images.counts():
-            mine = near[images.labels == label][:KEPT_DISTANCES]
+    if gaussians is not None and len(held):
+        near = gaussians.nearest(held.features)
+        for label in torch.unique(held.labels).tolist():
+            mine = near[held.labels == label][:KEPT_DISTANCES]
             kept[label] = [round(value, 4) for value in mine.tolist()]
     model.serving["distances"] = kept
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cofima.core.errors import CofimaError, did_you_mean
+from cofima.core.names import name_fault, shortened
 from cofima.data.image_set import concatenate
 from cofima.methods import state as states
 from cofima.store.history import HistoryRow, Kind, now
@@ -16,8 +17,10 @@ def rename(model: Model, old: str, new: str) -> Model:
     """Return the model with another name for a class; nothing else changes."""
     find(model, old)
     new = new.strip()
-    if not new or new in model.classes:
-        raise CofimaError(f"rename: '{new}' is {'a known class already' if new else 'no name'}")
+    if new in model.classes:
+        raise CofimaError(f"rename: '{new}' is a known class already")
+    if fault := name_fault(new):
+        raise CofimaError(f"rename: '{shortened(new)}' is no name: {fault}")
     tasks = [tuple(new if name == old else name for name in task) for task in model.tasks]
     made = replace(model, tasks=tasks, history=[*model.history, _row(model, "rename", [old, new])])
     made.serving = _named(model.serving, lambda name: new if name == old else name)
@@ -36,8 +39,11 @@ def remove_class(model: Model, name: str) -> Model:
     tasks = [tuple(other for other in task if other != name) for task in model.tasks]
     made = rebuild_model(model, weights, state, tasks, model.method.context.progress)
     made.serving = _named(made.serving, lambda other: None if other == name else other)
-    if distances := made.serving.get("distances"):
-        del distances[label]
+    for part in ("distances", "offsets"):
+        if values := made.serving.get(part):
+            del values[label]
+    if made.held_out is not None:
+        made.held_out = made.held_out.without(label)
     if made.images is not None:
         others = made.images.select(made.images.labels != label)
         labels = others.labels - (others.labels > label).long()

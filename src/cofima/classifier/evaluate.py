@@ -42,10 +42,17 @@ class Evaluation:
 
 
 def evaluate(
-    model: Model, photos: Path, skip_unreadable: bool = False, progress: Progress = SILENT
+    model: Model,
+    photos: Path,
+    *,
+    only_known: bool = False,
+    skip_unreadable: bool = False,
+    progress: Progress = SILENT,
 ) -> Evaluation:
     """Score a model on a folder or CSV file; of a folder with train and test, on its test part."""
-    read = read_known(model, photos, "test", skip_unreadable=skip_unreadable, progress=progress)
+    read = read_known(
+        model, photos, "test", only_known=only_known, skip_unreadable=skip_unreadable, progress=progress
+    )
     classes = model.classes
     images = read.images(classes)
     labels, logits = images.labels, logits_of(model, images, "evaluation")

@@ -1,38 +1,50 @@
 """Logits and accuracy, class by class, of a model on labeled images."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from cofima.core.errors import CofimaError, did_you_mean, first_problems
+from cofima.core.errors import CofimaError, CofimaWarning, did_you_mean, first_problems
 from cofima.core.progress import Progress
+from cofima.core.wording import count, some
 from cofima.data.image_set import ImageSet
 from cofima.data.sources.listing import LabeledImages, find_images
 from cofima.methods.components.gaussians import Gaussians, Sampler
+from cofima.store.held_out import HeldOut
 from cofima.store.model import Model
 from cofima.training.loop import plain_batches
 
 
 def read_known(
-    model: Model, path: Path, part: str, *, skip_unreadable: bool, progress: Progress
+    model: Model,
+    path: Path,
+    part: str,
+    *,
+    only_known: bool = False,
+    skip_unreadable: bool,
+    progress: Progress,
 ) -> LabeledImages:
     """Read the images of a folder or CSV file; raise if a class is not one of the model's.
 
-    Of a folder with ``train`` and ``test``, only ``part`` is read.
+    Of a folder with ``train`` and ``test``, only ``part`` is read. With ``only_known``, other classes are
+    left out, with a warning that names them.
     """
     found, classes = find_images(path).only(part), model.classes
-    unknown = [
-        f"class '{name}' is not known to the model{_hint(name, classes)}"
-        for name in found.classes
-        if name not in classes
-    ]
+    unknown = [name for name in found.classes if name not in classes]
+    if unknown and not only_known:
+        raise first_problems(
+            str(path), [f"class '{name}' is not known to the model{_hint(name, classes)}" for name in unknown]
+        )
     if unknown:
-        raise first_problems(str(path), unknown)
+        found = found.of(classes)
+        text = f"{path}: left out {count(len(unknown), 'class', 'es')} that the model does not know"
+        warnings.warn(f"{text}: {some(unknown)}", CofimaWarning, stacklevel=3)
     if not found.files:
-        raise CofimaError(f"{path}: no images")
+        raise CofimaError(f"{path}: no images{' of classes that the model knows' if unknown else ''}")
     return found.read(model.view.pixel_format, skip_unreadable=skip_unreadable, progress=progress)
 
 
@@ -53,14 +65,16 @@ def logits_of(model: Model, images: ImageSet, label: str = "held-out images") ->
     model.method.net.eval()
     pairs = plain_batches(images, model.method.context, label)
     found = [model.method.predict(x).float().cpu() for x, _ in pairs] if len(images) else []
-    return torch.cat(found) if found else torch.zeros(0, len(model.classes))
+    return model.offset(torch.cat(found)) if found else torch.zeros(0, len(model.classes))
 
 
 @torch.inference_mode()
-def features_of(model: Model, images: ImageSet) -> Tensor:
+def features_of(model: Model, images: ImageSet, label: str = "held-out images") -> Tensor:
     """Return the features of images, on the CPU."""
+    if not len(images):
+        return torch.zeros(0, model.width)
     model.method.net.eval()
-    pairs = plain_batches(images, model.method.context, "distances")
+    pairs = plain_batches(images, model.method.context, label)
     return torch.cat([model.method.net.features(x).float().cpu() for x, _ in pairs])
 
 
@@ -77,27 +91,56 @@ def draw_features(gaussians: Gaussians, counts: list[int], model: Model) -> tupl
 
 
 @torch.inference_mode()
-def logits_of_features(model: Model, features: Tensor) -> Tensor:
-    """Return the logits of features, for a method whose head sees nothing else."""
+def raw_logits(model: Model, features: Tensor) -> Tensor:
+    """Return the head's answers to features, for a method whose head sees nothing else."""
+    if not len(features):
+        return torch.zeros(0, len(model.classes))
     logits: Tensor = model.method.head()(features.to(model.method.context.device))
     return logits.float().cpu()
+
+
+@torch.inference_mode()
+def held_out_logits(model: Model, held: HeldOut) -> Tensor:
+    """Return the head's answers to kept features; one that it was made from is left out to answer it."""
+    logits, taught = raw_logits(model, held.features), held.taught
+    if taught.any():
+        alone = model.method.left_out_logits(held.features[taught], held.labels[taught])
+        if alone is not None:
+            logits[taught] = alone
+    return logits
+
+
+def logits_of_features(model: Model, features: Tensor) -> Tensor:
+    """Return the logits of features, with the offsets of the calibration."""
+    return model.offset(raw_logits(model, features))
 
 
 @dataclass(frozen=True)
 class Accuracy:
     """Right answers and images, class by class."""
 
-    right: dict[str, int]
+    right: dict[str, float]
     images: dict[str, int]
 
     @classmethod
     def of(cls, answers: Tensor, labels: Tensor, classes: list[str]) -> "Accuracy":
         """Count from answers and labels."""
+        return cls.counted(answers == labels, labels, classes)
+
+    @classmethod
+    def counted(cls, right: Tensor, labels: Tensor, classes: list[str]) -> "Accuracy":
+        """Count from right answers, which may be expectations, and labels."""
         many = len(classes)
-        hits = torch.bincount(labels[answers == labels], minlength=many).tolist()
+        counts = right if right.is_floating_point() else right.long()
+        hits = torch.zeros(many, dtype=counts.dtype).index_add(0, labels, counts).tolist()
         each = torch.bincount(labels, minlength=many).tolist()
         seen = [place for place in range(many) if each[place]]
         return cls({classes[p]: hits[p] for p in seen}, {classes[p]: each[p] for p in seen})
+
+    def among(self, names: Collection[str]) -> "Accuracy":
+        """Return the accuracy on some classes."""
+        mine = [name for name in self.images if name in names]
+        return Accuracy({name: self.right[name] for name in mine}, {name: self.images[name] for name in mine})
 
     @property
     def percent(self) -> float | None:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from cofima.classifier.classifier import Classifier
 from cofima.classifier.learn import (
+    Part,
     empty_model,
-    learn_held_out,
-    make_task,
+    learn_part,
     refusals,
     resolve,
 )
@@ -32,6 +32,7 @@ from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT
 from cofima.data.image_set import image_set
 from cofima.data.loading.decoder import decode
+from cofima.data.sources.listing import Split
 from cofima.store.config import DEFAULT_METHOD
 from cofima.store.model import Model, copy_model, load_model, save_model
 
@@ -44,7 +45,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     of gray cells, each scaled by its range in the first ``fit``: that works, but images are what it is for.
 
     Args:
-        backbone: Name of the pre-trained network; EfficientNet-Lite0 where installed, else ``vit_micro``.
+        backbone: Name of the pre-trained network; EfficientNet-Lite0 by default, of ``cofima[lite]``.
         method: Name of the method.
         epochs: Passes over the images; by default the recipe's number.
         image_shape: (H, W, 3) or (H, W) of an image whose pixels are a row of ``X``.
@@ -196,8 +197,9 @@ def _learn(model: Model, names: list[str], pixels: Tensor, labels: NDArray[Any])
     """Learn images of new classes, or more of known ones; nothing is held out."""
     images = image_set(pixels, torch.from_numpy(np.asarray(labels, dtype=np.int64)))
     model.data = {"name": "array", "train": len(images), "classes": len(model.classes)}
-    task = make_task(model, names, images, images.select(images.labels < 0))
-    model.history.append(learn_held_out(model, task, model.config.train, SILENT))
+    none = images.select(images.labels < 0)
+    part = Part(names, Split(images, none, none))
+    model.history.append(learn_part(model, part, model.config.train, SILENT))
 
 
 def _squares(rows: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float64]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cofima.analysis.output import ready
 from cofima.cli.console import Overrides, interruptible, out_option, progress, register, say
 from cofima.core.errors import CofimaError
 
@@ -212,6 +211,8 @@ register(
 
 def _write(folder: Path, analysis: Callable[[], Result], kept: str = "nothing was written") -> None:
     """Do an analysis, print its findings and write its files."""
+    from cofima.analysis.output import ready
+
     ready(folder)  # before any work
     with interruptible(kept):
         result = analysis()

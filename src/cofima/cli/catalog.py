@@ -258,6 +258,8 @@ def _read(source: Source) -> Contents:
 def _copies(contents: Contents) -> Iterator[str]:
     if contents.shared:
         yield f"test images that are copies of training images: {some(contents.shared, 3)}"
+    if contents.similar:
+        yield f"test images that look nearly the same as training images: {some(contents.similar, 3)}"
 
 
 def _print_expected(name: str) -> None:

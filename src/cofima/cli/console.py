@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import time
@@ -13,41 +14,91 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.control import Control
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.segment import ControlType, Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 from typer.core import TyperCommand
 
 from cofima.core import torchrun
 from cofima.core.errors import CofimaError, CofimaWarning
+from cofima.core.names import printable
 from cofima.core.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from cofima.report import Run
-    from cofima.report.table import Table
+    from cofima.report.table import Cell, Table
 
 T = TypeVar("T")
 GRACE = 20  # seconds that the main process gets to print its error; torchrun then ends the others
+TEXT = 12  # columns to which a text may be wrapped; longer words are broken
+UNLIMITED = 10_000  # columns
+ERASE = Control((ControlType.CARRIAGE_RETURN,), (ControlType.ERASE_IN_LINE, 2))
 _quiet = False
+_starting: Console | None = None
+
+
+class PlainConsole(Console):
+    """Console that shows every text as it is: no markup, and control characters written out.
+
+    Names of classes, files and runs may come from anybody, and a terminal obeys what it is sent.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, **settings)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the pieces of something to show; rich's own codes for the terminal stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 def out() -> Console:
     """Return the console of results and progress."""
+    started()
     return _console(False, os.environ.get("COLUMNS"))
 
 
 def err() -> Console:
     """Return the console of errors, warnings and notes."""
+    started()
     return _console(True, os.environ.get("COLUMNS"))
+
+
+def started() -> None:
+    """Erase the line that stands on the screen while a command loads what it needs."""
+    global _starting
+    if _starting is not None:
+        _starting.control(ERASE)
+        _starting = None
+
+
+class Command(TyperCommand):
+    """Command that shows a line at once: torch alone takes seconds to load."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; the line disappears before anything else is printed."""
+        global _starting
+        console = out()
+        if console.is_terminal and not _quiet:
+            console.print(f"cofima {self.name}: starting ...", end="", style="dim", highlight=False)
+            _starting = console
+        try:
+            return super().invoke(ctx)
+        finally:
+            started()
 
 
 @cache
 def _console(stderr: bool, columns: str | None) -> Console:
     # rich reads COLUMNS once, when a console is built, so each value has its own. One console is kept for
     # all that is printed with it: lines and a live display would overwrite each other on two.
-    return Console(stderr=stderr, quiet=not torchrun.is_main_process())
+    return PlainConsole(stderr=stderr, quiet=not torchrun.is_main_process())
 
 
 def _set_data_root(root: Path | None) -> None:
@@ -81,11 +132,14 @@ def register(
     app: typer.Typer,
     parent: str,
     *commands: tuple[Callable[..., None], str],
-    cls: type[TyperCommand] | None = None,
+    cls: type[TyperCommand] = Command,
 ) -> None:
     """Add commands, each with an example whose first word is its name: ``learn photos -o parts``."""
     for function, example in commands:
-        app.command(example.split()[0], cls=cls, epilog=f"Example: {parent} {example}")(function)
+        # typer reads help as markup, in which "cofima[app]" is a tag
+        text = escape(inspect.getdoc(function) or "")
+        epilog = escape(f"Example: {parent} {example}")
+        app.command(example.split()[0], cls=cls, help=text, epilog=epilog)(function)
 
 
 def set_quiet(quiet: bool) -> None:
@@ -96,7 +150,8 @@ def set_quiet(quiet: bool) -> None:
 
 def progress() -> Progress:
     """Return the progress display of long-running work."""
-    return SILENT if _quiet or out().quiet else TerminalProgress(out())
+    console = _console(False, os.environ.get("COLUMNS"))  # the line of the start stays until work begins
+    return SILENT if _quiet or console.quiet else TerminalProgress(console)
 
 
 def say(text: str, console: Console | None = None, style: str | None = None) -> None:
@@ -118,7 +173,7 @@ def complain(error: CofimaError) -> None:
     name, console = "cofima", err()
     if not torchrun.is_main_process():
         time.sleep(GRACE)
-        name, console = f"cofima (process {torchrun.rank()})", Console(stderr=True)
+        name, console = f"cofima (process {torchrun.rank()})", PlainConsole(stderr=True)
     say(f"{name}: {error}", console)
 
 
@@ -149,49 +204,78 @@ def interruptible(
 
 
 class TerminalProgress(Progress):
-    """One bar for the current step, with the name of the stage that it belongs to."""
+    """One bar for a whole command: all announced work, or else the items of the current step."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.bars = Bars(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
+            TaskProgressColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
+        self.bar = self.bars.add_task("", start=False, total=None)
+        self.expected = self.done = 0.0
         self.label = ""
+        self.depth = 0  # steps and stages that the work is in
+
+    def expect(self, work: float) -> None:
+        """Add to the work that the bar measures."""
+        self.expected += work
+
+    def worked(self, work: float) -> None:
+        """Move the bar."""
+        self.done += work
+        if self.expected:  # an announcement may be too small; the bar is full when the command is done
+            self.bars.update(self.bar, total=self.expected, completed=min(self.done, 0.99 * self.expected))
 
     def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
-        """Yield ``items`` with a bar that disappears when they are done."""
-        self.bars.start()
-        bar = self.bars.add_task(f"{self.label} · {label}" if self.label else label, total=total)
-        try:
-            for item in items:
+        """Yield ``items``, counted behind the name of the step."""
+        name = f"{self.label} · {label}" if self.label else label
+        with self._shown():
+            for done, item in enumerate(items):
+                self.bars.update(self.bar, description=f"{name} {done}/{total}")
+                if not self.expected:
+                    self.bars.update(self.bar, total=total, completed=done)
                 yield item
-                self.bars.advance(bar)
-        finally:
-            self.bars.remove_task(bar)
-            if not self.bars.tasks:  # one bar may run inside another
-                self.bars.stop()
 
     def say(self, message: str) -> None:
-        """Print one line above the bars."""
+        """Print one line above the bar."""
+        started()
         self.console.print(message, highlight=False, markup=False)
 
     @contextmanager
     def stage(self, label: str) -> Iterator[None]:
-        """Name the stage in front of each bar; without a terminal, print a line when it begins."""
+        """Name the stage in front of each step; without a terminal, print a line when it begins."""
         self.label = label
         if not self.console.is_terminal:
             self.say(label)
         try:
-            yield
+            with self._shown():
+                self.bars.update(self.bar, description=label)
+                yield
         finally:
             self.label = ""
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Show the bar until the outermost step or stage ends."""
+        started()
+        if not self.depth:
+            self.bars.start_task(self.bar)  # the time counts from the first step on
+            self.bars.start()
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+            if not self.depth:
+                self.bars.stop()
 
 
 def print_runs(runs: Sequence[Run]) -> None:
@@ -203,15 +287,49 @@ def print_runs(runs: Sequence[Run]) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table; the names of its rows are not wrapped."""
-    shown = RichTable(title=table.title or None, title_justify="left")
-    for column in table.columns:
-        shown.add_column(column.title, justify=column.align, no_wrap=column is table.columns[0])
-    for row in table.rows:
-        shown.add_row(*(Text(str(cell), "bold" if cell.best else "") for cell in row.cells))
-    out().print(shown)
+    """Print a table; texts are wrapped where it is too wide, and numbers are never cut."""
+    console = out()
+    narrow = _least_width(console, table, narrow=False) > console.width
+    before, least = console.width, _least_width(console, table, narrow)
+    if least > before:  # the terminal wraps the lines then: better than numbers without their ends
+        console.width = least
+    console.print(_rich_table(table, narrow))
+    if least > before:
+        console.width = before
     if table.note:
-        out().print(table.note, highlight=False, markup=False, style="dim")
+        console.print(table.note, highlight=False, markup=False, style="dim")
+
+
+def _rich_table(table: Table, narrow: bool, tight: bool = False) -> RichTable:
+    """Return a table for a terminal; if ``tight``, with columns of texts as narrow as they may become.
+
+    A narrow one has no lines, breaks titles, and puts standard deviations below their means.
+    """
+    shown = RichTable(title=table.title or None, title_justify="left")
+    if narrow:
+        shown.box, shown.pad_edge = None, False
+    for place, column in enumerate(table.columns):
+        title = column.title.replace(" ", "\n") if narrow else column.title
+        if column.align == "right":
+            shown.add_column(title, justify="right", no_wrap=True)
+            continue
+        words = [word for row in table.rows for word in str(row.cells[place]).split()]
+        least = min(TEXT, max(map(len, [*words, *title.split()]), default=1))
+        shown.add_column(title, overflow="fold", min_width=least, max_width=least if tight else None)
+    for row in table.rows:
+        shown.add_row(*(_rich_cell(cell, narrow) for cell in row.cells))
+    return shown
+
+
+def _rich_cell(cell: Cell, narrow: bool) -> Text:
+    text = str(cell).replace(" ± ", "\n± ") if narrow and cell.spread else str(cell)
+    return Text(text, "bold" if cell.best else "")
+
+
+def _least_width(console: Console, table: Table, narrow: bool) -> int:
+    """Return the width that a table needs to show all its numbers."""
+    options = console.options.update(width=UNLIMITED)
+    return Measurement.get(console, options, _rich_table(table, narrow, tight=True)).maximum + 2
 
 
 def plain_table(*columns: str) -> RichTable:

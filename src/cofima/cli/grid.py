@@ -25,6 +25,7 @@ from cofima.cli.console import (
     print_runs,
     progress,
     say,
+    started,
 )
 from cofima.core.progress import SILENT, Progress
 
@@ -154,6 +155,7 @@ def print_json(found: Sequence[Forecast]) -> None:
         }
         for one in found
     ]
+    started()
     print(json.dumps(rows, indent=2))  # not with rich, which would wrap it
 
 

@@ -11,7 +11,7 @@ import cofima
 from cofima.cli import analyze, catalog, grid, model, report, run, share, weights
 from cofima.cli.console import complain, out, register, set_quiet, show_warnings
 from cofima.core import plugins, torchrun
-from cofima.core.errors import CofimaError
+from cofima.core.errors import CofimaError, file_error
 
 PLUGIN = "--plugin"
 
@@ -64,7 +64,7 @@ app = typer.Typer(
     cls=PluginGroup,
     add_completion=False,
     no_args_is_help=True,
-    help="Teach a pre-trained image classifier new classes, task after task, without forgetting.",
+    help="Teach a pre-trained image classifier new classes, task after task, without the old images.",
     epilog="Example: cofima demo",
 )
 register(
@@ -131,4 +131,7 @@ def main() -> None:
         app()
     except CofimaError as error:
         complain(error)
+        sys.exit(2)
+    except OSError as error:  # of a path that was not foreseen: too long, unreadable, on a full disk
+        complain(file_error(error.filename or "a file", error))
         sys.exit(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -25,12 +24,13 @@ from cofima.cli.console import (
     print_table,
     progress,
     say,
+    started,
     warn,
 )
 from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import folder_lock
+from cofima.core.names import json_line
 from cofima.core.wording import count, some
-from cofima.store import model_folder
 
 if TYPE_CHECKING:
     from cofima.classifier.classifier import Classifier
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from cofima.classifier.learn import Extension
     from cofima.classifier.predict import Prediction
 
+Fast = Annotated[bool, typer.Option("--fast", help="Stop after the first answer: do not fine-tune.")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(min=0, help="Minutes of fine-tuning at most; 2 on a CPU by default, no limit on a GPU."),
+]
 BUDGET_BROKEN = 3  # exit code: old classes lost more than --max-drop
 WORST = 3
 SHOWN = 10
@@ -53,20 +58,26 @@ def learn(
     folder: Annotated[Path, out_option("The model folder; it must not hold a model yet.")] = Path("model"),
     backbone: Annotated[
         str | None,
-        typer.Option(help="Pre-trained network; EfficientNet-Lite0 where installed, else vit_micro."),
+        typer.Option(help="Pre-trained network; EfficientNet-Lite0 by default."),
     ] = None,
     method: Annotated[str | None, typer.Option(help="Name of the method; cofima by default.")] = None,
     epochs: Epochs = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random numbers.")] = None,
+    fast: Fast = False,
+    minutes: Minutes = None,
     keep_images: Annotated[
         int, typer.Option(min=0, help="Held-out images of each class to keep in the model folder.")
     ] = 0,
+    keep_features: Annotated[
+        bool, typer.Option(help="Keep features of held-out images: they measure forgetting later.")
+    ] = True,
     skip_unreadable: SkipUnreadable = False,
 ) -> None:
     """Learn the classes of a folder of photographs; the model can be extended later without them.
 
-    A part of each class is held out: it says how good the classifier is, calibrates its probabilities,
-    and decides when to stop. Nothing is written before the model is complete.
+    The first answer is there after one pass over the images. Then the pre-trained network is fine-tuned, if
+    there is time, and that is taken if it is better. A part of each class is held out: one half chooses and
+    calibrates, the other says how good the classifier is.
     """
     from cofima.classifier.classifier import learn as learn_classifier
 
@@ -78,7 +89,10 @@ def learn(
             method=method,
             epochs=epochs,
             seed=seed,
+            fast=fast,
+            minutes=minutes,
             keep_images=keep_images,
+            keep_features=keep_features,
             skip_unreadable=skip_unreadable,
             settings=settings or [],
             progress=progress(),
@@ -105,49 +119,55 @@ def extend(
     keep_images: Annotated[
         int | None, typer.Option(min=0, help="Held-out images of each class to keep; as before by default.")
     ] = None,
+    keep_features: Annotated[
+        bool | None, typer.Option(help="Keep features of held-out images; as before by default.")
+    ] = None,
     only_new: Annotated[
         bool, typer.Option("--only-new", help="Refuse classes that are known already.")
     ] = False,
     epochs: Epochs = None,
+    fast: Fast = False,
+    minutes: Minutes = None,
     skip_unreadable: SkipUnreadable = False,
 ) -> None:
     """Teach a model new classes, or more images of known ones; the old images are not needed.
 
-    The old model stays in force until the new one is complete, and cofima undo brings it back.
+    The first answer is there after one pass over the new images; fine-tuning follows if there is time, and is
+    taken if it is better. cofima undo brings the model back as it was before the command.
     """
     from cofima.classifier.classifier import load
     from cofima.classifier.forgetting_check import ForgettingError
+    from cofima.store import model_folder
 
-    classifier = load(model, progress=progress())
+    model_folder.require_model(model)
     with folder_lock(folder or model), interruptible("the model is as it was; run the same command again"):
-        model_folder.check_replaceable(folder or model, classifier.generation)
+        classifier = load(model, progress=progress())  # locked: what is read here is what is replaced
         try:
             outcome = classifier.extend(
                 photos,
                 check=check,
                 max_drop=max_drop,
                 keep_images=keep_images,
+                keep_features=keep_features,
                 only_new=only_new,
                 skip_unreadable=skip_unreadable,
                 epochs=epochs,
+                fast=fast,
+                minutes=minutes,
                 settings=settings or [],
                 progress=progress(),
+                folder=folder or model,
             )
         except ForgettingError as error:
             out().print(_losses(error.comparison))
             say(f"cofima: {error}", err())
             raise typer.Exit(BUDGET_BROKEN) from None
-        classifier.save(folder or model, progress())
-    measured = outcome.old is not None and outcome.old.measured
-    if outcome.old is not None and measured:
+    if outcome.old is not None and outcome.old.measured:
         out().print(_losses(outcome.old))
     for line in _extended(classifier, outcome):
         say(line)
-    if max_drop is not None and not measured:
-        warn(
-            "--max-drop was not checked: there are no images of old classes. "
-            "Give --check FOLDER, or learn with --keep-images"
-        )
+    if max_drop is not None and outcome.old is None:
+        warn(f"--max-drop was not checked: {outcome.unknown}. Give --check FOLDER with images of old classes")
 
 
 def predict(
@@ -195,7 +215,7 @@ def predict(
 
 def find_images(given: list[str]) -> list[Path]:
     """Return image paths: files, files below folders, and a list on stdin for ``-``."""
-    from cofima.data.sources.listing import SUFFIXES
+    from cofima.data.sources.listing import images_below
 
     words = [w for word in given for w in (sys.stdin.read().splitlines() if word == "-" else [word]) if w]
     paths = [Path(word) for word in words]
@@ -205,7 +225,7 @@ def find_images(given: list[str]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+            found += images_below(path)
         else:
             found.append(path)
     if not found:
@@ -222,16 +242,20 @@ def _write_line(answer: Prediction, first: bool) -> None:
 
 
 def _write_json(answer: Prediction, first: bool) -> None:
-    sys.stdout.write(json.dumps(answer.as_json(), ensure_ascii=False) + "\n")
+    started()
+    sys.stdout.write(json_line(answer.as_json()) + "\n")
 
 
 def _write_csv(answer: Prediction, first: bool) -> None:
+    from cofima.report.render import csv_cell
+
+    started()
     table = csv.writer(sys.stdout, lineterminator="\n")
     if first:
         table.writerow(["image", "label", "probability", "error", "best"])
     best = "; ".join(f"{name} {p:.4f}" for name, p in answer.best)
     chance = f"{answer.probability:.4f}" if answer.best else ""
-    table.writerow([answer.image, answer.label, chance, answer.error, best])
+    table.writerow(map(csv_cell, [answer.image, answer.label, chance, answer.error, best]))
 
 
 def evaluate(
@@ -240,6 +264,9 @@ def evaluate(
     folder: Annotated[
         Path | None, out_option("Folder of a page, a figure and tables; none by default.")
     ] = None,
+    only_known: Annotated[
+        bool, typer.Option("--only-known", help="Leave out classes that the model has not learned.")
+    ] = False,
     skip_unreadable: SkipUnreadable = False,
 ) -> None:
     """Measure the accuracy on labeled images, class by class, and list the confused classes."""
@@ -247,7 +274,9 @@ def evaluate(
 
     classifier = load(model, progress=progress())
     with interruptible("nothing was written"):
-        found = classifier.evaluate(photos, skip_unreadable=skip_unreadable, progress=progress())
+        found = classifier.evaluate(
+            photos, only_known=only_known, skip_unreadable=skip_unreadable, progress=progress()
+        )
     _print_evaluation(found)
     if folder is not None:
         from cofima.classifier.web.page import write  # figures take a second to import
@@ -276,12 +305,15 @@ def _print_evaluation(found: Evaluation) -> None:
 def history(model: ModelFolder) -> None:
     """Show the history of a model: what it learned, when, from how many images, and its accuracy."""
     from cofima.report.history import history_table
+    from cofima.store import model_folder
 
     print_table(history_table(model_folder.read_history(model)))
 
 
 def undo(model: ModelFolder) -> None:
     """Go back to the state before the last change; the state before that one is no longer kept."""
+    from cofima.store import model_folder
+
     left, now = model_folder.undo(model)
     say(
         f"{model} is again as it was: {now.name} with {len(now.record.classes)} classes "
@@ -295,11 +327,10 @@ def rename(
     new: Annotated[str, typer.Argument(help="Its new name.")],
 ) -> None:
     """Give a class another name; cofima undo takes it back."""
-    from cofima.classifier.classifier import load
+    from cofima.classifier.classifier import changing
 
-    classifier = load(model)
-    classifier.rename(old, new)
-    classifier.save()
+    with changing(model) as classifier:
+        classifier.rename(old, new)
     say(f"{model}: '{old}' is now called '{new}'")
 
 
@@ -311,11 +342,10 @@ def remove_class(
 
     Its row, its statistics and its kept images are deleted; what the backbone learned from it stays.
     """
-    from cofima.classifier.classifier import load
+    from cofima.classifier.classifier import changing
 
-    classifier = load(model)
-    classifier.remove_class(name)
-    classifier.save()
+    with changing(model) as classifier:
+        classifier.remove_class(name)
     say(f"{model}: '{name}' is removed; {len(classifier.classes)} classes are left")
 
 
@@ -328,8 +358,8 @@ def _learned(made: Classifier) -> Iterator[str]:
         yield "Accuracy: unknown; no class has five images or more, so none were held out"
     else:
         yield (
-            f"Accuracy: {accuracy.percent:.1f} % on {count(row.held_out or 0, 'held-out image')}, which also "
-            "decided when to stop"
+            f"Accuracy: {accuracy.percent:.1f} % on {count(sum(accuracy.images.values()), 'image')}, "
+            f"{_unseen(made)}"
         )
         yield _least_accurate(accuracy.by_class)
     yield from _kept(made)
@@ -344,25 +374,39 @@ def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
     if outcome.new:
         yield f"Learned {count(len(outcome.new), 'new class', 'es')}: {some(outcome.new)}"
     if outcome.more:
-        yield f"Learned more images of known classes (a domain change): {some(outcome.more)}"
+        yield f"Learned more images of known classes: {some(outcome.more)}"
     seconds = sum(row.seconds["total"] for row in outcome.rows)
     yield f"  from {count(outcome.train_images, 'image')} in {_duration(seconds)}"
     if outcome.accuracy.percent is None:
         yield "Accuracy on these: unknown; no images were held out"
     else:
         images = sum(outcome.accuracy.images.values())
-        yield f"Accuracy on these: {outcome.accuracy.percent:.1f} % on {count(images, 'held-out image')}"
+        on = count(images, "image")
+        yield f"Accuracy on these: {outcome.accuracy.percent:.1f} % on {on}, {_unseen(made)}"
         yield _least_accurate(outcome.accuracy.by_class)
-    yield _lost(outcome.old)
+    if outcome.overall.percent is not None and len(outcome.overall.images) > len(outcome.accuracy.images):
+        known, images = len(outcome.overall.images), sum(outcome.overall.images.values())
+        percent, many = outcome.overall.percent, len(made.classes)
+        yield f"Accuracy on {known} of {many} classes: {percent:.1f} % on {count(images, 'image')}"
+    yield _lost(outcome)
     yield from _kept(made)
 
 
-def _lost(old: OldClassComparison | None) -> str:
+def _unseen(made: Classifier) -> str:
+    """Return why the images that accuracy is reported on are new to the classifier."""
+    left_out = bool(made.model.kept.taught.any())
+    return "each judged by all others" if left_out else "held out, and nothing was decided by them"
+
+
+def _lost(outcome: Extension) -> str:
+    old = outcome.old
     if old is None:
-        return "Old classes: unknown; give --check FOLDER with images of them"
+        return f"Old classes: unknown; {outcome.unknown}. To know, give --check FOLDER with images of them"
     before, after = old.before.mean_of_classes, old.after.mean_of_classes
     sure = "" if old.measured else ", an estimate"
-    return f"Old classes: {before:.1f} % before, {after:.1f} % after{sure} ({old.rests_on})"
+    low, high = old.interval
+    lost = f"{old.drop:+.1f} points lost, 90 % interval {low:.1f} to {high:.1f}"
+    return f"Old classes: {before:.1f} % before, {after:.1f} % after{sure} ({lost}; {old.rests_on})"
 
 
 def _losses(old: OldClassComparison) -> Table:
@@ -377,8 +421,10 @@ def _losses(old: OldClassComparison) -> Table:
 
 
 def _least_accurate(by_class: dict[str, float]) -> str:
-    low = sorted(by_class, key=lambda name: by_class[name])[:WORST]
-    return "  least accurate: " + ", ".join(f"{name} {by_class[name]:.0f} %" for name in low)
+    low = sorted((name for name in by_class if by_class[name] < 100), key=lambda name: by_class[name])
+    if not low:
+        return "  every class at 100 %"
+    return "  least accurate: " + ", ".join(f"{name} {by_class[name]:.0f} %" for name in low[:WORST])
 
 
 def _kept(made: Classifier) -> Iterator[str]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import tempfile
+import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cofima.classifier.web.limits import Limits
-from cofima.cli.console import ModelFolder, interruptible, out_option, progress, say, warn
+from cofima.cli.console import ModelFolder, interruptible, out_option, progress, say, started, warn
 from cofima.cli.model import find_images
 from cofima.core.atomic import write_text
 from cofima.core.errors import CofimaError
+from cofima.core.names import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,7 +108,8 @@ def card(
 
     text = model_card(load_model(model, where="cpu", progress=progress()), name_of(model), license)
     if path is None:
-        typer.echo(text, nl=False)
+        started()
+        typer.echo(printable(text), nl=False)
         return
     write_text(path, text)
     say(f"Wrote {path}")
@@ -119,6 +123,9 @@ def push(
     with_images: Annotated[
         bool, typer.Option("--with-images", help="Also upload the images inside the model.")
     ] = False,
+    with_features: Annotated[
+        bool, typer.Option("--with-features", help="Also upload the features of held-out images.")
+    ] = False,
 ) -> None:
     """Upload a model and its card to the Hugging Face hub, in one commit.
 
@@ -127,7 +134,14 @@ def push(
     from cofima.classifier.export import hub
 
     with interruptible("the hub has all of it or nothing"), progress().stage(f"uploading to {repo}"):
-        where = hub.push(model, repo, private=private, license=license, with_images=with_images)
+        where = hub.push(
+            model,
+            repo,
+            private=private,
+            license=license,
+            with_images=with_images,
+            with_features=with_features,
+        )
     say(f"Model: {where}")
 
 
@@ -144,26 +158,39 @@ def serve(
     max_megapixels: Annotated[int, typer.Option(min=1, help="Largest image, in millions of pixels.")] = (
         Limits.megapixels
     ),
+    max_total_megabytes: Annotated[int, typer.Option(min=1, help="All uploads of an hour together.")] = (
+        Limits.total_megabytes
+    ),
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="Another name of the page, as behind a proxy; may be given again."),
+    ] = None,
 ) -> None:
-    """Open a page on which people drop images, see their classes, and add a class from a few photographs.
+    r"""Open a page on which people drop images, see their classes, and add a class from a few photographs.
 
-    Needs cofima[app]. Everybody who can open the page can change the model.
+    Needs cofima[app]. Everybody who can open the page can change the model; other sites cannot, and requests
+    under names that it was not started for are refused.
     """
     from cofima.classifier.web import app
     from cofima.classifier.web.session import Session
+    from cofima.classifier.web.uploads import upload_folder
     from cofima.core.extras import import_extra
+    from cofima.core.signals import handle_signals
 
     import_extra("gradio", "app")
-    session = Session(model, Limits(max_files, max_megabytes, max_megapixels))
+    session = Session(model, Limits(max_files, max_megabytes, max_megapixels, max_total_megabytes))
     if host not in LOOPBACK:
         warn(
             f"on {host} everybody who can reach this machine can use and change the model; the page asks for "
             "no password, and nothing is encrypted"
         )
-    with TemporaryDirectory(prefix="cofima-app-") as uploads:
-        page, where = app.serve(session, Path(uploads), host, port)
-        say(f"Open {where} in a browser; Ctrl-C ends it")
-        try:
-            page.block_thread()
-        except KeyboardInterrupt:
-            page.close(verbose=False)
+    try:
+        with handle_signals(), upload_folder() as uploads:
+            tempfile.tempdir = str(uploads.parent)  # half an upload is removed with the others
+            _, where = app.serve(session, uploads, host, port, names or [])
+            say(f"Open {where} in a browser; Ctrl-C ends it")
+            while True:
+                time.sleep(1)
+    except KeyboardInterrupt as error:
+        number = getattr(error, "signal", signal.SIGINT)
+        raise typer.Exit(0 if number == signal.SIGINT else 128 + number) from None

@@ -4,16 +4,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from cofima.classifier.merge.request import MergeMethod
-from cofima.cli.console import Force, ModelFolder, SkipUnreadable, out_option, progress, say
-from cofima.core.wording import count
+from cofima.cli.console import Command, Force, ModelFolder, SkipUnreadable, out_option, progress, say
+from cofima.core.wording import count, some
 
-LISTS = ("--weights", "--fisher")
+LISTS = ("--weights", "--fisher", "--skip", "--classes")
 
 
-class ListOptions(TyperCommand):
+class ListOptions(Command):
     """Command with options that take all words up to the next option: ``--weights 0.2 0.3 0.5``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -44,7 +43,7 @@ def _is_number(word: str) -> bool:
 
 def merge(
     models: Annotated[
-        list[Path], typer.Argument(help="Model folders or .safetensors files; the order matters.")
+        list[Path], typer.Argument(help="Model folders, or .safetensors and .pth files; the order matters.")
     ],
     output: Annotated[Path, out_option("The merged folder or file.")],
     method: Annotated[
@@ -53,8 +52,8 @@ def merge(
     lam: Annotated[
         float | None,
         typer.Option(
-            help="Share of the second of two models (0.4; wise_ft 0.5); scale of task vectors (0.4; ties 1, "
-            "magmax 0.5, breadcrumbs 0.2)."
+            help="Share of the second of two models (0.5); scale of task vectors (0.4; ties 1, magmax 0.5, "
+            "breadcrumbs 0.2)."
         ),
     ] = None,
     weights: Annotated[
@@ -73,9 +72,22 @@ def merge(
         float | None, typer.Option(help="Share of the largest changes that breadcrumbs drops (0.006).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of what dare drops (0).")] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN ...", help="Leave these tensors of files out: --skip 'fc.*'."),
+    ] = None,
+    classes: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="C1 C2 ...", help="Text files, one class a line, one for each file: merge heads by class."
+        ),
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="The layer with one row a class, where --classes fits several.")
+    ] = None,
     force: Force = False,
 ) -> None:
-    """Merge models of one architecture; folders may know different classes."""
+    """Merge models of one architecture; they may know different classes, if the names of these are known."""
     from cofima.classifier.merge.merge import merge as merge_models
 
     done = merge_models(
@@ -89,16 +101,20 @@ def merge(
         density=density,
         outliers=outliers,
         seed=seed,
+        skip=skip or [],
+        classes=classes,
+        head=head,
         force=force,
         progress=progress(),
     )
     for note in done.notes:
         say(f"note: {note}")
-    if done.classes:
+    if done.label:
         say(f"{done.label}, {len(done.classes)} classes, {done.bytes / 1e6:,.1f} MB")
         say(f"Model: {done.path}")
     else:
-        say(f"Wrote {done.path}: {done.bytes / 1e6:,.1f} MB")
+        known = f", {len(done.classes)} classes: {some(done.classes)}" if done.classes else ""
+        say(f"Wrote {done.path}: {done.bytes / 1e6:,.1f} MB{known}")
 
 
 def fisher(

@@ -1,13 +1,15 @@
 """Atomic file writing (aside, fsync, rename), and digests to verify what was written."""
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from safetensors import SafetensorError
@@ -22,9 +24,7 @@ def write_aside(path: Path) -> Iterator[Path]:
     A file replaces an existing one; a folder may replace only an empty one. On any failure the previous
     content stays as it was, and the temporary path is removed.
     """
-    # A random name: process numbers may collide between machines that share a disk. The suffix stays last,
-    # since writers choose a format by it.
-    aside = path.with_name(f".{uuid4().hex}.{path.name}")
+    aside = _aside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield aside
@@ -32,18 +32,35 @@ def write_aside(path: Path) -> Iterator[Path]:
         for written in [*aside.rglob("*"), aside]:
             sync(written)
         aside.replace(path)
-        sync(path.parent)  # the rename itself is content of the parent
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CofimaError(f"{path} could not be written ({reason}); nothing was changed") from error
     finally:
         _remove(aside)
+    try:
+        sync(path.parent)  # the rename itself is content of the parent
+    except OSError as error:
+        raise CofimaError(
+            f"{path} was written, but it may not survive a power cut: {path.parent} could not be flushed "
+            f"({error.strerror})"
+        ) from error
 
 
 def clear_aside(folder: Path) -> None:
     """Remove temporary files of killed processes from a folder that nobody else is writing to."""
     for path in folder.glob(f".{'[0-9a-f]' * 32}.*"):
         _remove(path)
+
+
+def remove_aside(path: Path) -> None:
+    """Remove a file or a folder, which is gone at once and not piece by piece; of a link, the link only.
+
+    What cannot be removed stays as it is.
+    """
+    aside = _aside(path)
+    with suppress(OSError):
+        path.replace(aside)
+    _remove(aside)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -81,6 +98,15 @@ def json_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file for reading; raise OSError for what is none, such as a pipe, which may never answer."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return os.fdopen(handle, "rb")
+
+
 def file_digest(path: Path) -> str:
     """Return the sha256 of a file."""
     with path.open("rb") as file:
@@ -95,9 +121,15 @@ def cache_folder() -> Path:
         raise CofimaError("there is no home folder for a cache: set COFIMA_CACHE to a folder") from error
 
 
+def _aside(path: Path) -> Path:
+    # A random name: process numbers may collide between machines that share a disk. The suffix stays last,
+    # since writers choose a format by it.
+    return path.with_name(f".{uuid4().hex}.{path.name}")
+
+
 def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):  # as rmtree above: what cannot be removed must not hide why
+    with suppress(OSError):  # what cannot be removed must not hide why
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink()

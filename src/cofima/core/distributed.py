@@ -147,6 +147,14 @@ def all_reduce_sum(value: Tensor) -> Tensor:
     return value
 
 
+def all_gather_objects(value: T) -> list[T]:
+    """Return the values of all processes, in their order."""
+    values = [value] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
 def synchronized(net: nn.Module, loss: Callable[[T], Tensor]) -> Callable[[T], Tensor]:
     """Return a loss whose gradients are averaged over the processes; for one process, the loss itself.
 

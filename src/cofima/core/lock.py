@@ -1,7 +1,8 @@
-"""Folder locks: one process at a time writes into a model folder; any number may read it.
+"""Folder locks: one thread of one process at a time writes into a model folder; any number may read it.
 
 The lock is the system's own (flock) on a file in the folder. It ends with the process that holds it, even
-if that is killed.
+if that is killed. The file stays when the lock is released: removing a file that others have opened to wait
+for would let two of them in. It is never written to; who holds it is said in a file beside it.
 """
 
 import errno
@@ -17,17 +18,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from cofima.core.atomic import open_file
 from cofima.core.errors import CofimaError, CofimaWarning
 
 NAME = ".lock"
+HOLDER = ".lock.holder"
+PAUSE = 0.2  # seconds between two attempts
 
 
 @dataclass
 class _Held:
-    """A folder locked by this process, the depth of nesting, and the folders that were created for it."""
+    """A folder locked by this process: the thread, the depth of nesting, and the folders created for it."""
 
     handle: int | None
     made: list[Path]
+    thread: int
     times: int = 0
 
 
@@ -37,17 +42,18 @@ _guard = threading.Lock()
 
 @contextmanager
 def folder_lock(folder: Path, timeout: float = 0.0) -> Iterator[None]:
-    """Lock a folder against other processes; raise if another one holds it after ``timeout`` seconds.
+    """Lock a folder against others; raise if another one holds it after ``timeout`` seconds.
 
     The folder is created if it is not there, and removed again if it stays empty. The lock is reentrant
-    within a process, also for its other threads.
+    within a thread.
     """
-    where = folder.resolve()
-    with _guard:
-        if where not in _held:
-            made = [path for path in (where, *where.parents) if not path.exists()]
-            _held[where] = _Held(_acquire(folder, timeout), made)
-        _held[where].times += 1
+    where, until = folder.resolve(), time.monotonic() + timeout
+    while holder := _enter(folder, where):
+        if time.monotonic() >= until:
+            raise CofimaError(
+                f"{folder} is being written by {holder}: wait for it, or end it; nothing was changed"
+            )
+        time.sleep(PAUSE)
     try:
         yield
     finally:
@@ -57,53 +63,64 @@ def folder_lock(folder: Path, timeout: float = 0.0) -> Iterator[None]:
                 _release(where, _held.pop(where))
 
 
+def _enter(folder: Path, where: Path) -> str:
+    """Take the lock, or take it once more; return the holder if that is somebody else, otherwise nothing."""
+    with _guard:
+        if where not in _held:
+            made = [path for path in (where, *where.parents) if not path.exists()]
+            handle = _acquire(folder)
+            if isinstance(handle, str):
+                return handle
+            _held[where] = _Held(handle, made, threading.get_ident())
+        if _held[where].thread != threading.get_ident():
+            return "another thread of this process"
+        _held[where].times += 1
+        return ""
+
+
 def _release(where: Path, hold: _Held) -> None:
-    if hold.handle is not None:
-        with suppress(OSError):  # a file that stays locks nobody out
-            if _same_file(where / NAME, hold.handle):
-                (where / NAME).unlink()  # while the lock is held: see _acquire
-        os.close(hold.handle)
+    with suppress(OSError):
+        (where / HOLDER).unlink()
     with suppress(OSError):  # there is something in it
+        if [path.name for path in where.iterdir()] == [NAME]:
+            # Who waits for this very file finds, once it has the lock, that the file is gone: see _acquire.
+            (where / NAME).unlink()
         for path in hold.made:
             path.rmdir()
+    if hold.handle is not None:
+        os.close(hold.handle)
 
 
-def _acquire(folder: Path, timeout: float) -> int | None:
-    """Return the open, locked file, or None where the file system has no locks."""
-    path, until = folder / NAME, time.monotonic() + timeout
+def _acquire(folder: Path) -> int | str | None:
+    """Return the open, locked file; the name of who holds it; or None where the file system has no locks."""
+    path = folder / NAME
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # not through a link: a folder that somebody sent may have one to any file
+            how = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            handle = os.open(path, how, 0o666)
         except OSError as error:
-            raise CofimaError(f"{folder} cannot be written: {error.strerror}") from error
+            reason = f"{path} is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise CofimaError(f"{folder} cannot be written: {reason}") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _same_file(path, handle):
-                os.ftruncate(handle, 0)
-                _write_holder(handle)
+                _write_holder(folder)
                 return handle
             os.close(handle)  # its holder unlinked it between open and flock: it locks nothing, try again
         except BlockingIOError:
-            holder = os.pread(handle, 200, 0).decode(errors="replace").strip()
             os.close(handle)
-            if time.monotonic() < until:
-                time.sleep(0.2)
-                continue
-            raise CofimaError(
-                f"{folder} is being written by {holder or 'another process'}: wait for it, or end it; "
-                "nothing was changed"
-            ) from None
+            return _read_holder(folder)
         except OSError as error:
             os.close(handle)
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
                 raise CofimaError(f"{folder} cannot be locked: {error.strerror}") from error
-            path.unlink(missing_ok=True)
             warnings.warn(
                 f"{folder}: this file system has no locks ({error.strerror}); let one process at a time "
                 "write there",
                 CofimaWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
             return None
 
@@ -116,8 +133,16 @@ def _same_file(path: Path, handle: int) -> bool:
         return False
 
 
-def _write_holder(handle: int) -> None:
-    """Write the holder's process into the lock file, for the message to others."""
+def _write_holder(folder: Path) -> None:
+    """Write down the process, for the message to others."""
     now = datetime.now().isoformat(" ", "minutes")
     with suppress(OSError):  # a full disk: the lock works all the same
-        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()} since {now}".encode(), 0)
+        (folder / HOLDER).unlink(missing_ok=True)
+        with (folder / HOLDER).open("x") as file:  # a new file: never through a link
+            file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}\n")
+
+
+def _read_holder(folder: Path) -> str:
+    with suppress(OSError), open_file(folder / HOLDER) as file:
+        return file.read(200).decode(errors="replace").strip() or "another process"
+    return "another process"

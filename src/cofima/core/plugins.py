@@ -19,6 +19,7 @@ from typing import Any
 
 from cofima.core.atomic import file_digest
 from cofima.core.errors import CofimaError, CofimaWarning, problems
+from cofima.core.paths import expand
 
 GROUP, ENVIRONMENT = "cofima.plugins", "COFIMA_PLUGINS"
 
@@ -38,7 +39,7 @@ _loaded: dict[str, Plugin] = {}  # those that the user has named, by name
 
 def load(file: str | Path) -> Plugin:
     """Run a file and register what it defines, here and in processes that are started later."""
-    path = Path(file).expanduser().resolve()
+    path = expand(file).resolve()
     problem = _problem(path)
     if problem:
         raise CofimaError(f"plugin {file}: {problem}")

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 T = TypeVar("T")
+STEP = 3.0  # one image's part in a training step, in forward passes
 
 
 class Progress:
@@ -13,6 +14,12 @@ class Progress:
     def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
         """Yield ``items``, reporting each one as done."""
         yield from items
+
+    def expect(self, work: float) -> None:
+        """Announce work to come, counted in images that pass forward through a network."""
+
+    def worked(self, work: float) -> None:
+        """Report a part of the announced work as done."""
 
     def say(self, message: str) -> None:
         """Show one line to the user."""

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 
 from cofima.core.errors import CofimaError, CofimaWarning, did_you_mean
+from cofima.core.names import shortened
 from cofima.core.progress import SILENT, Progress
+from cofima.core.wording import some
 from cofima.data import sources
 from cofima.data.image_set import ImageSet, join
 from cofima.data.loading.loader import Loaded, Sample, load_small
@@ -54,9 +56,8 @@ def check(name: str, root: Path | None = None) -> str | None:
     if f"{name}:" in _PREFIXED:
         return f"dataset '{name}' needs a path or a name: '{_PREFIXED[f'{name}:'].USAGE}'"
     if name not in names():
-        path = Path(name).expanduser()
-        hint = f"; did you mean 'folder:{name}'?" if path.is_dir() else did_you_mean(name, names())
-        return f"unknown dataset '{name}'{hint}"
+        hint = f"; did you mean 'folder:{name}'?" if _is_folder(name) else did_you_mean(name, names())
+        return f"unknown dataset '{shortened(name)}'{hint}"
     return None
 
 
@@ -113,14 +114,17 @@ def read(
     ]
     usable = listed.usable([one.faults for one in loaded], skip_unreadable)
     train, test = _images(loaded[0], usable.train), _images(loaded[-1], usable.test)
-    copies = _copies(loaded, train, test)
+    copies = [blocks[-1][row].name for row in _copies(loaded, train, test)]
     messages = list(usable.warnings)
     if copies:
-        text = f"{counted(copies, 'test image')} also in the training part: accuracy will look too high"
-        messages.append(text)
+        text = f"{counted(len(copies), 'test image')} also in the training part: accuracy will look too high"
+        messages.append(f"{text} ({some(copies)})")
     for text in messages:
         warnings.warn(f"{listed.name}: {text}", CofimaWarning, stacklevel=3)
-    facts = usable.facts | {"train_test_overlap": copies, "fingerprint": _fingerprint(loaded, train, test)}
+    facts = usable.facts | {
+        "train_test_overlap": len(copies),
+        "fingerprint": _fingerprint(loaded, train, test),
+    }
     return Dataset(listed.name, usable.class_names, train, test, listed.flip, listed.crop, facts)
 
 
@@ -139,6 +143,13 @@ def _prefix(name: str) -> str:
     return name[: name.find(":") + 1]
 
 
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).expanduser().is_dir()
+    except (OSError, RuntimeError, ValueError):  # no path at all
+        return False
+
+
 def _formats(blocks: Sequence[Sequence[Sample]], pixel_format: PixelFormat) -> list[PixelFormat]:
     """Return the format of each block: one of test images alone needs nothing to cut training crops from."""
     tested = replace(pixel_format, only_tested=bool(pixel_format.whole))
@@ -150,10 +161,10 @@ def _images(loaded: Loaded, places: list[LabeledRow]) -> ImageSet:
     return ImageSet(loaded.pixels, rows.contiguous(), labels.contiguous())
 
 
-def _copies(loaded: list[Loaded], train: ImageSet, test: ImageSet) -> int:
-    """Count the test images that are copies of a training image."""
+def _copies(loaded: list[Loaded], train: ImageSet, test: ImageSet) -> list[int]:
+    """Return the rows of the test images that are copies of a training image."""
     learned = {loaded[0].hashes[row] for row in train.rows.tolist()}
-    return sum(loaded[-1].hashes[row] in learned for row in test.rows.tolist())
+    return [row for row in test.rows.tolist() if loaded[-1].hashes[row] in learned]
 
 
 def _fingerprint(loaded: list[Loaded], train: ImageSet, test: ImageSet) -> str:

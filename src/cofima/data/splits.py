@@ -85,6 +85,14 @@ def _by_label(labels: Sequence[Label]) -> dict[Label, list[int]]:
     return found
 
 
+def every_other(labels: Tensor, among: Tensor) -> Tensor:
+    """Return a mask of the second, fourth, ... image of each class among those of a mask."""
+    found = torch.zeros_like(among)
+    for label in torch.unique(labels):
+        found[(among & (labels == label)).nonzero().flatten()[1::2]] = True
+    return found
+
+
 def choose_images(images: ImageSet, how_many: Callable[[int], int], seed: int) -> Tensor:
     """Return a mask of images chosen by chance within each class.
 

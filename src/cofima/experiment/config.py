@@ -6,11 +6,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from cofima import methods
-from cofima.core.errors import CofimaError, did_you_mean, problems
+from cofima.core import plain_yaml
+from cofima.core.errors import CofimaError, did_you_mean, file_error, problems
+from cofima.core.names import shortened
+from cofima.core.paths import exists
 from cofima.core.settings import flat
 from cofima.data import datasets
 from cofima.data.datasets import DataOptions
@@ -37,7 +39,7 @@ def read_values(path: str | Path) -> dict[str, Any]:
     base, seen = values.pop("extends", None), [file]
     while base is not None:
         beside = file.parent / str(base)
-        file = beside if beside.is_file() else _find(Path(str(base)))
+        file = beside if exists(beside) and beside.is_file() else _find(Path(str(base)))
         if file in seen:
             raise CofimaError(f"{seen[0]}: extends goes in a circle, by way of {file}")
         seen.append(file)
@@ -49,8 +51,12 @@ def read_values(path: str | Path) -> dict[str, Any]:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        if file.stat().st_size > 4 * plain_yaml.MOST_CHARACTERS:
+            raise plain_yaml.YamlError(f"{file.stat().st_size:,} bytes are too many for a recipe")
+        values = plain_yaml.parse(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise file_error(file, error) from error
+    except (plain_yaml.YamlError, UnicodeDecodeError) as error:
         raise CofimaError(f"{file} is not YAML: {error}") from error
     if values is not None and not isinstance(values, dict):
         raise CofimaError(f"{file}: expected keys and values, found {type(values).__name__}")
@@ -135,7 +141,7 @@ def recipe_text(name: str) -> str:
 
 
 def _find(path: Path) -> Path:
-    if path.is_file():
+    if exists(path) and path.is_file():
         return path
     packaged = Path(str(resources.files("cofima.experiment.recipes"))) / f"{path.stem}.yaml"
     if packaged.is_file() and path.suffix in ("", ".yaml") and path.parent.name in ("", "recipes"):
@@ -204,11 +210,17 @@ def validation_problems(error: ValidationError, owner: Any, prefix: str = "") ->
         else:
             text = problem["msg"].removeprefix("Value error, ")
             text = text[0].lower() + text[1:]
-        shown = (
-            f"{key} = {problem['input']}" if not isinstance(problem["input"], dict | list) else key or "it"
-        )
+        given = problem["input"]
+        shown = (key or "it") if isinstance(given, dict | list) else f"{key} = {_text(given)}"
         lines[shown] = f"{lines[shown]}, or {text}" if shown in lines else f"{shown}: {text}"
     return list(lines.values())
+
+
+def _text(value: object) -> str:
+    try:
+        return shortened(str(value))
+    except ValueError:  # a whole number of thousands of digits
+        return type(value).__name__
 
 
 def _fields(owner: Any, place: list[str]) -> list[list[str]]:

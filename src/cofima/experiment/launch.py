@@ -92,11 +92,12 @@ def pending(folder: Path) -> dict[str, Any]:
 
 def _interrupted(error: KeyboardInterrupt, folder: Path) -> Interrupted:
     """Return the interruption with the place where the same command resumes."""
-    midway, done = pending(folder), model_folder.current(folder)
+    midway, begun = pending(folder), model_folder.current(folder) is not None
     if midway:
         kept = f"the same command continues at {checkpoint.describe(midway)}"
-    elif done is not None:
-        kept = f"finished tasks are kept, the same command continues after task {int(done.name)}"
+    elif begun:
+        tasks = len(model_folder.read(folder).record.tasks)
+        kept = f"finished tasks are kept, the same command continues after task {tasks}"
     else:
         kept = "no task was finished, the same command continues from the beginning"
     return Interrupted(getattr(error, "signal", signal.SIGINT), kept)

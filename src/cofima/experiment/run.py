@@ -20,6 +20,7 @@ from cofima.core.system import peak_memory
 from cofima.data.stream import Stream, Task
 from cofima.experiment.metrics_log import Listener, MetricsLog
 from cofima.methods import Method
+from cofima.methods.components.cost import Plan
 from cofima.models import backbone
 from cofima.store import model_folder
 from cofima.store.history import Distance, HistoryRow, Kind, now
@@ -39,6 +40,7 @@ def run(
     method = model.method
     log = MetricsLog(folder, model.history, listeners if distributed.rank() == 0 else ())
     checkpoint = _checkpoint(model, folder)
+    progress.expect(expected_work(model, stream[len(model.tasks) :]))
     for task in stream[len(model.tasks) :]:
         seen = stream[: task.index + 1]
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
@@ -63,6 +65,14 @@ def run(
     return model
 
 
+def expected_work(model: Model, tasks: Sequence[Task], train: TrainOptions | None = None) -> float:
+    """Return the work of learning tasks, in images that pass forward through the network."""
+    how = model.method.context.train if train is None else train
+    train_images, test_images = sum(len(task.train) for task in tasks), sum(len(task.test) for task in tasks)
+    plan = Plan(how.epochs, train_images, test_images, len(tasks))
+    return model.method.cost(plan).work if tasks else 0.0
+
+
 def learn_task(
     model: Model,
     task: Task,
@@ -73,6 +83,7 @@ def learn_task(
     checkpoint: Checkpoint = NO_CHECKPOINT,
     on_epoch: OnEpoch | None = None,
     evaluate: Callable[[], Score] | None = None,
+    still: bool = False,
 ) -> HistoryRow:
     """Learn one task and return its row of the history, which the caller completes and appends.
 
@@ -86,6 +97,7 @@ def learn_task(
         checkpoint: Saves the training within the task.
         on_epoch: Called with the task, number, losses and learning rates of each epoch.
         evaluate: Scores the model after the task.
+        still: Train nothing: see :meth:`cofima.methods.Method.learn`.
     """
     method = model.method
     train = method.context.train if train is None else train
@@ -93,7 +105,7 @@ def learn_task(
     epochs = _Epochs(on_epoch)
     model.planned = max(model.planned, task.index + 1)
     context = replace(method.context, train=train, tasks=model.planned)
-    method.learn(task, context=context, hooks=Hooks(checkpoint, epochs, stop))
+    method.learn(task, context=context, hooks=Hooks(checkpoint, epochs, stop), still=still)
     score = None
     if evaluate is not None:
         with method.timed("evaluate"):

@@ -63,6 +63,8 @@ class Method:
     """LoRA where ``train.lora`` leaves it open; by default there is none."""
     all_at_once: ClassVar[bool] = False
     """All tasks are learned as one: there is no accuracy over time."""
+    sees_features_only: ClassVar[bool] = True
+    """Predictions are the head's answers to the network's features."""
 
     # What the method needs.
     needs_vit: ClassVar[bool] = False
@@ -115,6 +117,8 @@ class Method:
         self.cached_features = CachedFeatures(net, context)
         self.facts: dict[str, Any] = {}
         self.running: dict[str, Callable[[], float]] = {}
+        self.still = False
+        self.remembered: Tensor | None = None
         self.task: Task
 
     def check(self, backbone: nn.Module) -> None:
@@ -171,6 +175,7 @@ class Method:
         hooks: Hooks = NO_HOOKS,
         train: Phase | None = None,
         end: Phase | None = None,
+        still: bool = False,
     ) -> None:
         """Learn a task, starting from the state after the previous one.
 
@@ -180,8 +185,12 @@ class Method:
             hooks: Callbacks of the training.
             train: Replaces :meth:`train`: analyses observe it, or put its stored result in place.
             end: Replaces :meth:`end`.
+            still: Train nothing: the backbone stays as it is, and only the head is made by :meth:`fit_head`.
+                For methods whose head :attr:`is_solved`; ``remembered`` then has the images' features.
         """
-        self.context = context or self.context
+        if still:
+            train, end = self.keep_still, self.fit_head
+        self.still, self.context = still, context or self.context
         self.check_train(self.context.train, self.net.backbone)
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
         # Dropout and the like draw from the global generators. They are seeded for each task, so that a
@@ -197,6 +206,15 @@ class Method:
             self.cached_features.invalidate()
             (end or self.end)(task)
             distributed.broadcast_weights(self.net, self.head())
+
+    def keep_still(self, task: Task) -> None:
+        """Train nothing."""
+        self.net.eval()
+
+    @property
+    def is_solved(self) -> bool:
+        """True if :meth:`fit_head` solves the whole head, and :meth:`left_out_logits` knows its answers."""
+        return False
 
     def begin(self, task: Task) -> None:
         """Prepare for the task: add rows to the head, freeze the old ones."""
@@ -299,6 +317,13 @@ class Method:
     def load_head(self, weight: Tensor, bias: Tensor) -> None:
         """Load the head that predicts, as :meth:`head` gave it; the network's head has its blocks already."""
         self.net.head.load_flat(weight, bias)
+
+    def left_out_logits(self, features: Tensor, labels: Tensor) -> Tensor | None:
+        """Return the logits of images that the head was made from, each as if it had not been among them.
+
+        ``features`` are those that the present backbone computes. None where the method cannot tell.
+        """
+        return None
 
     def class_statistics(self) -> "Gaussians | None":
         """Return the Gaussian of every class, or None if the method keeps none."""

@@ -137,9 +137,12 @@ class CoFiMA(Aligned):
         """Replace θ_t by its Fisher-weighted average with θ*_{t-1}, in place."""
         distance = distance_moved(untagged("backbone", self.old), self.net.backbone)
         self.facts |= {"lam": lam, "trained_distance": distance}
+        # Weights that were learned without training, or before it, have no F*: they are averaged plainly.
+        known = {key: value for key, value in fisher.items() if key in self.old_fisher or key not in self.old}
         with averaged_in_place(self.net, self.old, lam, task, self.context) as new:
-            scale = self.scale(new, lam, fisher) if self.fisher.share == "equal" else 1.0
-            fisher_average(self.old, new, self.old_fisher, fisher, lam, scale=scale, out=new)
+            equal = self.fisher.share == "equal" and known.keys() & self.old_fisher.keys()
+            scale = self.scale(new, lam, known) if equal else 1.0
+            fisher_average(self.old, new, self.old_fisher, known, lam, scale=scale, out=new)
             if self.variant == "authors":  # the released code multiplies new rows by their Fisher
                 for key in new.keys() - self.old.keys():
                     new[key].mul_(fisher[key])

@@ -11,7 +11,6 @@ McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continu
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -19,9 +18,9 @@ from cofima.core.errors import CofimaError
 from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.components.adapters import Adapt, Petl, adapt, insert, unsuited
+from cofima.methods.components.closed_form import READOUT, ClosedFormOptions, RidgeReadout
 from cofima.methods.components.cost import Cost, Plan
-from cofima.methods.components.projection import ProjectedHead, RidgeSums, best_ridge
-from cofima.methods.state import Entry
+from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.net import Net
 from cofima.training.context import NO_HOOKS, Context, Hooks
 
@@ -51,12 +50,7 @@ class RanPAC(Method):
     options_for_any_backbone: ClassVar[dict[str, Any]] = {"petl": "none"}
     can_refine: ClassVar[bool] = True
     can_refine_one_class: ClassVar[bool] = True
-    state_schema: ClassVar[tuple[Entry, ...]] = (
-        Entry("packed", keeps_removed="the sums of the regression include its images, as of no class"),
-        Entry("cross", axis="class", dim=1),
-        Entry("ridge"),
-        Entry("projection", predicts="a random projection"),
-    )
+    state_schema: ClassVar[tuple[Entry, ...]] = READOUT
 
     def cost(self, plan: Plan) -> Cost:
         """Count the adaptation to the first task."""
@@ -73,15 +67,16 @@ class RanPAC(Method):
         super().setup(net, context)
         seeds, head = context.seeds, net.head
         self.inserted = insert(net.backbone, self.petl, self.adapt, seeds.generator("petl"))
-        chance = seeds.generator("projection")
-        self.readout = net.head = ProjectedHead(head.features, self.projection, chance, head.sizes)
+        how = ClosedFormOptions(projection=self.projection, ridge=self.ridge)
+        self.readout = RidgeReadout(head.features, how, seeds)
+        net.head = self.readout.blank.with_blocks(head.sizes)
         net.to(context.device)
 
     def train(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
         """Adapt the backbone to the first task, if that has classes to tell apart."""
         if task.index == 0 and self.inserted:
             with self.timed("train"):
-                features, how = len(self.readout.matrix), self.adapt
+                features, how = len(self.readout.blank.matrix), self.adapt
                 done = adapt(self.net.backbone, features, self.inserted, task.train, how, self.context, hooks)
             if not done:
                 self.note("the first task has one class: nothing to tell apart, so nothing is adapted")
@@ -90,25 +85,18 @@ class RanPAC(Method):
     def end(self, task: Task) -> None:
         """Add the task's images to the sums, and solve for the whole head."""
         if task.index == 0:
-            self.sums, self.chosen = RidgeSums.empty(self.projection), 1.0
+            self.readout.clear()
         with self.timed("statistics"):
             features, labels = self.features(task.train), task.train.labels
-            self.sums.add_images(self.readout, features, labels, task.classes.stop)
+            self.readout.add(features, labels, task.classes.stop, task.index)
         with self.timed("solve"):
-            if self.ridge == "auto" and len(labels) > 1:  # one image cannot be held out from itself
-                chance = self.context.seeds.generator("ridge", task.index)
-                self.chosen = best_ridge(self.readout, features, labels, chance)
-            weight, self.chosen = self.sums.solve(self.chosen if self.ridge == "auto" else self.ridge)
-            self.readout.load_flat(weight, torch.zeros(len(weight)))
-        self.facts["notes"].append(f"ridge {self.chosen:g}")
+            self.net.head.load_flat(*self.readout.solve())
+        self.facts["notes"].append(f"ridge {self.readout.chosen:g}")
 
     def state(self) -> dict[str, Tensor]:
         """Keep the sums and the ridge; of the projection only a sample, to recognize it."""
-        ridge = torch.tensor(self.chosen, dtype=torch.float64)
-        return vars(self.sums) | {"ridge": ridge, "projection": self.readout.sample()}
+        return tagged("readout", self.readout.state())
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Restore the sums, if the projection is the one that they were made with."""
-        if not torch.equal(state["projection"], self.readout.sample()):
-            raise CofimaError("this version of torch draws another random projection from the same seed")
-        self.sums, self.chosen = RidgeSums(state["packed"], state["cross"]), float(state["ridge"])
+        self.readout.restore(untagged("readout", state))

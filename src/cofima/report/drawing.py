@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cofima.core.names import printable
+
 # matplotlib is imported where something is drawn: tables alone do not wait for it
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +22,7 @@ LEVEL = (0, (6, 3))
 STYLE = {
     "svg.fonttype": "none",  # text stays text: searchable, accessible, any script
     "svg.hashsalt": "cofima",
+    "text.parse_math": False,  # a name may have dollars in it
     "font.size": 11,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -180,5 +183,5 @@ def svg(figure: "Figure") -> str:
         axes.patch.set_visible(False)
     out = io.StringIO()
     FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
+    text = printable(out.getvalue())  # XML has no control characters
     return text[text.index("<svg") :]  # without the XML declaration, so that it can be embedded in HTML

@@ -7,13 +7,15 @@ from cofima.report.table import Cell, Column, Row, Table
 from cofima.store.history import HistoryRow
 
 TITLES = ("", "what", "classes", "images", "accuracy %", "old classes %", "lam", "date")
+TEXTS = ("", "what", "classes", "date")
 
 
 def history_table(rows: Sequence[HistoryRow]) -> Table:
     """Return one row for each change: what was learned, from how many images, with which accuracy."""
     lines = [[str(number), *_texts(row)] for number, row in enumerate(rows, start=1)]
-    columns = [Column(title, "left") for title in TITLES]
-    return Table("History", columns, [Row([Cell(text) for text in line]) for line in lines])
+    columns = [Column(title, "left" if title in TEXTS else "right") for title in TITLES]
+    merged = [f"Merge {at}: {'; '.join(row.notes)}." for at, row in enumerate(rows, 1) if row.kind == "merge"]
+    return Table("History", columns, [Row([Cell(text) for text in line]) for line in lines], " ".join(merged))
 
 
 def _texts(row: HistoryRow) -> list[str]:

@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 
+from cofima.core.names import printable
 from cofima.report.table import MISSING, Cell, Column, Table
 
 _LATEX = {
@@ -45,9 +46,25 @@ def csv_records(records: Sequence[Mapping[str, object]]) -> str:
     """Return records as CSV; floats are written with all digits, so that reading them is exact."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(records[0]) if records else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
+    writer.writerow({key: csv_cell(key) for key in writer.fieldnames})
+    writer.writerows({key: csv_cell(value) for key, value in record.items()} for record in records)
     return out.getvalue()
+
+
+def csv_cell(value: object) -> object:
+    """Return a value for a cell; a text that a spreadsheet would take for a formula gets an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.lstrip()[:1] in {*"=+-@"} and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def latex(tables: Sequence[Table]) -> str:
@@ -66,7 +83,12 @@ def html(package: str, template: str, **values: object) -> str:
 
     loader = ChoiceLoader([PackageLoader(name) for name in (package, "cofima.report")])
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     return environment.get_template(template).render(values)
 
@@ -87,7 +109,7 @@ def _md(cell: Cell) -> str:
 
 def markdown_text(text: str) -> str:
     """Return text on one line with Markdown and HTML markup escaped."""
-    return re.sub(r"([\\`*_\[\]<>|&#~])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>|&#~])", r"\\\1", " ".join(printable(text).split()))
 
 
 def _latex(table: Table) -> str:
@@ -132,4 +154,4 @@ def _latex_cell(cell: Cell, column: Column) -> str:
 
 def _tex(text: str) -> str:
     """Return text on one line with LaTeX commands escaped."""
-    return "".join(_LATEX.get(char, char) for char in " ".join(text.split()))
+    return "".join(_LATEX.get(char, char) for char in " ".join(printable(text).split()))

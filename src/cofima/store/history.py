@@ -41,8 +41,10 @@ class OldClasses(BaseModel):
 
     before: Percent
     after: Percent
+    drop_interval: tuple[float, float] | None = None
+    """The points lost lie within it with a probability of 90 %, as far as these images can tell."""
     measured: bool
-    """True if there were images of them; otherwise it is an estimate."""
+    """True if there were images of them, or features of the present backbone; otherwise it is an estimate."""
     rests_on: str
 
 
@@ -78,10 +80,14 @@ class HistoryRow(BaseModel):
     state_bytes: Count | None = None
     train_images: Count | None = None
     held_out: Count | None = None
-    """Images held out of the training, to measure, to calibrate and to stop early."""
+    """Images held out of the training, to measure, to calibrate and to choose."""
+    kept_features: Count | None = None
+    """Held-out images, of old classes too, whose features are kept in the model folder."""
     epochs: Count | None = None
     """Epochs of ``learn`` and ``extend``, which may stop early."""
     notes: list[str] = []
+    command: str = ""
+    """The command that repeats it, with names of folders in place of paths; empty if not recorded."""
     processes: Annotated[int, Field(ge=1)] = 1
     old: OldClasses | None = None
 

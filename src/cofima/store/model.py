@@ -13,6 +13,7 @@ from torch import Tensor
 from cofima import methods
 from cofima.core import plugins
 from cofima.core.errors import CofimaError
+from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
 from cofima.core.seeds import Seeds
 from cofima.data.image_set import ImageSet, image_set
@@ -24,8 +25,9 @@ from cofima.models.info import BackboneFacts
 from cofima.models.net import Net
 from cofima.store import model_folder
 from cofima.store.config import Config
+from cofima.store.held_out import HeldOut, no_images
 from cofima.store.history import HistoryRow
-from cofima.store.model_folder import IMAGES, STATE, WEIGHTS, MethodFacts, Record
+from cofima.store.model_folder import FEATURES, IMAGES, STATE, WEIGHTS, Generation, MethodFacts, Record
 from cofima.training import device
 from cofima.training.context import Context
 
@@ -39,6 +41,8 @@ class Model:
     Attributes:
         serving: Facts for predicting (calibration, distances); JSON-able.
         images: Held-out images that the user asked to keep, or None.
+        held_out: Features of held-out images, or None for a model of a run.
+        generation: The generation that it was read from, or saved as; None before.
     """
 
     config: Config
@@ -51,6 +55,18 @@ class Model:
     history: list[HistoryRow] = field(default_factory=list)
     serving: dict[str, Any] = field(default_factory=dict)
     images: ImageSet | None = None
+    held_out: HeldOut | None = None
+    generation: Generation | None = None
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return self.method.net.head.features
+
+    @property
+    def kept(self) -> HeldOut:
+        """The features of held-out images; of none where none are kept."""
+        return no_images(self.width) if self.held_out is None else self.held_out
 
     @property
     def classes(self) -> list[str]:
@@ -61,7 +77,13 @@ class Model:
     def logits(self, pixels: Tensor) -> Tensor:
         """Return logits for uint8 images in the view's pixel format."""
         self.method.net.eval()
-        return self.method.predict(self.view.test(pixels.to(self.method.context.device))).float().cpu()
+        logits = self.method.predict(self.view.test(pixels.to(self.method.context.device)))
+        return self.offset(logits.float().cpu())
+
+    def offset(self, logits: Tensor) -> Tensor:
+        """Return logits on the CPU with the offset of each class that the calibration found."""
+        offsets = self.serving.get("offsets")
+        return logits if offsets is None else logits + torch.tensor(offsets)
 
     def weights(self) -> dict[str, Tensor]:
         """Return backbone and predicting head under timm's own names."""
@@ -83,18 +105,32 @@ def attach(
     return Model(config, facts, view, method, planned)
 
 
-def save_model(model: Model, folder: Path, progress: Progress = SILENT) -> None:
-    """Write the next generation of a model folder, and make it the current one."""
+def save_model(model: Model, folder: Path, progress: Progress = SILENT, *, replaces: bool = False) -> None:
+    """Write the next generation of a model folder, and make it the current one.
+
+    Raise if the folder holds another model, or a generation that this one was not made from.
+
+    Args:
+        model: The model; its ``generation`` is then the one written.
+        folder: The model folder.
+        progress: Told of large models.
+        replaces: Take the place of the current generation: undo returns to the one before it.
+    """
     weights, state = _plain(model.weights()), _plain(model.method.state())
     size = sum(value.nbytes for value in (*weights.values(), *state.values()))
     if size > LARGE:
         progress.say(f"writing {size / 1e6:,.0f} MB to {folder}")
-    with model_folder.write(folder, _record(model), model.history) as aside:
-        save_file(weights, aside / WEIGHTS, {"format": "pt"})
-        save_file(state, aside / STATE, {"format": "pt"})
-        if model.images is not None and len(model.images):
-            kept = {"pixels": model.images.pixels[model.images.rows], "labels": model.images.labels}
-            save_file(kept, aside / IMAGES)
+    with folder_lock(folder):
+        model_folder.check_replaceable(folder, model.generation)
+        with model_folder.write(folder, _record(model), model.history, replaces=replaces) as aside:
+            save_file(weights, aside / WEIGHTS, {"format": "pt"})
+            save_file(state, aside / STATE, {"format": "pt"})
+            if model.images is not None and len(model.images):
+                kept = {"pixels": model.images.pixels[model.images.rows], "labels": model.images.labels}
+                save_file(kept, aside / IMAGES)
+            if len(model.kept):
+                save_file(model.kept.tensors(), aside / FEATURES)
+        model.generation = model_folder.read(folder)
 
 
 def load_model(
@@ -114,16 +150,29 @@ def load_model(
         generation: Path of a generation other than the current one.
         any_size: Take images of any size, also where the model learned from images that are stored small.
     """
-    read = model_folder.read(Path(folder), generation)
-    plugins.require(Path(folder), read.record.plugins)
+    folder = Path(folder)
+
+    def load(read: Generation) -> Model:
+        return _load(folder, read, where, any_size, progress)
+
+    if generation is not None:
+        return load(model_folder.read(folder, generation))
+    return model_folder.read_with(folder, load)
+
+
+def _load(folder: Path, read: Generation, where: str, any_size: bool, progress: Progress) -> Model:
+    plugins.require(folder, read.record.plugins)
     changed: dict[str, Any] = {"config": read.record.config | {"device": where}}
     if any_size:
         changed["preprocess"] = read.record.preprocess | {"shape": None}
     record = read.record.model_copy(update=changed)
     model = _build(record, read.weights(), read.state(), progress)
-    model.history, images = read.history(), read.images()
+    model.history, images, features = read.history(), read.images(), read.features()
+    model.generation = read
     if images is not None:
         model.images = image_set(images["pixels"], images["labels"])
+    if features is not None:
+        model.held_out = HeldOut(**features)
     return model
 
 
@@ -137,7 +186,8 @@ def rebuild_model(
     """Return a model like this one, of these tasks, with other weights and another state of the method."""
     record = _record(model).model_copy(update={"tasks": tasks}, deep=True)
     made = _build(record, weights, state, progress)
-    made.history, made.images = deepcopy(model.history), model.images
+    made.history, made.images, made.held_out = deepcopy(model.history), model.images, model.held_out
+    made.generation = model.generation
     return made
 
 

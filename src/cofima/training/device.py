@@ -19,7 +19,7 @@ def choose(name: str = "auto") -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.ones(1, device=device).item()  # not enough to have one: on "meta" there are no numbers
     except (RuntimeError, AssertionError) as error:
         raise CofimaError(f"device = {name}: not available here ({str(error).splitlines()[0]})") from error
     return device

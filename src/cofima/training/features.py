@@ -87,6 +87,7 @@ class CachedFeatures:
             if len(fresh) >= WRITE_EVERY:
                 self.cache.add(fresh)
                 fresh = {}
+            self.context.progress.worked(len(place))
         self.cache.add(fresh | self._compute(waiting))
         return keys
 

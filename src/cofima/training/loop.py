@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from cofima.core import distributed
 from cofima.core.errors import CofimaError
+from cofima.core.progress import STEP
 from cofima.data.image_set import Images, ImageSet
 from cofima.models.net import Net
 from cofima.training.context import NO_HOOKS, Batch, Context, Hooks, Loss
@@ -90,6 +91,7 @@ def sgd(
                     task,
                     epoch,
                 )
+            context.progress.worked(STEP * len(index))
             checkpoint.offer(step + 1)  # last: weights, optimizer and method are now of the same step
         if hooks.on_epoch is not None:
             mean = distributed.all_reduce_sum(losses.clone()) / distributed.world_size()
@@ -152,9 +154,12 @@ def repeats(images: Images, balance: float, generator: torch.Generator) -> Tenso
 
 
 def plain_batches(
-    images: Images, context: Context, label: str, part: distributed.Shard | None = None
+    images: Images, context: Context, label: str, part: distributed.Shard | None = None, work: float = 1.0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield images with labels once, in order, without augmentation: all of them, or those of a shard."""
+    """Yield images with labels once, in order, without augmentation: all of them, or those of a shard.
+
+    ``work`` is what is done with an image, in forward passes, for the progress alone.
+    """
     part = part or distributed.full_shard(len(images))
     index = ordered_batches(
         part.stop - part.start, distributed.largest_shard(context.train.batch_size), part.start
@@ -162,6 +167,7 @@ def plain_batches(
     for at in context.progress.track(index, len(index), label):
         pixels, labels = images.batch(at)
         yield context.view.test(pixels.to(context.device)), labels.to(context.device)
+        context.progress.worked(work * len(at))
 
 
 def ordered_batches(count: int, size: int, start: int = 0) -> list[Tensor]:

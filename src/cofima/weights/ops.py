@@ -49,6 +49,11 @@ class Scratch:
         return self._memory[: value.numel()]
 
 
+def first_rows(weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Weights:
+    """Return views of the weights that ``like`` has, and of one that has grown only the rows it had."""
+    return {key: weights[key][: len(old)] if old.ndim else weights[key] for key, old in like.items()}
+
+
 def snapshot(module: nn.Module) -> Weights:
     """Return a copy of a module's parameters and buffers."""
     return {key: value.detach().clone() for key, value in module.state_dict().items()}

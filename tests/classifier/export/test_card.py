@@ -58,14 +58,34 @@ def test_the_hub_s_own_library_reads_the_front_matter(folder: Path) -> None:
     assert (unknown.license, unknown.license_name) == ("other", "unknown")
 
 
-def test_held_out_accuracy_is_told_class_by_class_and_says_what_it_rests_on(folder: Path) -> None:
+def test_an_accuracy_of_some_classes_is_no_accuracy_of_the_model(folder: Path) -> None:
     model = load_model(folder)
-    one, two = model.classes[:2]
+    one, two, three = model.classes
     model.serving["accuracy"] = {"right": {one: 3, two: 1}, "images": {one: 4, two: 2}}
+    model.history[-1].kind = "extend"
     text = model_card(model, "parts")
-    assert "66.7 % of 6 images" in text
-    assert "of 2 of the 3 classes" in text
+    assert "Not measured: there were no images of all 3 classes when it last learned." in text
+    assert "Of 2 of its 3 classes" in text
     assert f"| {one} | 4 | 75.0 % |" in text
+    assert ModelCard(text).data.eval_results is None
+    model.serving["accuracy"]["right"][three] = model.serving["accuracy"]["images"][three] = 2
+    text = model_card(model, "parts")
+    assert "75.0 % of 8 images of all classes, held out when it last learned" in text
+    (result,) = ModelCard(text).data.eval_results
+    assert result.metric_value == 0.75
+    assert "8 images of all classes" in result.metric_name
+
+
+def test_to_repeat_it_are_the_commands_that_were_given(folder: Path) -> None:
+    model = load_model(folder)
+    learned = "cofima learn photos -o MODEL --backbone vit_micro --epochs 2 train.lr=0.1"
+    model.history = [
+        HistoryRow(kind="learn", task=1, classes=["a", "b"], command=learned),
+        HistoryRow(kind="more images", task=1, classes=["a"], command="cofima extend MODEL more --epochs 3"),
+        HistoryRow(kind="extend", task=2, classes=["c"], command="cofima extend MODEL more --epochs 3"),
+    ]
+    text = model_card(model, "parts")
+    assert f"{learned}\ncofima extend MODEL more --epochs 3\n```" in text
 
 
 def test_no_place_on_a_disk_and_no_markup_gets_into_the_card(folder: Path) -> None:

@@ -165,4 +165,4 @@ def test_a_merge_refuses_the_fisher_of_another_model(known, learn, tmp_path: Pat
     assert done.classes == model.classes
     a, b, found = (load_model(p).weights() for p in (path, other, tmp_path / "out"))
     known_fishers = [load_file(file) for file in files]
-    torch.testing.assert_close(found, cofima.fisher_average(a, b, *known_fishers, 0.4))
+    torch.testing.assert_close(found, cofima.fisher_average(a, b, *known_fishers, 0.5))

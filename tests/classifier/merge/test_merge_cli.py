@@ -49,6 +49,17 @@ def test_files_with_weights(files: list[Path], tmp_path: Path, same_bits) -> Non
     assert quiet.startswith("Wrote p.safetensors")
 
 
+def test_heads_for_different_classes(files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "seven.txt").write_text("1\n2\n3\n4\n5\n6\n7\n")
+    lists = ("--classes", "seven.txt", "seven.txt", "--head", "a")
+    code, out, err = cofima("merge", *files[:2], *lists, "-o", "o.safetensors", cwd=tmp_path)
+    assert code == 0, err
+    assert "7 classes: 1, 2, 3, 4, 5, 6, 7" in out
+    code, _, err = cofima("merge", *files[:2], "--skip", "a.*", "half", "-o", "p.safetensors", cwd=tmp_path)
+    assert code == 0, err
+    assert not {"a.weight", "a.bias", "half"} & set(load_file(tmp_path / "p.safetensors"))
+
+
 def test_from_folders_and_images_to_a_merged_model(learn, tmp_path: Path) -> None:
     models = [learn("coma", ((0, 1), (2, 3))), learn("coma", ((3, 2), (4, 5), (1,)))]
     for number, model in enumerate(models):

@@ -1,5 +1,6 @@
 """Plain files: laws of every method, types, mistakes."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_the_ends_are_the_models_bit_for_bit(method: str, lam: int, files, fishe
 @pytest.mark.parametrize("lam", [None, 0.5, 0.123])
 def test_two_models_are_averaged_as_the_function_does(lam: float | None, files, same_bits) -> None:
     a, b = (load_file(path) for path in files[:2])
-    same_bits(merged(files[:2], lam=lam), average(a, b, 0.4 if lam is None else lam))
+    same_bits(merged(files[:2], lam=lam), average(a, b, 0.5 if lam is None else lam))
 
 
 def test_by_fisher_as_the_function_does(files, fishers, same_bits) -> None:
@@ -238,8 +239,109 @@ def test_sizes_are_said_first_and_the_bar_counts_megabytes(tmp_path: Path, monke
     ears = Ears()
     done = cofima.merge(paths, tmp_path / "out.safetensors", progress=ears)
     assert done.bytes == 2_400_000
-    assert ears.heard == ["merging 2 models of 2.4 MB: average, lam 0.4"]
-    assert ears.ticks == {"merging, MB": (3, 3)}
+    assert ears.heard == ["merging 2 models of 2.4 MB: average, lam 0.5"]
+    assert ears.ticks == {"checking, MB": (5, 5), "merging, MB": (3, 3)}
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.pth.tar", "x.pt", "x.bin"])
+def test_files_of_torch_are_read_as_everywhere_else(name: str, files, tmp_path: Path, same_bits) -> None:
+    wrapped = {f"module.{key}": value for key, value in load_file(files[1]).items()}
+    torch.save({"epoch": 3, "state_dict": wrapped}, tmp_path / name)
+    same_bits(merged([files[0], tmp_path / name], lam=0.3), merged(files[:2], lam=0.3))
+
+
+def test_old_files_of_torch(files, tmp_path: Path, same_bits) -> None:
+    torch.save(load_file(files[1]), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    same_bits(merged([files[0], tmp_path / "old.pth"], lam=0.3), merged(files[:2], lam=0.3))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("key", ["a.weight", "half", "brain", "double", "scalar"])
+def test_nan_and_inf_are_named(value: float, key: str, files) -> None:
+    broken = load_file(files[1])
+    broken[key].view(-1)[-1] = value
+    save_file(broken, files[1])
+    assert f"b.safetensors: {key} holds NaN or Inf" in refused(files[:2])
+    assert f"b.safetensors: {key} holds NaN or Inf" in refused(files[:1], method="ties", base=files[1])
+
+
+# --- heads for different classes -------------------------------------------------------------------
+
+NAMES = {"a": ["cat", "dog", "fox"], "b": ["fox", "cat", "owl", "emu"]}
+
+
+@pytest.fixture
+def heads(tmp_path: Path) -> list[Path]:
+    """Return two files with one body and heads for NAMES, and their lists of classes."""
+    draw = torch.Generator().manual_seed(0)
+    for name, classes in NAMES.items():
+        rows = {"fc.weight": torch.randn(len(classes), 5, generator=draw)}
+        rows |= {"fc.bias": torch.randn(len(classes), generator=draw)}
+        rows |= {"body.weight": torch.randn(5, 5, generator=draw)}
+        save_file(rows, tmp_path / f"{name}.safetensors", {"cofima.method": "CoMA"})
+        (tmp_path / f"{name}.txt").write_text("\n".join(classes) + "\n\n")
+    return [tmp_path / name for name in ("a.safetensors", "b.safetensors", "a.txt", "b.txt")]
+
+
+def test_skipped_tensors_are_left_out(heads, same_bits) -> None:
+    a, b = load_file(heads[0]), load_file(heads[1])
+    body = average({"body.weight": a["body.weight"]}, {"body.weight": b["body.weight"]}, 0.5)
+    same_bits(merged(heads[:2], skip=["fc.*"]), body)
+    assert "--skip 'fc.*' leaves tensors out" in refused(heads[:2])
+    said = refused(heads[:2], skip=["fc.*", "head.*"])
+    assert said == "skip = head.*: no tensor has such a name, of body.*, fc.*"
+
+
+def test_fisher_information_of_skipped_tensors_is_not_needed(heads, tmp_path: Path) -> None:
+    for path in heads[:2]:
+        save_file({k: torch.rand(v.shape) for k, v in load_file(path).items()}, tmp_path / f"f{path.name}")
+    fishers = [tmp_path / f"f{path.name}" for path in heads[:2]]
+    assert set(merged(heads[:2], "fisher", fisher=fishers, skip=["fc.*"])) == {"body.weight"}
+
+
+def test_heads_of_files_are_merged_by_a_class_list(heads) -> None:
+    done = cofima.merge(heads[:2], heads[0].parent / "out.safetensors", lam=0.3, classes=heads[2:])
+    assert done.classes == ["cat", "dog", "fox", "owl", "emu"]
+    found, a, b = (load_file(path) for path in (done.path, *heads[:2]))
+    for row, name in enumerate(done.classes):
+        mine = [
+            (m, NAMES[k].index(name), s) for k, m, s in (("a", a, 0.7), ("b", b, 0.3)) if name in NAMES[k]
+        ]
+        total = sum(share for *_, share in mine)
+        for key in ("fc.weight", "fc.bias"):
+            expected = sum(share / total * model[key][at] for model, at, share in mine)
+            torch.testing.assert_close(found[key][row], expected)
+    with safe_open(done.path, "pt") as file:
+        assert file.metadata() == {"cofima.classes": '["cat", "dog", "fox", "owl", "emu"]'}
+
+
+def test_files_that_name_their_classes_need_no_list(heads, tmp_path: Path, same_bits) -> None:
+    by_list = merged(heads[:2], classes=heads[2:])
+    for path, names in zip(heads[:2], NAMES.values(), strict=True):
+        save_file(load_file(path), path, {"cofima.classes": json.dumps(names)})
+    same_bits(merged(heads[:2]), by_list)
+
+
+def test_the_base_of_named_heads_gives_its_body_alone(heads, tmp_path: Path, same_bits) -> None:
+    base = tmp_path / "base.safetensors"
+    save_file({"body.weight": torch.zeros(5, 5), "fc.weight": torch.zeros(1000, 5)}, base)
+    found = merged(heads[:2], "task_arithmetic", base=base, lam=0.5, classes=heads[2:])
+    torch.testing.assert_close(found["fc.weight"], merged(heads[:2], classes=heads[2:])["fc.weight"])
+    alone = merged(heads[:1], "wise_ft", base=base, lam=0.5, classes=heads[2:3])
+    same_bits({"fc": alone["fc.weight"]}, {"fc": load_file(heads[0])["fc.weight"]})
+
+
+def test_class_lists_that_do_not_fit(heads, tmp_path: Path) -> None:
+    a, b, one, other = heads
+    assert "1 lists for 2 models" in refused([a, b], classes=[one])
+    assert "none does" in refused([a, b], classes=[other, one])
+    assert "fc has 3 rows for 4 classes" in refused([a, b], classes=[other, other], head="fc")
+    assert "head: only with classes" in refused([a, b], head="fc")
+    (tmp_path / "five.txt").write_text("1\n2\n3\n4\n5")
+    save_file(load_file(a) | {"last.weight": torch.zeros(5, 5)}, a)
+    assert "several do: body, last; give --head NAME" in refused([a, a], classes=[tmp_path / "five.txt"] * 2)
+    one.write_text("x\nx")
+    assert "class x stands there twice" in refused([a, b], classes=[one, other])
 
 
 # --- mistakes --------------------------------------------------------------------------------------
@@ -344,12 +446,17 @@ def test_foreign_files_are_told_with_every_difference(files, tmp_path: Path) -> 
 
 
 def test_truncated_foreign_and_complex_files(files, tmp_path: Path) -> None:
-    cut, pth = tmp_path / "cut.safetensors", tmp_path / "x.pth"
+    cut, pth, code = tmp_path / "cut.safetensors", tmp_path / "x.pth", tmp_path / "code.pth.tar"
     cut.write_bytes(files[0].read_bytes()[:-5])
     torch.save({"a": torch.zeros(1)}, pth)
-    said = refused([cut, pth])
+    pth.write_bytes(pth.read_bytes()[:-5])
+    torch.save({"state_dict": {"a": torch.zeros(1)}, "args": Path("x")}, code)
+    said = refused([cut, pth, code])
     assert "cut.safetensors: truncated" in said
-    assert "x.pth: not a .safetensors file" in said
+    assert "x.pth: truncated" in said
+    assert "code.pth.tar: holds more than tensors" in said
+    (tmp_path / "x.npz").touch()
+    assert "x.npz: not a .safetensors file" in refused([tmp_path / "x.npz"] * 2)
     save_file({"x": torch.zeros(2, dtype=torch.complex64)}, tmp_path / "z.safetensors")
     assert "types that cannot be merged" in refused([tmp_path / "z.safetensors"] * 2)
 

@@ -16,6 +16,7 @@ from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups
 from cofima.methods.components.gaussians import ClassGaussians
+from cofima.report.history import history_table
 from cofima.store import model_folder
 from cofima.store.model import Model, load_model, save_model
 from cofima.training.evaluate import evaluate
@@ -56,6 +57,11 @@ def test_heads_are_merged_by_name_and_backbones_by_weight(
     assert found.classes == done.classes == [*a.classes, *(c for c in b.classes if c not in rows)]
     (row,) = found.history
     assert (row.kind, row.task, row.classes) == ("merge", len(found.tasks), found.classes)
+    first, second = (f"of {path.name}: CoMA, {n} classes" for path, n in zip(pair, (4, 5), strict=True))
+    assert row.notes[0] == f"average, lam {lam:g}"
+    assert row.command.endswith(f"-o MODEL --method average --lam {lam:g}")
+    assert [note.partition(" (")[0] for note in row.notes[1:]] == [first, second]
+    assert f"Merge 1: average, lam {lam:g}; {first} (" in history_table(found.history).note
     for name, (weight, bias) in ours.items():
         if name in rows and name in others:
             torch.testing.assert_close(weight, torch.lerp(rows[name][0], others[name][0], lam))
@@ -87,7 +93,7 @@ def test_tasks_are_those_of_the_first_then_what_is_new(pair, tmp_path: Path) -> 
     assert found.tasks[2:] == [b.tasks[1]]  # blob 2, 3 and 1 are known
     assert found.planned == 3
     assert (tmp_path / "out" / "CURRENT").read_text() == "0003\n"
-    assert found.data["merged"]["by"] == "average, lam 0.4"
+    assert found.data["merged"]["by"] == "average, lam 0.5"
     assert [m["path"] for m in found.data["merged"]["models"]] == [str(path) for path in pair]
 
 
@@ -348,7 +354,7 @@ def test_the_files_are_as_a_run_writes_them(pair, tmp_path: Path) -> None:
         for p in (tmp_path / "out", pair[0])
     )
     assert ours.keys() == theirs.keys()
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"CURRENT", "0003"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {".lock", "CURRENT", "0003"}
 
 
 def test_fisher_weighted_folders(learn, tmp_path: Path) -> None:
@@ -391,3 +397,20 @@ def test_a_head_behind_a_projection_is_refused(learn, tmp_path: Path) -> None:
     ridge = {"classifier": "ridge", "closed_form": {"projection": 16}}
     with pytest.raises(CofimaError, match="predicts with a random projection"):
         cofima.merge([learn("coma", FIRST, **ridge), learn("coma", SECOND)], tmp_path / "out")
+
+
+def test_heads_of_folders_need_no_help(pair, tmp_path: Path) -> None:
+    with pytest.raises(
+        CofimaError, match=r"skip: for files only; .* is a model folder, which names its classes"
+    ):
+        cofima.merge(pair, tmp_path / "out", skip=["head.*"])
+
+
+def test_nan_in_a_head_is_named(pair, tmp_path: Path) -> None:
+    broken = load_model(shutil.copytree(pair[0], tmp_path / "broken"))
+    with torch.no_grad():
+        next(broken.method.net.backbone.parameters()).view(-1)[0] = torch.nan
+    save_model(broken, tmp_path / "broken")
+    with pytest.raises(CofimaError, match=r"broken: \S+ holds NaN or Inf"):
+        cofima.merge([pair[1], tmp_path / "broken"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

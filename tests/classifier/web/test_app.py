@@ -1,8 +1,12 @@
 """The page: people ask, one at a time adds a class, nothing else can be read through it."""
 
+import html
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -23,6 +27,12 @@ from cofima.store import model_folder
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 COLOURS = {"red": (220, 30, 30), "green": (30, 190, 40), "blue": (30, 60, 220), "yellow": (230, 220, 40)}
+# cells of a table whose text is wider than they are, or that reach beyond the table's own box
+CUT = """table => { const right = table.getBoundingClientRect().right + 1;
+    return [...table.querySelectorAll("[role=gridcell]")].filter(cell => cell.offsetParent !== null &&
+        (cell.getBoundingClientRect().right > right ||
+         [cell, ...cell.querySelectorAll("*")].some(part => part.scrollWidth > part.clientWidth + 1 &&
+            part.clientWidth > 0 && part.textContent.trim()))).map(cell => cell.textContent.trim()) }"""
 FIGURES = Path(__file__).parents[3] / "docs" / "figures"
 
 
@@ -221,8 +231,9 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     yellow = [str(path) for path in paint(tmp_path / "y", "yellow", 9)]
     others = [str(paint(tmp_path / "o", name, 1, first=90)[0]) for name in ("red", "green", "blue")]
-    fake = tmp_path / "fake.png"
+    fake, notes = tmp_path / "fake.png", tmp_path / "notes.txt"
     fake.write_text("no image")
+    notes.write_text("no image either")
     keep = FIGURES if os.environ.get("COFIMA_SCREENSHOTS") else tmp_path
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
@@ -236,19 +247,37 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
         expect(page.locator("#asked")).to_contain_text("fake")
         page.click("#ask")
         answers = page.locator("#answers")
+        expect(answers).to_contain_text("fake.png")
         expect(answers).to_contain_text("not an image, or damaged")
         for name in ("red", "green", "blue"):
             expect(answers).to_contain_text(name)
+        assert answers.evaluate(CUT) == []
         page.screenshot(path=keep / "app_ask.png", full_page=True)
         page.get_by_role("tab", name="Add a class").click()
         page.fill("#name textarea, #name input", "yellow")
         page.set_input_files("#photos input[type=file]", yellow[:8])
         expect(page.locator("#photos")).to_contain_text("yellow7")
         page.click("#add")
+        expect(page.locator("#said")).to_contain_text("yellow ·")  # the bar, while it learns
+        page.screenshot(path=keep / "progress.png", full_page=True)
         expect(page.locator("#said")).to_contain_text("Learned yellow")
         expect(page.locator("#head")).to_contain_text("It knows 4 classes")
         expect(page.locator("#changes")).to_contain_text("green")
         page.screenshot(path=keep / "app_add.png", full_page=True)
+        expect(page.locator("#name textarea, #name input")).to_have_value("")  # ready for the next class
+        expect(page.locator("#photos")).not_to_contain_text("yellow7")
+        page.set_input_files("#photos input[type=file]", [*yellow[:6], str(notes)])
+        page.fill("#name textarea, #name input", " yellow ")
+        expect(page.locator("#photos")).to_contain_text("notes")
+        page.click("#add")  # a known class is not changed without a word
+        expect(page.locator("#confirm")).to_contain_text("yellow is known already")
+        page.screenshot(path=keep / "confirm.png", full_page=True)
+        page.click("#unsure")
+        expect(page.locator("#sure")).not_to_be_visible()
+        page.click("#add")
+        page.click("#sure")
+        expect(page.locator("body")).to_contain_text("notes.txt: not an image, or damaged")
+        expect(page.locator("#head")).to_contain_text("It knows 4 classes")
         second = browser.new_page()  # another visitor asks for the new class
         second.set_default_timeout(90_000)
         second.goto(served)
@@ -265,3 +294,92 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
         expect(page.locator("#head")).to_contain_text("It knows 3 classes")
         browser.close()
     assert (keep / "app_add.png").stat().st_size > 10_000
+
+
+def test_a_known_class_gets_more_photographs_only_if_that_is_said(model: Path, tmp_path: Path) -> None:
+    from cofima.classifier.web.app import _changes
+
+    session, red = Session(model), paint(tmp_path / "r", "red", 6, first=50)
+    assert session.knows(" red ")
+    assert not session.knows("yellow")
+    with pytest.raises(CofimaError, match="already known, where only new classes are asked for: red"):
+        session.add("red", red)
+    assert len(session.history()) == 1
+    done = session.add("red", red, more=True)
+    assert (done.new, done.more) == ([], ["red"])
+    named = [row[0] for row in _changes(done)]
+    assert sorted(named) == sorted(set(named))  # measured before and after, and held out: one row
+    assert {"red", "green", "blue"} <= set(named)
+
+
+def test_half_a_photograph_is_named_by_its_own_name(model: Path, tmp_path: Path) -> None:
+    whole = paint(tmp_path / "y", "yellow", 5)
+    cut = tmp_path / "y" / "cut.png"
+    cut.write_bytes(whole[0].read_bytes()[:2500])  # its header is whole
+    assert not Limits().fault(cut)
+    session = Session(model)
+    with pytest.raises(CofimaError, match=r"what was uploaded has 1 problem:\n  cut.png: truncated"):
+        session.add("yellow", [*whole, cut])
+    for name in ("a\x1b[31m", "x" * 201, "\u202e"):
+        with pytest.raises(CofimaError, match="cannot be the name of a class"):
+            session.add(name, whole)
+    (tmp_path / "y" / "gone.png").unlink(missing_ok=True)
+    assert session.ask([tmp_path / "y" / "gone.png"])[0].error == "no longer kept: upload it again"
+
+
+def test_no_name_is_markup_on_the_page() -> None:
+    from cofima.classifier.web.app import _html
+
+    for text in ("<img src=x>", "[a](javascript:b)", "$x$", "`a`", "**a**", "a | b", "# a", "\x1b[31m"):
+        shown = _html(text)
+        assert not set(shown) & set("<>[]()$`*|\x1b")
+        assert html.unescape(shown) == text.replace("\x1b", r"\x1b")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_turns_other_sites_away_and_bounds_all_uploads(
+    served: str, model: Path, tmp_path: Path
+) -> None:
+    httpx = pytest.importorskip("httpx")
+    own = served.removeprefix("http://").rstrip("/")
+    assert status(served, Host=own, Origin=f"http://{own}") == 200
+    assert status(served, Host="evil.example") == 403
+    assert status(f"{served}config", Host="evil.example:7860") == 403
+    join = f"{served}gradio_api/queue/join"
+    body = json.dumps({"data": [], "fn_index": 0, "session_hash": "x"}).encode()
+    kind = {"Content-Type": "application/json"}
+    assert status(join, body, Origin="http://evil.example", **kind) == 403
+    assert status(join, body, Origin="null", **kind) == 403
+    assert status(join, body, Host="evil.example", Origin="http://evil.example", **kind) == 403
+    photo = paint(tmp_path / "p", "red", 1)[0]
+    (tmp_path / "uploads" / "other").write_bytes(b"")
+    os.truncate(tmp_path / "uploads" / "other", Limits.total_megabytes * 1_000_000)
+    with photo.open("rb") as file:
+        answer = httpx.post(f"{served}gradio_api/upload", files={"files": file})
+    assert (answer.status_code, "all uploads together may take 2,000 MB" in answer.text) == (413, True)
+    (tmp_path / "uploads" / "other").unlink()
+    with photo.open("rb") as file:
+        assert httpx.post(f"{served}gradio_api/upload", files={"files": file}).status_code == 200
+
+
+@pytest.mark.slow
+def test_the_command_removes_uploads_on_sigterm_and_after_a_kill(model: Path, tmp_path: Path) -> None:
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("gradio", reason="needs cofima[app]")
+    photo, place = paint(tmp_path / "p", "red", 1)[0], tmp_path / "tmp"
+    place.mkdir()
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    environment = os.environ | {"TMPDIR": str(place), "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}
+    for number, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 143)):
+        start = "import tiny; from cofima.cli.main import main; main()"  # with the tiny networks
+        command = [sys.executable, "-c", start, "app", str(model)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as page:
+            assert page.stdout is not None
+            where = page.stdout.readline().split()[1]
+            with photo.open("rb") as file:
+                assert httpx.post(f"{where}gradio_api/upload", files={"files": file}).status_code == 200
+            assert len(list(place.rglob("red0.png"))) == 1  # those of the killed page are gone already
+            page.send_signal(number)
+            assert page.wait(30) == code
+        assert bool(list(place.rglob("*.png"))) == (number == signal.SIGKILL)
+    assert not list(place.glob("cofima-app-*"))

@@ -9,7 +9,7 @@ from torch import Tensor
 from cofima.core.errors import CofimaError
 from cofima.experiment.config import check
 from cofima.methods.components.discriminant import SharedGaussians
-from cofima.methods.components.drift import ALPHAS, choose_alpha, drift_map, leave_one_class_out_errors
+from cofima.methods.components.drift import ALPHAS, choose_alpha, drift_map, left_out_residuals
 from cofima.methods.components.gaussians import ClassGaussians, gaussian
 
 
@@ -78,7 +78,7 @@ def test_classes_left_out_are_those_of_solving_without_each(count: int) -> None:
             moved = torch.linalg.solve(gram, before[rest].T @ (after - before)[rest])
             error += float((after - before - before @ moved)[~rest].square().sum())
         slow.append(error)
-    found = leave_one_class_out_errors(before, after, labels)
+    found = torch.stack([r.square().sum() for r in left_out_residuals(before, after, labels, ALPHAS)])
     torch.testing.assert_close(found, torch.tensor(slow, dtype=torch.float64))
     assert choose_alpha(before, after, labels) == ALPHAS[min(range(5), key=slow.__getitem__)]
     assert choose_alpha(before, after, torch.zeros(count)) == 1.0

@@ -19,6 +19,7 @@ from cofima.store.history import HistoryRow
 from cofima.store.model import Model
 
 SHOWN = 200  # classes in a table or a list
+HELD_OUT = "of all classes, held out when it last learned; they also decided when to stop"
 # as config.json and history.jsonl name folders of this machine
 PLACE = re.compile(r"(folder:|(?:of )?(?=/))(.+)")
 
@@ -75,7 +76,7 @@ def _result(model: Model, percent: float, images: int, what: str) -> EvalResult:
         dataset_name=data_name(model),
         metric_type="accuracy",
         metric_value=round(percent / 100, 4),
-        metric_name=f"accuracy on images {what}",
+        metric_name=f"accuracy on {images:,} images {what}",
     )
 
 
@@ -86,8 +87,10 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def _command(model: Model, row: HistoryRow) -> str:
-    """Return the command that wrote a row of the history."""
+    """Return the command that repeats a row of the history: as recorded, or as far as the row tells."""
     config = model.config
+    if row.command:
+        return row.command
     match row.kind:
         case "task":
             return "cofima run config.yaml --out MODEL"
@@ -130,16 +133,16 @@ def origin_of(model: Model) -> tuple[str | None, str | None]:
 
 
 def measured(model: Model) -> tuple[float, int, str] | None:
-    """Return the last accuracy in percent, the number of images, and their description; or None."""
+    """Return the accuracy over all classes in percent, the number of images, and their description; or None.
+
+    An accuracy of some classes alone is no accuracy of the model: it is None then.
+    """
     held_out = held_out_accuracy(model)
-    if held_out is not None and held_out.percent is not None:
-        what = "held out when it last learned; they also decided when to stop"
-        if len(held_out.images) < len(model.classes):
-            what += f", of {len(held_out.images)} of the {len(model.classes)} classes"
-        return held_out.percent, sum(held_out.images.values()), what
+    if held_out is not None and held_out.percent is not None and set(held_out.images) >= set(model.classes):
+        return held_out.percent, sum(held_out.images.values()), HELD_OUT
     last = model.history[-1] if model.history else None
-    if last is not None and last.kind == "task" and last.overall is not None:
-        return last.overall, sum(last.sizes), "test images of all classes"
+    if last is not None and last.kind == "task" and last.overall is not None and None not in last.accuracy:
+        return last.overall, sum(last.sizes), "of all classes, which it was tested on"
     return None
 
 

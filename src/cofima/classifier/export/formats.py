@@ -38,6 +38,8 @@ class Portable(nn.Module):
         self.net, self.head = model.method.net, model.method.head()
         self.predict = model.method.predict
         self.temperature = float(model.serving.get("temperature", 1.0))
+        self.offsets: Tensor
+        self.register_buffer("offsets", model.offset(torch.zeros(len(model.classes))), persistent=False)
         view = model.view
         self.start, self.size = round((view.stored - view.size) / 2), view.size
         self.mean: Tensor
@@ -49,7 +51,7 @@ class Portable(nn.Module):
         """Crop the center, normalize, classify."""
         end = self.start + self.size
         images = (pixels[:, :, self.start : end, self.start : end].float() - self.mean) / self.std
-        logits = self.predict(images)
+        logits = self.predict(images) + self.offsets
         return logits, torch.softmax(logits / self.temperature, dim=1)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
@@ -14,7 +15,7 @@ from cofima.core.errors import CofimaError
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow, dump_rows
 from cofima.store.model import load_model
-from cofima.store.model_folder import CONFIG, CURRENT, HISTORY, Generation, Record
+from cofima.store.model_folder import CONFIG, CURRENT, FEATURES, HISTORY, Generation, Record
 
 GENERATION = re.compile(r"\d{4}/")
 
@@ -26,6 +27,7 @@ def push(
     private: bool = False,
     license: str | None = None,
     with_images: bool = False,
+    with_features: bool = False,
 ) -> str:
     """Upload the current generation with its card in one commit; return the address.
 
@@ -35,6 +37,7 @@ def push(
         private: Create the repository as private.
         license: License identifier of the hub, for the card.
         with_images: Also upload the images inside the model.
+        with_features: Also upload the features of held-out images, by which forgetting is measured.
     """
     if constants.HF_HUB_OFFLINE:
         raise CofimaError(
@@ -52,10 +55,12 @@ def push(
         raise CofimaError("no token for the Hugging Face hub: run 'hf auth login', or set HF_TOKEN")
     generation = model_folder.read(folder)
     card = model_card(model, repo.rpartition("/")[2], license)
-    told = without_places(generation)
+    private_files = set() if with_features else {FEATURES}
+    told = without_places(generation, private_files)
     additions = [
         CommitOperationAdd(f"{generation.name}/{file.name}", told.get(file.name, file))
         for file in sorted(generation.path.iterdir())
+        if file.name not in private_files
     ]
     additions += [
         CommitOperationAdd(CURRENT, f"{generation.name}\n".encode()),
@@ -64,12 +69,16 @@ def push(
     return _send(repo, additions, private, f"{model.method.label}, {len(model.classes)} classes")
 
 
-def without_places(generation: Generation) -> dict[str, bytes]:
-    """Return config.json and history.jsonl with names instead of paths, which are private."""
+def without_places(generation: Generation, left_out: Collection[str] = ()) -> dict[str, bytes]:
+    """Return config.json and history.jsonl with names instead of paths, which are private.
+
+    config.json does not list the files that are ``left_out``.
+    """
     rows = [HistoryRow.model_validate(without_paths(row.model_dump())) for row in generation.history()]
     history = dump_rows(rows).encode()
     record = Record.model_validate(without_paths(generation.record.model_dump()))
-    files = record.files | {HISTORY: hashlib.sha256(history).hexdigest()}
+    files = {name: digest for name, digest in record.files.items() if name not in left_out}
+    files[HISTORY] = hashlib.sha256(history).hexdigest()
     config = record.model_copy(update={"files": files}).text()
     return {HISTORY: history, CONFIG: config.encode()}
 

@@ -24,6 +24,8 @@ def to_timm(model: Model, path: Path, images: Tensor) -> Exported:
     settings = timm_settings(model)
     meta = as_text(metadata(model)) | {"format": "pt", "cofima.timm": json.dumps(settings)}
     weights = {key: value.detach().cpu().contiguous() for key, value in model.weights().items()}
+    bias = f"{model.backbone.classifier}.bias"
+    weights[bias] = model.offset(weights[bias])
     with write_aside(path) as aside:
         save_file(weights, aside, meta)
         with torch.random.fork_rng(devices=[]):

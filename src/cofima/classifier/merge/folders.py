@@ -1,24 +1,25 @@
 """Merge model folders: the backbones weight by weight, the heads class by class."""
 
-from collections.abc import Iterator
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cofima import methods
-from cofima.classifier.merge.inputs import CheckpointFile, Inputs, ModelFolder, network_merges
+from cofima.classifier.merge.inputs import CheckpointFile, Inputs, ModelFolder, head_merges, network_merges
 from cofima.classifier.merge.method_after import MethodAfter, StateMerge, choose_method
 from cofima.classifier.merge.request import MergeSettings
-from cofima.classifier.merge.tensors import ClassRows, TensorMerge, merge_tensors
+from cofima.classifier.merge.tensors import merge_tensors
 from cofima.core import plugins
 from cofima.core.atomic import require_space
 from cofima.core.errors import first_problems
 from cofima.core.progress import Progress
+from cofima.core.wording import count, some
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow, now
 from cofima.store.model import method_facts
 from cofima.store.model_folder import STATE, WEIGHTS, Record
-from cofima.weights.mmap import MappedFile, TensorSpec, create_mapped
+from cofima.weights.mmap import create_mapped
 
 
 def merge_folders(
@@ -29,26 +30,31 @@ def merge_folders(
     Folders that cannot be merged are one error with all differences, before anything is written.
     """
     inputs = _fitting(inputs)
-    last, tasks = inputs.folders[-1], inputs.tasks
+    tasks = inputs.tasks
     classes = [name for task in tasks for name in task]
     after = choose_method(inputs.folders)
     states = StateMerge(inputs, after.entries)
-    heads = {
-        last.head_name(key): TensorSpec(value.dtype, (len(classes), *value.shape[1:]))
-        for key, value in last.head.items()
-    }
-    weights, state = inputs.kinds() | heads, states.kinds()
+    weights, state = inputs.kinds() | inputs.head_kinds(len(classes)), states.kinds()
     size = sum(kind.bytes for kind in [*weights.values(), *state.values()])
     model_folder.check_writable(out)
     require_space(out, size)
     progress.say(f"merging {len(inputs.models)} models into one of {size / 1e6:,.1f} MB: {settings}")
-    row = HistoryRow(kind="merge", task=len(tasks), date=now(), classes=classes, notes=[str(settings)])
+    inputs.require_finite(progress)
+    notes = [str(settings), *map(_part, inputs.every)]
+    row = HistoryRow(
+        kind="merge",
+        task=len(tasks),
+        date=now(),
+        classes=classes,
+        notes=notes,
+        command=_command(inputs, settings),
+    )
     with (
         model_folder.write(out, _record(inputs, settings, after), [row]) as aside,
         create_mapped(aside / WEIGHTS, weights, {"format": "pt"}) as net,
         create_mapped(aside / STATE, state, {"format": "pt"}) as kept,
     ):
-        bodies, rows = network_merges(inputs, net), _head_merges(inputs, classes, net)
+        bodies, rows = network_merges(inputs, net), head_merges(inputs, classes, net)
         merge_tensors([*bodies, *rows, *states.merges(kept)], settings, progress)
         states.pool(kept)
     return after, classes, size
@@ -66,22 +72,6 @@ def _fitting(inputs: Inputs) -> Inputs:
     inputs = replace(inputs, models=models, base=inputs.base and _without_head(inputs.base, classifier))
     inputs.require_fit()
     return inputs
-
-
-def _head_merges(inputs: Inputs, classes: list[str], net: MappedFile) -> Iterator[TensorMerge]:
-    """Yield the merges of the heads, class by class."""
-    models, base, last = inputs.models, inputs.base, inputs.folders[-1]
-    rows = ClassRows([model.classes for model in models], base.classes if base else ())
-    for key in last.head:
-        name = last.head_name(key)
-        yield from rows.merges(
-            name,
-            {k: model.head[key] for k, model in enumerate(models) if isinstance(model, ModelFolder)},
-            net[name],
-            classes,
-            base=base.head[key] if isinstance(base, ModelFolder) else None,
-            fishers={k: fisher[name] for k, fisher in enumerate(inputs.fishers) if name in fisher},
-        )
 
 
 def _record(inputs: Inputs, settings: MergeSettings, after: MethodAfter) -> Record:
@@ -124,6 +114,27 @@ def _origin(one: CheckpointFile) -> dict[str, Any]:
         return {"path": str(one.path), "method": "file", "classes": 0}
     said = {"path": str(one.path), "method": one.method.label, "classes": len(one.classes)}
     return said | {"sha256": one.record.files[WEIGHTS]}
+
+
+def _part(one: CheckpointFile) -> str:
+    """Return one of the merged models in words, without the path to it, which is private."""
+    name = one.path.resolve().name
+    if not isinstance(one, ModelFolder):
+        return f"of {name}: weights alone"
+    return f"of {name}: {one.method.label}, {count(len(one.classes), 'class', 'es')} ({some(one.classes, 4)})"
+
+
+def _command(inputs: Inputs, settings: MergeSettings) -> str:
+    """Return the command that repeats a merge, with names in place of paths."""
+    names = [one.path.resolve().name for one in inputs.models]
+    words = ["cofima", "merge", *names, "-o", "MODEL", *settings.words()]
+    words += ["--base", inputs.base.path.resolve().name] if inputs.base else []
+    words += (
+        ["--fisher", *(f"FISHER_{number}" for number in range(1, len(inputs.fishers) + 1))]
+        if inputs.fishers
+        else []
+    )
+    return shlex.join(words)
 
 
 def _differences(a: ModelFolder, b: ModelFolder) -> list[str]:

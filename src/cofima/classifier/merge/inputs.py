@@ -1,7 +1,9 @@
 """Inputs of a merge, opened and checked but not read: model folders, files of tensors, Fisher information."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -9,18 +11,26 @@ import torch
 from torch import Tensor
 
 from cofima import methods
-from cofima.classifier.merge.tensors import TensorMerge
+from cofima.classifier.merge.tensors import SPAN, ClassRows, TensorMerge, follow
 from cofima.core import plugins
 from cofima.core.errors import CofimaError, first_problems
+from cofima.core.progress import Progress
 from cofima.methods import Method
 from cofima.methods.state import Entry, check
+from cofima.models.checkpoint_formats.layouts import unwrapped
+from cofima.models.checkpoint_formats.reader import read_weights
 from cofima.store import model_folder
 from cofima.store.model_folder import WEIGHTS, Record
 from cofima.weights.mmap import DTYPE_NAMES, MappedFile, TensorSpec, read_mapped, spec_of
 from cofima.weights.ops import Weights
 
+DIFFERENT_HEADS = (
+    "Heads for different classes: --skip 'fc.*' leaves tensors out of the merge, by their names; "
+    "--classes A.txt B.txt, one name a line and one file a model, merges heads class by class."
+)
 MODEL = "model_sha256"  # metadata of a file of Fisher information: the weights that it was measured on
 HEAD = ("weight", "bias")
+TORCH = (".pth", ".tar", ".pt", ".bin")  # endings of files that torch.save wrote
 
 
 @dataclass(frozen=True)
@@ -29,20 +39,28 @@ class CheckpointFile:
 
     Attributes:
         path: As the user gave it.
-        weights: The network; of a model folder without its head.
+        weights: The network; without its head, where the names of its classes are known.
         metadata: Of a plain file.
-        classes: Names of a model folder's classes, in the order of the head's rows.
+        classes: Names of the classes, in the order of the head's rows; empty for a file without names.
+        head: Weight and bias of the head that predicts, one row a class; empty for a file without names.
+        classifier: Name of the head's module.
     """
 
     path: Path
     weights: Weights
     metadata: dict[str, str] = field(default_factory=dict)
     classes: Sequence[str] = ()
+    head: Weights = field(default_factory=dict)
+    classifier: str = ""
 
     @property
     def every_weight(self) -> Weights:
-        """All weights under the names in their file."""
-        return self.weights
+        """All weights under the names in their file, the head's too."""
+        return self.weights | {self.head_name(key): value for key, value in self.head.items()}
+
+    def head_name(self, key: str) -> str:
+        """Return the name of the head's weight or bias in the file."""
+        return f"{self.classifier}.{key}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,25 +70,14 @@ class ModelFolder(CheckpointFile):
     Attributes:
         record: Its config.json.
         method: Its method.
-        head: Weight and bias of the head that predicts, one row a class.
         state: What the method keeps.
         entries: The declaration of each entry of the state.
     """
 
     record: Record
     method: type[Method]
-    head: Weights
     state: Weights
     entries: Mapping[str, Entry]
-
-    @property
-    def every_weight(self) -> Weights:
-        """All weights under the names in their file, the head's too."""
-        return self.weights | {self.head_name(key): value for key, value in self.head.items()}
-
-    def head_name(self, key: str) -> str:
-        """Return the name of the head's weight or bias in the file."""
-        return f"{self.record.backbone['classifier']}.{key}"
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,14 @@ class Inputs:
         names = self.models[0].weights
         return {key: _widest([model.weights[key] for model in self.models]) for key in names}
 
+    def head_kinds(self, classes: int) -> dict[str, TensorSpec]:
+        """Return types and shapes of the merged head, with one row a class."""
+        last = self.models[-1]
+        return {
+            last.head_name(key): TensorSpec(value.dtype, (classes, *value.shape[1:]))
+            for key, value in last.head.items()
+        }
+
     def require_fit(self) -> None:
         """Raise with every difference between the networks, if there is any."""
         first, *others = self.every
@@ -125,9 +140,29 @@ class Inputs:
                 if key in other.weights:
                     wrong += [f"{key}: {said} in {where}" for said in _differs(value, other.weights[key])]
         if wrong:
-            raise first_problems("the models do not fit each other: the comparison", wrong)
+            error = first_problems("the models do not fit each other: the comparison", wrong)
+            raise error if self.folders else CofimaError(f"{error}\n{DIFFERENT_HEADS}")
         if not first.weights:
             raise CofimaError(f"{first.path} has no tensors")
+
+    def require_finite(self, progress: Progress) -> None:
+        """Raise with the name of every weight that holds NaN or Inf; all tensors are read once."""
+        wrong: list[str] = []
+        every = [(one.path, key, value) for one in self.every for key, value in one.every_weight.items()]
+
+        def look() -> Iterator[int]:
+            for path, key, value in every:
+                flat = value.reshape(-1)
+                for start in range(0, len(flat), SPAN):
+                    part = flat[start : start + SPAN]
+                    if not _finite(part):
+                        wrong.append(f"{path}: {key} holds NaN or Inf")
+                        break
+                    yield part.nbytes
+
+        follow(look(), sum(value.nbytes for *_, value in every), "checking, MB", progress)
+        if wrong:
+            raise first_problems("the weights cannot be merged: the check", wrong)
 
 
 def network_merges(inputs: Inputs, target: MappedFile) -> Iterator[TensorMerge]:
@@ -141,11 +176,30 @@ def network_merges(inputs: Inputs, target: MappedFile) -> Iterator[TensorMerge]:
         yield TensorMerge(key, range(len(values)), values, target[key], start, fishers, put=put)
 
 
+def head_merges(inputs: Inputs, classes: Sequence[str], target: MappedFile) -> Iterator[TensorMerge]:
+    """Yield the merges of the heads, class by class."""
+    models, base, last = inputs.models, inputs.base, inputs.models[-1]
+    rows = ClassRows([model.classes for model in models], base.classes if base else ())
+    for key in last.head:
+        name = last.head_name(key)
+        yield from rows.merges(
+            name,
+            {k: model.head[key] for k, model in enumerate(models) if model.head},
+            target[name],
+            classes,
+            base=base.head[key] if base and base.head else None,
+            fishers={k: fisher[name] for k, fisher in enumerate(inputs.fishers) if name in fisher},
+        )
+
+
 def open_checkpoint(path: Path) -> CheckpointFile:
     """Open a model folder or a plain file."""
     if path.is_dir():
         return _open_folder(path)
-    weights, metadata = read_mapped(path)
+    if path.suffix in TORCH:
+        weights, metadata = unwrapped(read_weights(path)), {"format": "pt"}
+    else:
+        weights, metadata = read_mapped(path)
     if unknown := [
         f"{key}: {value.dtype}" for key, value in weights.items() if value.dtype not in DTYPE_NAMES
     ]:
@@ -165,12 +219,22 @@ def _open_folder(path: Path) -> ModelFolder:
         path,
         weights,
         classes=record.classes,
+        head=head,
+        classifier=record.backbone["classifier"],
         record=record,
         method=method,
-        head=head,
         state=state,
         entries=entries,
     )
+
+
+def skipped(weights: Weights, patterns: Sequence[str]) -> Weights:
+    """Return the tensors whose names match no pattern."""
+    return {
+        key: value
+        for key, value in weights.items()
+        if not any(fnmatchcase(key, pattern) for pattern in patterns)
+    }
 
 
 def require_linear(path: Path, method: type[Method], entries: Mapping[str, Entry]) -> None:
@@ -183,9 +247,11 @@ def require_linear(path: Path, method: type[Method], entries: Mapping[str, Entry
         )
 
 
-def open_fishers(paths: Sequence[Path], models: Sequence[CheckpointFile]) -> list[Weights]:
+def open_fishers(
+    paths: Sequence[Path], models: Sequence[CheckpointFile], skip: Sequence[str] = ()
+) -> list[Weights]:
     """Open one file per model; raise if one does not fit its model, or was measured on another."""
-    opened = [read_mapped(path) for path in paths]
+    opened = [(skipped(fisher, skip), said) for fisher, said in map(read_mapped, paths)]
     wrong: list[str] = []
     for path, model, (fisher, said) in zip(paths, models, opened, strict=True):
         mine = model.every_weight
@@ -209,6 +275,14 @@ def open_fishers(paths: Sequence[Path], models: Sequence[CheckpointFile]) -> lis
     if not tensors[0]:
         raise CofimaError(f"{paths[0]} has no tensors")
     return tensors
+
+
+def _finite(values: Tensor) -> bool:
+    """Return True if no value is NaN or infinite; one pass without a copy, as both reach the extremes."""
+    if not values.numel() or not values.is_floating_point():
+        return True
+    exact = values.float() if values.itemsize == 1 else values  # torch has no extremes of 8-bit floats
+    return all(math.isfinite(float(end)) for end in exact.aminmax())
 
 
 def _widest(values: Sequence[Tensor]) -> TensorSpec:

@@ -1,15 +1,19 @@
 """Merge checkpoints: one call for files and for model folders."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cofima import methods
+from cofima.classifier.merge import class_lists
+from cofima.classifier.merge.adapters import is_adapter, merge_adapters
 from cofima.classifier.merge.folders import merge_folders
 from cofima.classifier.merge.inputs import (
     CheckpointFile,
     Inputs,
     ModelFolder,
+    head_merges,
     network_merges,
     open_checkpoint,
     open_fishers,
@@ -31,7 +35,7 @@ class Merged:
         path: The file or the model folder.
         bytes: Size of its tensors.
         label: The method that a merged folder continues with; empty for a file.
-        classes: Its classes, in the order of the logits; empty for a file.
+        classes: Its classes, in the order of the logits; empty for a file without names.
         notes: Remarks for the user.
     """
 
@@ -54,21 +58,26 @@ def merge(
     density: float | None = None,
     outliers: float | None = None,
     seed: int | None = None,
+    skip: Sequence[str] = (),
+    classes: Sequence[str | Path] | None = None,
+    head: str | None = None,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Merged:
-    """Merge model folders, or .safetensors files, into one; tensor by tensor, straight from disk to disk.
+    """Merge model folders, or files of weights, into one; tensor by tensor, straight from disk to disk.
 
     Memory stays small however large the models are. Folders may know different classes: their heads
     are matched by the names of the classes.
 
     Args:
-        models: Two or more model folders or files; one is enough where there is a ``base``.
+        models: Two or more model folders or files (.safetensors, .pth, .pth.tar, .pt, .bin); one is enough
+            where there is a ``base``. Folders of LoRA
+            adapters, as peft writes them, can be averaged too.
         out: The merged folder or file.
         method: ``average``, ``fisher``, ``wise_ft``, ``task_arithmetic``, ``ties``, ``magmax``,
             ``model_stock``, ``breadcrumbs`` or ``dare``.
-        lam: Share of the second of two models (average, fisher: 0.4; wise_ft: 0.5), or scale of the task
-            vectors (task_arithmetic, dare: 0.4; ties: 1; magmax: 0.5; breadcrumbs: 0.2).
+        lam: Share of the second of two models (0.5), or scale of the task vectors (task_arithmetic, dare:
+            0.4; ties: 1; magmax: 0.5; breadcrumbs: 0.2).
         weights: Weight of each model, instead of ``lam``; for ties beside it. Not for magmax, model_stock.
         fisher: Files of Fisher information, one per model, as :func:`fisher` writes them.
         base: The weights that the models started from: a folder or a file.
@@ -76,32 +85,50 @@ def merge(
         outliers: Share of the largest elements of each tensor's task vector that breadcrumbs drops, 0.006 by
             default.
         seed: Seed of the elements that dare drops, 0 by default.
+        skip: Patterns (``fc.*``) of names of tensors that files are merged without.
+        classes: Text files with one class a line, one file per model: heads of files are then merged class by
+            class.
+        head: Name of the layer with one row a class, where several may be it.
         force: Replace ``out`` if it exists.
         progress: Receives the progress of the work.
 
     Raises:
         CofimaError: With every problem of the request or the files, before anything is written.
     """
-    given = None if fisher is None else [Path(path) for path in fisher]
-    start_at = None if base is None else Path(base)
-    paths = [Path(path) for path in models]
-    request = MergeRequest(method, paths, lam, weights, given, start_at, density, outliers, seed)
+    request = MergeRequest(
+        method,
+        [Path(path) for path in models],
+        lam,
+        weights,
+        None if fisher is None else [Path(path) for path in fisher],
+        None if base is None else Path(base),
+        density,
+        outliers,
+        seed,
+        list(skip),
+        None if classes is None else [Path(path) for path in classes],
+        head,
+    )
     out = Path(out)
+    if any(is_adapter(path) for path in request.models):
+        return Merged(out, *merge_adapters(request, out, force))
     _refuse(request, out, force)
     inputs, settings = _open(request), request.settings()
     notes = _notes(inputs, settings)
     if not request.models[-1].is_dir():
-        return Merged(out, _merge_files(inputs, settings, out, progress), notes=notes)
-    after, classes, size = merge_folders(inputs, settings, out, progress)
+        names, size = _merge_files(inputs, settings, out, progress)
+        return Merged(out, size, classes=names, notes=notes)
+    after, names, size = merge_folders(inputs, settings, out, progress)
     notes += [after.note] if after.note else []
     notes += _left_behind(inputs.folders)
-    return Merged(out, size, methods.find(after.name).label, classes, notes)
+    return Merged(out, size, methods.find(after.name).label, names, notes)
 
 
 def _refuse(request: MergeRequest, out: Path, force: bool) -> None:
     """Raise one error with every problem that shows before a file is opened."""
     found = request.problems()
     inputs = [*request.models, *([request.base] if request.base else []), *(request.fishers or ())]
+    inputs += request.classes or ()
     found += [f"{path}: no such file or folder" for path in inputs if not path.exists()]
     folders = [path for path in request.models if path.is_dir()]
     files = [path for path in request.models if path.is_file()]
@@ -117,9 +144,25 @@ def _refuse(request: MergeRequest, out: Path, force: bool) -> None:
 def _open(request: MergeRequest) -> Inputs:
     """Open everything; the base of wise_ft is the first of its two models."""
     models = _open_all([*([request.base] if request.base else []), *request.models])
-    base = models.pop(0) if request.base and request.method != WISE_FT else None
-    fishers = open_fishers(request.fishers, models) if request.fishers else ()
+    models = class_lists.skip(models, request.skip) if request.skip else models
+    base = models.pop(0) if request.base else None
+    models, base = _name_rows(request, models, base)
+    if base is not None and request.method == WISE_FT:
+        models, base = [base, *models], None
+    fishers = open_fishers(request.fishers, models, request.skip) if request.fishers else ()
     return Inputs(models, base, fishers)
+
+
+def _name_rows(
+    request: MergeRequest, models: list[CheckpointFile], base: CheckpointFile | None
+) -> tuple[list[CheckpointFile], CheckpointFile | None]:
+    """Give the heads of plain files the names of their classes, where these are known."""
+    told = request.classes or ()
+    classes = [class_lists.read_class_list(path) for path in told] or class_lists.known_classes(models)
+    if not classes:
+        return models, base
+    models = class_lists.name_rows(models, classes, request.head)
+    return models, base and class_lists.without_head(base, models[0].classifier)
 
 
 def _open_all(paths: Sequence[Path]) -> list[CheckpointFile]:
@@ -137,20 +180,33 @@ def _open_all(paths: Sequence[Path]) -> list[CheckpointFile]:
     return opened
 
 
-def _merge_files(inputs: Inputs, settings: MergeSettings, out: Path, progress: Progress) -> int:
-    """Write the merge of files; return the size of its tensors.
+def _merge_files(
+    inputs: Inputs, settings: MergeSettings, out: Path, progress: Progress
+) -> tuple[list[str], int]:
+    """Write the merge of files; return its classes, where their names are known, and the size of its tensors.
 
     Integer tensors and metadata come from the last model that has them.
     """
     inputs.require_fit()
-    kinds = inputs.kinds()
-    metadata = {key: text for model in inputs.models for key, text in model.metadata.items()}
+    classes = class_lists.union(inputs.models)
+    kinds = inputs.kinds() | inputs.head_kinds(len(classes))
     size = sum(kind.bytes for kind in kinds.values())
     require_space(out, size)
     progress.say(f"merging {len(inputs.models)} models of {size / 1e6:,.1f} MB: {settings}")
-    with write_aside(out) as aside, create_mapped(aside, kinds, metadata) as target:
-        merge_tensors([*network_merges(inputs, target)], settings, progress)
-    return size
+    inputs.require_finite(progress)
+    with write_aside(out) as aside, create_mapped(aside, kinds, _metadata(inputs, classes)) as target:
+        merges = [*network_merges(inputs, target), *head_merges(inputs, classes, target)]
+        merge_tensors(merges, settings, progress)
+    return classes, size
+
+
+def _metadata(inputs: Inputs, classes: Sequence[str]) -> dict[str, str]:
+    """Return the metadata of all files; what an export says of a model is not true of other classes."""
+    found = {key: text for model in inputs.models for key, text in model.metadata.items()}
+    if classes:
+        found = {key: text for key, text in found.items() if not key.startswith("cofima.")}
+        found[class_lists.CLASSES] = json.dumps(classes, ensure_ascii=False)
+    return found
 
 
 def _notes(inputs: Inputs, settings: MergeSettings) -> list[str]:

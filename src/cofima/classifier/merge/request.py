@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from cofima.core.errors import did_you_mean
-from cofima.store.model_folder import CURRENT, is_empty
 
 
 class MergeMethod(StrEnum):
@@ -54,8 +53,8 @@ class Rule:
 
 
 RULES = {
-    AVERAGE: Rule(0.4, models=2, weights="share"),
-    FISHER: Rule(0.4, models=2, weights="share"),
+    AVERAGE: Rule(0.5, models=2, weights="share"),
+    FISHER: Rule(0.5, models=2, weights="share"),
     WISE_FT: Rule(0.5),
     TASK_ARITHMETIC: Rule(0.4, vectors=True, weights="scale"),
     TIES: Rule(1.0, vectors=True, weights="vote", density=0.2),
@@ -92,6 +91,16 @@ class MergeSettings:
         """The rule's parameters."""
         return RULES[self.method]
 
+    def words(self) -> list[str]:
+        """Return the options of ``cofima merge`` that ask for these settings."""
+        rule, said = self.rule, ["--method", str(self.method)]
+        said += ["--lam", f"{self.lam:g}"] if self.lam is not None else []
+        said += ["--density", f"{self.density:g}"] if rule.density is not None else []
+        said += ["--outliers", f"{self.outliers:g}"] if rule.outliers is not None else []
+        said += ["--seed", str(self.seed)] if rule.seeded else []
+        by_weights = rule.weights == "vote" or (rule.weights and self.lam is None)
+        return said + (["--weights", *(f"{weight:g}" for weight in self.weights)] if by_weights else [])
+
     def __str__(self) -> str:
         rule, said = self.rule, [f"{self.method}"]
         said += [f"lam {self.lam:g}"] if self.lam is not None else []
@@ -116,6 +125,9 @@ class MergeRequest:
     density: float | None = None
     outliers: float | None = None
     seed: int | None = None
+    skip: Sequence[str] = ()
+    classes: Sequence[Path] | None = None
+    head: str | None = None
 
     @property
     def rule(self) -> Rule:
@@ -219,7 +231,18 @@ class MergeRequest:
             wrong.append(f"method = {self.method}: needs --base, the weights that all models started from")
         if self.method in (AVERAGE, FISHER) and self.base is not None:
             wrong.append(f"base: not for method {self.method}; name it among the models, or take wise_ft")
-        return wrong
+        return [*wrong, *self._heads()]
+
+    def _heads(self) -> list[str]:
+        """Return the problems of what is said about the heads of plain files."""
+        told = {"skip": self.skip, "classes": self.classes, "head": self.head}
+        folders = [path for path in self.models if path.is_dir()]
+        if folders and any(told.values()):
+            which = ", ".join(key for key, value in told.items() if value)
+            return [f"{which}: for files only; {folders[0]} is a model folder, which names its classes"]
+        if self.classes is not None and len(self.classes) != len(self.models):
+            return [f"classes: {len(self.classes)} lists for {len(self.models)} models; give one a model"]
+        return ["head: only with classes"] if self.head and not self.classes else []
 
 
 def _those(parameter: str) -> str:
@@ -229,6 +252,8 @@ def _those(parameter: str) -> str:
 
 def output_problems(out: Path, inputs: Iterable[Path], folder: bool, force: bool) -> list[str]:
     """Return the reasons not to write to ``out``: a file, or a model folder."""
+    from cofima.store.model_folder import CURRENT, is_empty  # not above: the command line imports this module
+
     real = out.resolve()
     for path in inputs:
         other = path.resolve()

@@ -168,7 +168,7 @@ def merge_tensors(merges: Sequence[TensorMerge], settings: MergeSettings, progre
             if one.rows is not None and one.target is not None:
                 one.target[one.rows] = one.out
 
-    _follow(work(), size, "merging, MB", progress)
+    follow(work(), size, "merging, MB", progress)
 
 
 def _merge(span: TensorMerge, settings: MergeSettings, layer: "Layer") -> None:
@@ -298,7 +298,7 @@ def _thresholds(merges: Sequence[TensorMerge], settings: MergeSettings, progress
     return [least(model) for model in range(len(settings.weights))]
 
 
-def _follow(work: Iterable[int], size: int, label: str, progress: Progress) -> None:
+def follow(work: Iterable[int], size: int, label: str, progress: Progress) -> None:
     """Do the work, with a progress bar of megabytes."""
 
     def megabytes() -> Iterator[None]:

@@ -1,22 +1,27 @@
 """The web page of a model: predict images, add a class, undo, show the history."""
 
 import os
+import string
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cofima.classifier.learn import Extension
 from cofima.classifier.predict import Prediction
+from cofima.classifier.web.guard import Guard
 from cofima.classifier.web.session import Session
 from cofima.core.errors import CofimaError
 from cofima.core.extras import import_extra
+from cofima.core.names import printable
 from cofima.core.progress import Progress
 from cofima.report.history import TITLES, history_table
 
 T = TypeVar("T")
-UPLOAD: dict[str, Any] = {"file_count": "multiple", "file_types": ["image"], "height": 220}
-ANSWERS = ["image", "answer", "probability", "nearest classes"]
+# of any type: the session names a file that is no image, where the browser would only drop it
+UPLOAD: dict[str, Any] = {"file_count": "multiple", "height": 220}
+ANSWERS = {"image": "20%", "answer": "22%", "probability": "18%", "nearest classes": "40%"}  # with widths
 CHANGES = ["class", "before %", "after %", "change"]
 
 
@@ -24,13 +29,29 @@ class BrowserProgress(Progress):
     """Progress of long-running work as a bar on the page."""
 
     def __init__(self, bar: Callable[..., Any]) -> None:
-        self.bar = bar
+        self.bar, self.label = bar, ""
 
     def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
         """Yield ``items``, moving the bar."""
-        for done, item in enumerate(items, start=1):
+        shown = f"{self.label} · {label}" if self.label else label
+        for done, item in enumerate(items):
+            self.bar((done, total), desc=shown)
             yield item
-            self.bar((done, total), desc=label)
+        self.bar((total, total), desc=shown)
+
+    def say(self, message: str) -> None:
+        """Show a line in place of the bar."""
+        self.bar(None, desc=message)
+
+    @contextmanager
+    def stage(self, label: str) -> Iterator[None]:
+        """Name the stage in front of each bar."""
+        self.label = label
+        try:
+            self.say(label)
+            yield
+        finally:
+            self.label = ""
 
 
 def build(session: Session) -> Any:
@@ -44,8 +65,17 @@ def build(session: Session) -> Any:
         with gradio.Tab("Ask"):
             asked = gradio.File(label="Drop images here", elem_id="asked", **UPLOAD)
             ask = gradio.Button("Name the classes", variant="primary", elem_id="ask")
-            gallery = gradio.Gallery(label="Answers", columns=4, height=260, interactive=False)
-            answers = gradio.Dataframe(headers=ANSWERS, interactive=False, wrap=True, elem_id="answers")
+            gallery = gradio.Gallery(
+                label="Answers", columns=4, height="auto", object_fit="contain", interactive=False
+            )
+            answers = gradio.Dataframe(
+                headers=list(ANSWERS),
+                column_widths=list(ANSWERS.values()),
+                interactive=False,
+                wrap=True,
+                max_height=10_000,
+                elem_id="answers",
+            )
         with gradio.Tab("Add a class"):
             name = gradio.Textbox(label="Name of the new class", max_lines=1, elem_id="name")
             label = "Drop a few photographs of it, ten or more if you can"
@@ -53,44 +83,67 @@ def build(session: Session) -> Any:
             with gradio.Row():
                 add = gradio.Button("Learn it", variant="primary", elem_id="add")
                 undo = gradio.Button("Undo the last change", elem_id="undo")
-            said = gradio.Markdown(elem_id="said")
-            changes = gradio.Dataframe(headers=CHANGES, interactive=False, elem_id="changes")
+            with gradio.Column(visible=False) as confirm:
+                question = gradio.Markdown(elem_id="confirm")
+                with gradio.Row():
+                    sure = gradio.Button("Add them to it", variant="primary", elem_id="sure")
+                    unsure = gradio.Button("No, leave it as it is", elem_id="unsure")
+            said = gradio.Markdown(min_height=90, elem_id="said")  # room for the bar
+            changes = gradio.Dataframe(
+                headers=CHANGES, interactive=False, wrap=True, max_height=10_000, elem_id="changes"
+            )
         with gradio.Tab("History"):
             history = gradio.Dataframe(
-                _history(session), headers=list(TITLES), interactive=False, elem_id="history"
+                _history(session), headers=list(TITLES), interactive=False, wrap=True, elem_id="history"
             )
+        state = [head, said, changes, history]
+        form = [name, photos, confirm, question]
 
         def answer(files: list[str] | None) -> tuple[Any, Any]:
             found = _shown(gradio, lambda: session.ask([Path(file) for file in files or []]))
             good = [(one.image, _caption(one)) for one in found if not one.error]
             return good, [_row(one) for one in found]
 
-        def learn(title: str, files: list[str] | None, bar: Any = gradio.Progress()) -> tuple[Any, ...]:  # noqa: B008
+        def teach(title: str, files: list[str] | None, bar: Any, more: bool) -> tuple[Any, ...]:
             paths = [Path(file) for file in files or []]
-            done = _shown(gradio, lambda: session.add(title, paths, BrowserProgress(bar)))
-            return _head(session), _said(done, title.strip()), _changes(done), _history(session)
+            done = _shown(gradio, lambda: session.add(title, paths, BrowserProgress(bar), more=more))
+            shown = _head(session), _said(done, title.strip()), _changes(done), _history(session)
+            return (*shown, "", None, gradio.update(visible=False), "")
+
+        def learn(title: str, files: list[str] | None, bar: Any = gradio.Progress()) -> tuple[Any, ...]:  # noqa: B008
+            if files and _shown(gradio, lambda: session.knows(title)):
+                known = f"**{_html(title.strip())}** is known already. Add the photographs to it?"
+                return (*[gradio.skip()] * (len(state) + 2), gradio.update(visible=True), known)
+            return teach(title, files, bar, more=False)
+
+        def learn_more(title: str, files: list[str] | None, bar: Any = gradio.Progress()) -> tuple[Any, ...]:  # noqa: B008
+            return teach(title, files, bar, more=True)
 
         def go_back() -> tuple[Any, ...]:
             now = _shown(gradio, session.undo)
             return _head(session), f"Undone: the model is as it was in state {now}.", [], _history(session)
 
         ask.click(answer, asked, [gallery, answers], api_visibility="private")
-        add.click(
-            learn,
-            [name, photos],
-            [head, said, changes, history],
-            api_visibility="private",
-            concurrency_limit=None,  # a second user is told at once that the model is being changed
-            show_progress_on=[said],
-        )
-        undo.click(go_back, None, [head, said, changes, history], api_visibility="private")
+        for button, work in ((add, learn), (sure, learn_more)):
+            button.click(
+                work,
+                [name, photos],
+                [*state, *form],
+                api_visibility="private",
+                concurrency_limit=None,  # a second user is told at once that the model is being changed
+                show_progress_on=[said],
+            )
+        unsure.click(lambda: gradio.update(visible=False), None, confirm, api_visibility="private")
+        undo.click(go_back, None, state, api_visibility="private")
         page.load(
             lambda: (_head(session), _history(session)), None, [head, history], api_visibility="private"
         )
     return page
 
 
-def serve(session: Session, uploads: Path, host: str, port: int | None) -> tuple[Any, str]:
+def serve(
+    session: Session, uploads: Path, host: str, port: int | None, names: Collection[str] = ()
+) -> tuple[Any, str]:
     """Serve the page in threads of its own; return it and its address.
 
     Args:
@@ -98,10 +151,15 @@ def serve(session: Session, uploads: Path, host: str, port: int | None) -> tuple
         uploads: An empty folder for uploaded files; no other files can be read through the page.
         host: Address to listen on; 127.0.0.1 is this machine only.
         port: By default the first free one from 7860.
+        names: Other names under which it is reached, as behind a proxy.
     """
+    from starlette.middleware import Middleware  # it comes with gradio
+
     os.environ["GRADIO_TEMP_DIR"] = str(uploads)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     page = build(session)
+    most = session.limits.total_megabytes * 1_000_000
+    guard = Middleware(Guard, host=host, names=names, uploads=uploads, most=most)
     try:
         _, where, _ = page.launch(
             server_name=host,
@@ -117,6 +175,7 @@ def serve(session: Session, uploads: Path, host: str, port: int | None) -> tuple
             max_file_size=session.limits.megabytes * 1_000_000,
             ssr_mode=False,
             enable_monitoring=False,
+            app_kwargs={"middleware": [guard]},
         )
     except OSError as error:
         raise CofimaError(f"the page cannot be served on {host}: {error}") from error
@@ -166,15 +225,16 @@ def _said(done: Extension, name: str) -> str:
 
 
 def _changes(done: Extension) -> list[list[str]]:
-    rows = []
+    """Return a row for each class: an old one as before and after, and else as it is now."""
+    rows = {}
+    for name, now in done.accuracy.by_class.items():
+        rows[name] = [name, "new" if name in done.new else "", f"{now:.1f}", ""]
     if done.old is not None:
         before, after = done.old.before.by_class, done.old.after.by_class
         for name in before:
             change = f"{after[name] - before[name]:+.1f}"
-            rows.append([name, f"{before[name]:.1f}", f"{after[name]:.1f}", change])
-    for name, now in done.accuracy.by_class.items():
-        rows.append([name, "new" if name in done.new else "", f"{now:.1f}", ""])
-    return rows
+            rows[name] = [name, f"{before[name]:.1f}", f"{after[name]:.1f}", change]
+    return list(rows.values())
 
 
 def _history(session: Session) -> list[list[str]]:
@@ -182,7 +242,8 @@ def _history(session: Session) -> list[list[str]]:
 
 
 def _html(text: str) -> str:
-    """Make any text safe where the page shows Markdown or HTML."""
-    for mark, code in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("[", "&#91;"), ("*", "&#42;")):
-        text = text.replace(mark, code)
-    return text.replace("\n", "<br>")
+    """Make any text safe where the page shows Markdown, HTML or formulas: no mark of theirs stays."""
+    return printable(text).translate(_CODES)
+
+
+_CODES = {ord(mark): f"&#{ord(mark)};" for mark in string.punctuation} | {ord("\n"): "<br>"}

@@ -9,11 +9,12 @@ from cofima.core.errors import CofimaError, problems
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one upload."""
+    """Limits of one upload, and the megabytes of all uploads together."""
 
     files: int = 200
     megabytes: int = 20
     megapixels: int = 50
+    total_megabytes: int = 2000
 
     def check(self, paths: Sequence[Path]) -> None:
         """Raise for too many files, or with all that are too large."""
@@ -33,10 +34,15 @@ class Limits:
         """Return what is wrong with a file, or an empty string; only its header is read."""
         from PIL import Image
 
-        if path.stat().st_size > self.megabytes * 1_000_000:
-            return f"larger than {self.megabytes} MB"
+        from cofima.data.loading.decoder import open_image
+
         try:
-            with Image.open(path) as image:  # reads the header only
+            if path.stat().st_size > self.megabytes * 1_000_000:
+                return f"larger than {self.megabytes} MB"
+        except OSError:
+            return "no longer kept: upload it again"
+        try:
+            with open_image(path) as image:
                 if image.width * image.height > self.megapixels * 1_000_000:
                     return f"{image.width} x {image.height} is more than {self.megapixels} million pixels"
         except Image.DecompressionBombError:

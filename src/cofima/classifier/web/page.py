@@ -12,13 +12,15 @@ from PIL import Image
 
 from cofima.classifier.evaluate import Evaluation
 from cofima.core.atomic import write_texts
+from cofima.core.names import printable
 from cofima.data.loading.decoder import decode_file
 from cofima.report import render
 from cofima.report.drawing import STYLE
 from cofima.report.table import Cell, Column, Row, Table
 
 PAIRS, EXAMPLES, SIDE = 12, 5, 112
-NAMED = 40  # classes whose names fit beside the matrix
+NAMED = 40  # classes whose names and counts fit into the matrix
+DARK = 0.5  # share of a class from which on its field is so dark that white is read better
 
 
 def write(found: Evaluation, folder: Path) -> list[Path]:
@@ -40,7 +42,7 @@ def confusion_csv(found: Evaluation) -> str:
 
 
 def figure(found: Evaluation) -> str:
-    """Draw the confusion matrix as SVG: each row as shares of its class."""
+    """Draw the confusion matrix as SVG: images in each field, and its shade their share of the row."""
     many = len(found.classes)
     shares = found.matrix.double() / found.matrix.sum(1, keepdim=True).clamp(min=1)
     side = min(12.0, max(3.2, 1.6 + 0.24 * many))
@@ -54,8 +56,12 @@ def figure(found: Evaluation) -> str:
         if many <= NAMED:
             axes.set_xticks(range(many), found.classes, rotation=90, fontsize=8)
             axes.set_yticks(range(many), found.classes, fontsize=8)
+            for own, said in found.matrix.nonzero().tolist():
+                color = "white" if shares[own, said] > DARK else "black"
+                text = str(int(found.matrix[own, said]))
+                axes.text(said, own, text, color=color, ha="center", va="center", fontsize=7)
         FigureCanvasSVG(drawing).print_svg(out, metadata={"Date": None})
-    return out.getvalue()
+    return printable(out.getvalue())
 
 
 def html(found: Evaluation) -> str:

@@ -11,9 +11,13 @@ from cofima.classifier.classifier import Classifier, load
 from cofima.classifier.learn import Extension
 from cofima.classifier.predict import Prediction
 from cofima.classifier.web.limits import Limits
-from cofima.core.errors import CofimaError
+from cofima.core.errors import CofimaError, first_problems
 from cofima.core.lock import folder_lock
+from cofima.core.names import name_fault, shortened
 from cofima.core.progress import SILENT, Progress
+from cofima.data.loading import loader
+from cofima.data.loading.loader import Sample
+from cofima.data.sources.listing import normalize_name
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow
 
@@ -52,20 +56,32 @@ class Session:
                 for path, fault in faults.items()
             ]
 
-    def add(self, name: str, paths: Sequence[Path], progress: Progress = SILENT) -> Extension:
-        """Learn a new class from a few photographs; the generation before is kept for :meth:`undo`."""
-        name = name.strip()
+    def knows(self, name: str) -> bool:
+        """Return True if a class has this name already."""
+        return normalize_name(name) in self.classifier.classes
+
+    def add(
+        self, name: str, paths: Sequence[Path], progress: Progress = SILENT, *, more: bool = False
+    ) -> Extension:
+        """Learn a new class from a few photographs; the generation before is kept for :meth:`undo`.
+
+        A known class gets more photographs only with ``more``.
+        """
+        name = normalize_name(name)
         if not name:
             raise CofimaError("give the new class a name")
+        if fault := name_fault(name):
+            raise CofimaError(f"'{shortened(name)}' cannot be the name of a class: {fault}")
         self.limits.check(paths)
         with self._alone(), folder_lock(self.folder), TemporaryDirectory() as folder:
+            self._check_readable(paths, progress)
             listing = Path(folder) / "photos.csv"
             with listing.open("w", newline="", encoding="utf-8") as file:
                 table = csv.writer(file)
                 table.writerow(["path", "label"])
                 table.writerows([str(path.resolve()), name] for path in paths)
             learner = load(self.folder)  # a copy of its own: predictions use the old model until it is saved
-            outcome = learner.extend(listing, progress=progress)
+            outcome = learner.extend(listing, only_new=not more, progress=progress)
             learner.save()
             return outcome
 
@@ -78,6 +94,14 @@ class Session:
     def history(self) -> list[HistoryRow]:
         """Return the history of the model, oldest first."""
         return model_folder.read_history(self.folder)
+
+    def _check_readable(self, paths: Sequence[Path], progress: Progress) -> None:
+        """Raise with the name of each file that cannot be decoded: its header alone may be whole."""
+        samples = [Sample(path.name, 0, path.read_bytes) for path in paths]
+        found = loader.check(samples, progress, lambda at, image: None)
+        wrong = [f"{one.name}: {fault}" for one, (_, fault) in zip(samples, found, strict=True) if fault]
+        if wrong:
+            raise first_problems("what was uploaded", wrong)
 
     def _answers(self, classifier: Classifier, paths: list[Path]) -> list[Prediction]:
         measured = sum(len(each) for each in classifier.model.serving.get("distances") or [])

@@ -1,8 +1,10 @@
 """Decoding: a file, an array, a tensor or a Pillow image becomes upright 8-bit RGB."""
 
+import os
+import stat
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,9 @@ from torch import Tensor
 from cofima.core.errors import CofimaError
 
 MOST_PIXELS = 100_000_000
+MOST_BYTES = 1_000_000_000
+# Pillow by itself goes by the first bytes, whatever a file is called, and starts Ghostscript for some
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 Decodable = bytes | NDArray[Any] | Tensor | Image.Image  # bytes are those of an encoded file
 
 
@@ -39,9 +44,32 @@ def decode(content: Decodable) -> Image.Image:
 def decode_file(path: Path) -> Image.Image:
     """Read and decode a file."""
     try:
-        return decode(path.read_bytes())
+        return decode(read_file(path))
     except (BadImageError, OSError) as error:
         raise BadImageError(fault_of(error), path) from error
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a regular file; a pipe or a device, which may never end, is refused unread."""
+    # without O_NONBLOCK, opening a pipe waits for somebody who writes to it
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(handle)
+        if stat.S_ISDIR(about.st_mode):
+            raise BadImageError("a folder, not a file")
+        if not stat.S_ISREG(about.st_mode):
+            raise BadImageError("not a regular file, but a pipe, a socket or a device")
+        if about.st_size > MOST_BYTES:
+            raise BadImageError(f"{about.st_size / 1e9:,.1f} GB is more than 1 GB")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
+
+
+def open_image(file: Path | IO[bytes]) -> Image.Image:
+    """Open an image in one of the known formats; only its header is read."""
+    return Image.open(file, formats=FORMATS)
 
 
 def fault_of(error: BadImageError | OSError) -> str:
@@ -51,7 +79,7 @@ def fault_of(error: BadImageError | OSError) -> str:
 
 def _from_file(content: bytes) -> Image.Image:
     try:
-        with Image.open(BytesIO(content)) as image:
+        with open_image(BytesIO(content)) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise BadImageError(f"{image.width} x {image.height} is more than 100 million pixels")
             image.load()

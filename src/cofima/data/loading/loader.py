@@ -20,7 +20,7 @@ from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet
 from cofima.data.loading import cache as caches
 from cofima.data.loading.cache import HashAndFault
-from cofima.data.loading.decoder import BadImageError, decode, fault_of
+from cofima.data.loading.decoder import BadImageError, decode, fault_of, read_file
 from cofima.data.loading.pixel_format import PixelFormat
 
 SMALL = 64  # pixels a side; arrays of one shape up to this are stored as they are
@@ -45,6 +45,11 @@ class Sample:
     name: str
     label: int
     read: Callable[[], Content]
+
+    def content(self) -> Content:
+        """Return what is read; of files, regular ones only."""
+        plain = getattr(self.read, "__func__", None) is Path.read_bytes  # not that of another kind of path
+        return read_file(self.read.__self__) if plain else self.read()  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +123,7 @@ def load_small(parts: Sequence[Sequence[Sample]]) -> list[Loaded] | None:
         return None
     contents: list[NDArray[np.uint8]] = []
     for sample in samples:
-        content = sample.read()
+        content = sample.content()
         if isinstance(content, bytes) or content.dtype != np.uint8 or content.ndim != 3:
             return None
         contents.append(content)
@@ -130,9 +135,14 @@ def load_small(parts: Sequence[Sequence[Sample]]) -> list[Loaded] | None:
     return [_loaded(pixels[start:stop], found[start:stop]) for start, stop in pairwise(stops)]
 
 
-def check(samples: Sequence[Sample], progress: Progress = SILENT) -> list[HashAndFault]:
-    """Decode every sample; return hashes and faults only."""
-    reading = _threaded(lambda sample: _use(sample, lambda image: None), samples)
+def check(
+    samples: Sequence[Sample], progress: Progress, use: Callable[[int, Image.Image], object]
+) -> list[HashAndFault]:
+    """Decode every sample and pass it to ``use`` with its place; return hashes and faults only."""
+    reading = _threaded(
+        lambda at: _use(samples[at], lambda image: use(at, image)),
+        range(len(samples)),
+    )
     return list(progress.track(reading, len(samples), "checking images"))
 
 
@@ -147,7 +157,7 @@ def decode_all(images: Iterable[ImageLike], pixel_format: PixelFormat) -> Iterat
         if not isinstance(image, str | Path):
             return DecodedImage(f"image {number}", pixel_format.encode(decode(image)), "")
         try:
-            return DecodedImage(str(image), pixel_format.encode(decode(Path(image).read_bytes())), "")
+            return DecodedImage(str(image), pixel_format.encode(decode(read_file(Path(image)))), "")
         except (BadImageError, OSError) as error:
             return DecodedImage(str(image), None, fault_of(error))
 
@@ -179,7 +189,7 @@ def _fill(
 def _use(sample: Sample, use: Callable[[Image.Image], object]) -> HashAndFault:
     """Decode a sample and pass it to ``use``; return its hash and fault."""
     try:
-        content = sample.read()
+        content = sample.content()
         use(decode(content))
     except (BadImageError, OSError) as error:
         return "", fault_of(error)
@@ -206,7 +216,7 @@ def _stamp(sample: Sample) -> str:
     path = _file(sample.read)
     try:
         if path is None:
-            return hash_of(sample.read())
+            return hash_of(sample.content())
         about = path.stat()
     except (OSError, BadImageError) as error:
         return f"unreadable: {error}"

@@ -19,7 +19,7 @@ from cofima.data.sources.split_file import split_by_file
 __all__ = ["copies", "find", "info", "missing", "names"]
 
 _HELPERS = {
-    *("base", "checks", "listing", "split_file", "unpickle"),  # shared code
+    *("base", "checks", "foreign_code", "listing", "split_file", "unpickle"),  # shared code
     *("folder", "huggingface", "in_memory", "plugin", "torchvision"),  # sources of many datasets
 }
 

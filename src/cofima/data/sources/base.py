@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cofima.core.errors import CofimaError, file_error, first_problems, problems
+from cofima.core.paths import expand
 from cofima.data.loading.loader import Content, Sample
 from cofima.data.options import DataOptions
 from cofima.data.splits import (
@@ -172,7 +173,7 @@ def search_roots(root: Path | None) -> list[Path]:
     """Return the folders in which datasets are looked for, in order; each may have a folder ``data``."""
     shared = os.environ.get("COFIMA_DATA")
     given = [root] if root is not None else [*([Path(shared)] if shared else []), Path()]
-    found = [place for at in given for place in (at.expanduser(), at.expanduser() / "data")]
+    found = [place for at in given for place in (expand(at), expand(at) / "data")]
     return found if root is not None else [*found, SYSTEM]
 
 

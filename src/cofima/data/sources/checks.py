@@ -4,8 +4,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from cofima.core.errors import first_problems
+from cofima.core.names import name_fault, shortened
 from cofima.core.progress import SILENT, Progress
+from cofima.data.duplicates import SIDE, Looks, duplicates, thumbnail
 from cofima.data.loading import loader
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import DatasetInfo, Source
@@ -19,24 +23,31 @@ class Contents:
         train, test: The hash of each image's content, in order.
         faults: The images that cannot be read, and why.
         shared: The names of test images that are copies of a training image.
+        similar: Test images that are not, but look nearly the same as one, each with its name.
     """
 
     train: list[str]
     test: list[str]
     faults: list[str]
     shared: list[str]
+    similar: list[str]
 
 
 def verify(source: Source, progress: Progress = SILENT) -> Contents:
     """Decode and hash every image."""
     samples = [*source.train, *source.test]
-    found = loader.check(samples, progress)
+    small = torch.zeros(len(samples), 3, SIDE, SIDE, dtype=torch.uint8)
+    found = loader.check(samples, progress, lambda at, image: small[at].copy_(thumbnail(image)))
     faults = [f"{one.name}: {fault}" for one, (_, fault) in zip(samples, found, strict=True) if fault]
     hashes = [digest for digest, _ in found]
-    train, test = hashes[: len(source.train)], hashes[len(source.train) :]
-    learned = {digest for digest in train if digest}
-    shared = [one.name for one, digest in zip(source.test, test, strict=True) if digest in learned]
-    return Contents(train, test, faults, shared)
+    cut = len(source.train)
+    learned, tested = (
+        Looks([one.name for one in samples[part]], hashes[part], small[part])
+        for part in (slice(cut), slice(cut, None))
+    )
+    copies = duplicates(tested, learned)
+    shared = [copy.name for copy in copies if copy.exact]
+    return Contents(hashes[:cut], hashes[cut:], faults, shared, [str(c) for c in copies if not c.exact])
 
 
 def checked(source: Source, options: DataOptions, path: Path) -> Source:
@@ -47,6 +58,9 @@ def checked(source: Source, options: DataOptions, path: Path) -> Source:
     if source.variant == "all" and not source.test:
         source = source.split_by_seed(options)
     found = [f"no {part} images" for part in ("train", "test") if not getattr(source, part)]
+    found += [
+        f"class '{shortened(name)}': {fault}" for name in source.class_names if (fault := name_fault(name))
+    ]
     if not found:
         train, test = ({picture.label for picture in part} for part in source.blocks())
         found = [*source.one_sided(train, test), *_duplicates(source)]

@@ -27,6 +27,7 @@ INFO = DatasetInfo(
     url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
     crop=0.08,
 )
+MOST_BYTES = 200_000_000  # of a file in the archive; the largest has 155 million
 FOLDERS = ("cifar-100-python", "cifar100", "cifar-100")
 MD5 = {
     "train": "16019d7e3df5f24257cddd939b257f8d",
@@ -75,10 +76,15 @@ def _unpacked(archive: Path) -> dict[str, bytes]:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
-                file = tar.extractfile(member) if member.name in wanted else None
-                if file is not None:
-                    found[wanted[member.name]] = file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+                if member.name not in wanted:
+                    continue
+                # never a link, which could lead anywhere or in a circle, nor a hole of any size
+                if not member.isreg() or member.issparse() or member.size > MOST_BYTES:
+                    raise tarfile.ReadError(f"{member.name} is not a file of CIFAR-100")
+                file = tar.extractfile(member)
+                assert file is not None  # as of every regular file
+                found[wanted[member.name]] = file.read()
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
         raise CofimaError(f"{archive} is damaged or not complete ({error}); get it again") from error
     lacking = [f"{name}: the file is missing" for name in MD5 if name not in found]
     if lacking:

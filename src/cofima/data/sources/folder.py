@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cofima.core.errors import did_you_mean, first_problems
+from cofima.core.errors import CofimaError, did_you_mean, first_problems
+from cofima.core.names import shortened
+from cofima.core.paths import exists, expand
 from cofima.core.progress import SILENT, Progress
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
@@ -119,17 +121,21 @@ class Folder:
 
 def path_of(name: str, root: Path | None) -> Path:
     """Return the folder of a dataset's name: below ``root``, or $COFIMA_DATA, or here if it is not there."""
-    path = Path(name.removeprefix(PREFIX)).expanduser()
-    shared = Path(os.environ.get("COFIMA_DATA") or ".").expanduser()
-    return root / path if root is not None else shared / path if (shared / path).exists() else path
+    path = expand(name.removeprefix(PREFIX))
+    shared = expand(os.environ.get("COFIMA_DATA") or ".")
+    return root / path if root is not None else shared / path if exists(shared / path) else path
 
 
 def check(name: str, root: Path | None) -> str | None:
     """Return the problem with the name, or None."""
-    path = path_of(name, root)
     if not name.removeprefix(PREFIX).strip():
         return f"dataset '{name}' needs a path: 'folder:PATH'"
-    if not path.exists():
+    try:
+        path = path_of(name, root)
+        there = exists(path)
+    except CofimaError as error:
+        return f"dataset '{shortened(name)}': {error}"
+    if not there:
         near = [folder.name for folder in path.parent.iterdir()] if path.parent.is_dir() else []
         close = did_you_mean(path.name, near)
         return f"dataset '{name}': there is no folder {path}{close if 'did you mean' in close else ''}"

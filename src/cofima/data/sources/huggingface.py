@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from cofima.core.errors import CofimaError
+from cofima.core.hub import quick_hub
 from cofima.core.progress import SILENT, Progress
+from cofima.data.loading.decoder import read_file
 from cofima.data.loading.loader import Sample
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import Source, numbered_samples, search_roots
@@ -55,7 +57,8 @@ def _load(path: str, configuration: str | None) -> Any:
     from datasets import load_dataset
 
     try:
-        return load_dataset(path, configuration)
+        with quick_hub():
+            return load_dataset(path, configuration)
     except Exception as error:  # the library raises what its many parts raise
         raise CofimaError(f"hf:{path} could not be loaded: {error}") from error
 
@@ -86,4 +89,4 @@ def _samples(split: str, rows: Any, image: str, label: str) -> list[Sample]:
 def _read(rows: Any, image: str, number: int) -> bytes:
     found = rows[number][image]
     content = found["bytes"]
-    return Path(found["path"]).read_bytes() if content is None else bytes(content)
+    return read_file(Path(found["path"])) if content is None else bytes(content)

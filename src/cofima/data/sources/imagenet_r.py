@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from cofima.core.errors import CofimaError
+from cofima.data.loading.decoder import read_file
 from cofima.data.loading.loader import Sample
 from cofima.data.sources.base import Copy, DatasetInfo, Source, files_named, folders_named
 from cofima.data.sources.folder import TRAIN_AND_TEST, train_test_copies
@@ -60,7 +61,7 @@ def _everything(path: Path) -> Source:
 
 def _in_folder(folder: Path) -> dict[str, partial[bytes]]:
     files = list_images(folder, f"imagenet_r in {folder}").files
-    return {file.key: partial(file.path.read_bytes) for file in files}
+    return {file.key: partial(read_file, file.path) for file in files}
 
 
 def _in_tar(archive: Path) -> dict[str, partial[bytes]]:

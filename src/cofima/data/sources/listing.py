@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from cofima.core.errors import CofimaError, CofimaWarning, file_error, first_problems, problems
+from cofima.core.names import name_fault, shortened
 from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet, image_set
 from cofima.data.loading.loader import Sample, load
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.base import counted
-from cofima.data.splits import choose_per_class
+from cofima.data.splits import choose_per_class, every_other
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 MIN_TO_HOLD_OUT = 5
@@ -94,6 +95,22 @@ class Listing:
 
 
 @dataclass(frozen=True, eq=False)
+class Split:
+    """Images to train on, held-out ones that may decide something, and those that accuracy is reported on.
+
+    Attributes:
+        tested: The last are a test part of the user's own, from which nothing must be learned.
+        copied: Rows of the pixels that show an image that is there more than once.
+    """
+
+    train: ImageSet
+    choose: ImageSet
+    report: ImageSet
+    tested: bool = False
+    copied: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+
+@dataclass(frozen=True, eq=False)
 class LabeledImages:
     """Images in memory: uint8 pixels in one format, and the file of each with a hash of it."""
 
@@ -108,35 +125,50 @@ class LabeledImages:
         """Return the images, labeled by the places of their classes in ``classes``."""
         return image_set(self.pixels, self.labels(classes))
 
-    def split(
-        self, names: Collection[str], classes: list[str], share: float, seed: int
-    ) -> tuple[ImageSet, ImageSet]:
-        """Return the images of the classes ``names``, to train on and held out, labeled as in ``classes``."""
-        wanted, images, out = set(names), self.images(classes), self.held_out(share, seed)
+    def split(self, names: Collection[str], classes: list[str], share: float, seed: int) -> Split:
+        """Split the images of the classes ``names``, labeled as in ``classes``.
+
+        A test part is what accuracy is reported on, and a share of the rest may decide; without one, the
+        two have every other image of the share that is held out.
+        """
+        wanted, images = set(names), self.images(classes)
         mine = torch.tensor([file.class_name in wanted for file in self.files], dtype=torch.bool)
-        return images.select(mine & ~out), images.select(mine & out)
+        held, test = self.held_out(share, seed), self.tested
+        choose = held if test.any() else every_other(images.labels, held)
+        report = test if test.any() else held & ~choose
+        parts = (~(choose | report), choose, report)
+        often = Counter(self.hashes)
+        copied = torch.tensor([at for at, hashed in enumerate(self.hashes) if often[hashed] > 1])
+        train, may_choose, reported = (images.select(mine & part) for part in parts)
+        return Split(train, may_choose, reported, bool(test.any()), copied.long())
 
     def labels(self, classes: list[str]) -> Tensor:
         """Return the place of each image's class in ``classes``; -1 where it is not among them."""
         number = {name: place for place, name in enumerate(classes)}
         return torch.tensor([number.get(file.class_name, -1) for file in self.files], dtype=torch.int64)
 
+    @property
+    def tested(self) -> Tensor:
+        """A mask of the test part."""
+        return torch.tensor([file.part == "test" for file in self.files], dtype=torch.bool)
+
     def held_out(self, share: float, seed: int) -> Tensor:
-        """Return a mask of held-out images: the test part, or a share of each class of five or more.
+        """Return a mask of held-out images: a share of each class of five or more, none of a test part.
 
         An image that is there twice is never held out: its copy would have been trained on.
         """
-        if any(file.part != "all" for file in self.files):
-            return torch.tensor([file.part == "test" for file in self.files], dtype=torch.bool)
         often = Counter(self.hashes)
         chosen = choose_per_class(
             [file.key for file in self.files],
-            [file.class_name for file in self.files],
+            [(file.part, file.class_name) for file in self.files],
             lambda count: max(1, round(share * count)) if share and count >= MIN_TO_HOLD_OUT else 0,
             seed,
-            eligible=[often[hashed] == 1 for hashed in self.hashes],
+            eligible=[often[hashed] == 1 and file.part != "test" for hashed, file in self._hashed()],
         )
         return torch.tensor(chosen, dtype=torch.bool)
+
+    def _hashed(self) -> Iterator[tuple[str, ImageFile]]:
+        return zip(self.hashes, self.files, strict=True)
 
 
 def find_images(path: Path) -> Listing:
@@ -209,6 +241,8 @@ def _list_csv(path: Path) -> Listing:
         image, label = (row["path"] or "").strip(), normalize_name(row["label"] or "")
         if not image or not label:
             listing.wrong.append(f"line {number}: {'label' if image else 'path'} is empty")
+        elif fault := name_fault(label):
+            listing.wrong.append(f"line {number}: class '{shortened(label)}': {fault}")
         elif not (path.parent / image).is_file():
             listing.wrong.append(f"line {number}: there is no file {path.parent / image}")
         else:
@@ -247,10 +281,20 @@ def _add_class(listing: Listing, part: str, folder: Path) -> None:
         listing.wrong.append(str(file_error(error.filename, error)))
         return
     name = normalize_name(folder.name)
+    if fault := name_fault(name):
+        listing.wrong.append(f"class '{shortened(name)}': {fault}")
     listing.folders[name].append(folder)
     for path in images:
         key = normalize_name(path.relative_to(folder.parent).as_posix())
         listing.files.append(ImageFile(path, part, name, key))
+
+
+def images_below(folder: Path) -> list[Path]:
+    """Return the images at any depth below a folder, also behind links."""
+    try:
+        return [path for path in _walk(folder, {folder.resolve()}) if _is_image(path)]
+    except OSError as error:
+        raise file_error(error.filename, error) from error
 
 
 def _walk(folder: Path, seen: set[Path]) -> Iterator[Path]:

@@ -9,8 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from cofima.core import plain_yaml
 from cofima.core.atomic import cache_folder, write_text
 from cofima.core.errors import CofimaError, CofimaWarning, file_error, first_problems
 from cofima.data.loading.loader import Sample
@@ -18,8 +17,7 @@ from cofima.data.sources.base import Source
 from cofima.data.sources.checks import Contents
 
 FORMAT = 1  # of manifests
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # tens of thousands of lines
+_MOST_CHARACTERS = 200_000_000  # millions of images
 
 
 def split_by_file(source: Source, file: Path) -> Source:
@@ -99,7 +97,7 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         first, _, rest = path.read_text("utf-8").partition("\n")
         head = json.loads(first)
         intact = head["format"] == FORMAT and head["sha256"] == sha256(rest.encode()).hexdigest()
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CofimaError(f"{path} is not a manifest of a split ({error})") from error
     if not intact:
         raise CofimaError(f"{path} was changed or cut: its hash is not that of its lines; write it again")
@@ -113,13 +111,15 @@ def _explained(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise file_error(file, error) from error
-    except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CofimaError(f"{file} is not a split file ({error})") from error
 
 
 def _lists(file: Path) -> tuple[list[str] | None, list[str]]:
     if file.is_dir():
         return two_lists(file)
+    if file.exists() and not file.is_file():  # reading it might never end
+        raise ValueError("it is a pipe or a device")
     if file.suffix == ".jsonl":
         rows = read_manifest(file)[1]
         parts = {part: [row["name"] for row in rows if row["split"] == part] for part in ("train", "test")}
@@ -132,7 +132,7 @@ def _lists(file: Path) -> tuple[list[str] | None, list[str]]:
 
 
 def _parsed(file: Path) -> dict[str, Any]:
-    values = yaml.load(file.read_text("utf-8"), _LOADER)
+    values = plain_yaml.parse(file.read_text("utf-8"), _MOST_CHARACTERS)
     if not isinstance(values, dict):
         raise TypeError(f"{file.name}: expected keys and lists")
     return values

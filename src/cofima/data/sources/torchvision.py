@@ -1,6 +1,7 @@
 """Any dataset class of torchvision by its name: ``torchvision:Flowers102``."""
 
 import inspect
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from numpy.typing import NDArray
 
 from cofima.core.errors import CofimaError, did_you_mean
 from cofima.core.progress import SILENT, Progress
+from cofima.data.loading.decoder import BadImageError
 from cofima.data.options import DataOptions
 from cofima.data.sources.base import Source, numbered_samples, search_roots
 from cofima.data.sources.checks import checked
+from cofima.data.sources.foreign_code import restrained
 
 PREFIX, USAGE = "torchvision:", "torchvision:CLASS"
 DESCRIPTION = "a dataset of torchvision that has been downloaded, such as torchvision:Flowers102"
@@ -24,6 +27,8 @@ def check(name: str, root: Path | None = None) -> str | None:
     """Return the problem with the name, or None."""
     known = _classes()
     kind = name.removeprefix(PREFIX)
+    if kind in known and _unpickles(known[kind]):
+        return f"dataset '{name}' is not read: it unpickles a file of its folder, which could run any code"
     return None if kind in known else f"unknown dataset '{name}'{did_you_mean(kind, known)}"
 
 
@@ -33,7 +38,10 @@ def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source
     tried: list[str] = []
     for root in search_roots(options.root):
         try:
-            train, test, variant = _make(kind, root)
+            with restrained():
+                train, test, variant = _make(kind, root)
+        except BadImageError as error:
+            raise CofimaError(f"{name} in {root} is not read: {error}") from error
         except (RuntimeError, OSError, ValueError) as error:
             tried.append(f"    {root}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             continue
@@ -56,6 +64,12 @@ def _usable(kind: Any) -> bool:
     arguments = inspect.signature(kind.__init__).parameters
     needed = {key for key, one in arguments.items() if one.default is one.empty and one.kind not in (2, 4)}
     return "root" in arguments and needed <= set(_SUPPLIED)
+
+
+def _unpickles(kind: Any) -> bool:
+    """Return True if a class trusts a pickle without comparing it with a published hash first."""
+    source = inspect.getsource(sys.modules[kind.__module__])
+    return "pickle.load" in source and not hasattr(kind, "_check_integrity")
 
 
 def _make(kind: Any, root: Path) -> tuple[Any, Any, str]:
@@ -96,7 +110,8 @@ def _labels(part: Any, progress: Progress) -> list[int]:
     """Return the labels, without decoding the images where the dataset keeps labels apart."""
     kept = next((getattr(part, key) for key in _LABELS if hasattr(part, key)), None)
     if kept is None or len(kept) != len(part):
-        kept = [part[place][1] for place in progress.track(range(len(part)), len(part), "reading labels")]
+        places = progress.track(range(len(part)), len(part), "reading labels")
+        kept = [_item(part, place)[1] for place in places]
     try:
         return [int(label) for label in kept]
     except (TypeError, ValueError) as error:
@@ -106,4 +121,10 @@ def _labels(part: Any, progress: Progress) -> list[int]:
 
 
 def _pixels(part: Any, number: int) -> NDArray[np.uint8]:
-    return np.asarray(part[number][0].convert("RGB"))
+    with restrained():  # an image that is not loaded yet is decoded by convert
+        return np.asarray(part[number][0].convert("RGB"))
+
+
+def _item(part: Any, number: int) -> Any:
+    with restrained():
+        return part[number]

@@ -41,7 +41,7 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-_ALLOWED = {
+ALLOWED = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Kind,
     ("numpy.core.multiarray", "_reconstruct"): _empty,  # its names in old and new numpy
@@ -54,9 +54,9 @@ class _Plain(pickle.Unpickler):
     """Refuse every name but those of an array."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
+        if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which plain data do not need")
-        return _ALLOWED[module, name]
+        return ALLOWED[module, name]
 
 
 def plain_dict(content: bytes) -> dict[str, Any]:

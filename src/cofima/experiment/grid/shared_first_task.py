@@ -13,6 +13,7 @@ from pathlib import Path
 from cofima import methods
 from cofima.core.atomic import json_digest, write_text
 from cofima.core.errors import CofimaError
+from cofima.core.lock import folder_lock
 from cofima.experiment.grid.cells import identity
 from cofima.experiment.metrics_log import METRICS
 from cofima.store import model_folder
@@ -57,8 +58,14 @@ def learned(first: Path) -> bool:
 
 def take(first: Path, config: Config, folder: Path) -> bool:
     """Begin a cell with a shared first task; return False if it has begun or the task is not there."""
-    if model_folder.current(folder) is not None or not learned(first):
-        return False
+    with folder_lock(folder):
+        if model_folder.current(folder) is not None or not learned(first):
+            return False
+        _take(first, config, folder)
+        return True
+
+
+def _take(first: Path, config: Config, folder: Path) -> None:
     source = model_folder.read(first)
     source.verify()
     own = {
@@ -72,7 +79,6 @@ def take(first: Path, config: Config, folder: Path) -> bool:
             _link(source.path / name, aside / name)
         if (first / METRICS).is_file():
             write_text(folder / METRICS, (first / METRICS).read_text("utf-8"))
-    return True
 
 
 def clear(groups: Mapping[Path, list[Path]]) -> None:

@@ -5,9 +5,9 @@ from copy import deepcopy
 from fnmatch import fnmatchcase
 from typing import Any
 
-import yaml
-
+from cofima.core import plain_yaml
 from cofima.core.errors import CofimaError, problems
+from cofima.core.names import shortened
 
 PARTS = ("dataset", "backbone", "method")  # blocks of each override those before it
 
@@ -29,9 +29,9 @@ def override(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
                 place[parent] = {}
             place = place[parent]
         try:
-            place[last] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise CofimaError(f"{item}: the value is not YAML ({error})") from error
+            place[last] = plain_yaml.parse(text)
+        except plain_yaml.YamlError as error:
+            raise CofimaError(f"{shortened(item)}: the value is not YAML ({error})") from error
     return values
 
 

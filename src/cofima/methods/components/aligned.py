@@ -21,7 +21,7 @@ from cofima.methods.components.closed_form import (
     shrink,
 )
 from cofima.methods.components.cost import Cost, Plan
-from cofima.methods.components.discriminant import DISCRIMINANT, SharedGaussians
+from cofima.methods.components.discriminant import DISCRIMINANT, SharedGaussians, left_out_logits
 from cofima.methods.components.drift import choose_alpha, drift_map
 from cofima.methods.components.gaussians import (
     GAUSSIANS,
@@ -94,6 +94,11 @@ class Aligned(Method):
         return False
 
     @property
+    def is_solved(self) -> bool:
+        """True for a discriminant, which also answers each image as if it had not been there."""
+        return self.classifier == "lda"
+
+    @property
     def uses_fisher(self) -> bool:
         """True if :meth:`trained_fisher` measures anything."""
         return False
@@ -124,7 +129,7 @@ class Aligned(Method):
                 self.readout = self._empty_readout()
         self.aligned: Head | None = None
         self.before: Tensor | None = None
-        if self.drift == "linear" and task.index > 0:  # before any weight changes
+        if self.drift == "linear" and task.index > 0 and not self.still:  # before any weight changes
             with self.timed("statistics"):
                 self.before = self.features(task.train)
         super().begin(task)
@@ -184,6 +189,7 @@ class Aligned(Method):
         """Keep a Gaussian of each new class's features; pool those of known classes."""
         with self.timed("statistics"):
             features, labels = self.features(task.train), task.train.labels
+            self.remembered = features if self.still else None
             self.follow(features, labels)
             mine = by_class(features, labels)
             for label in task.classes:
@@ -198,8 +204,8 @@ class Aligned(Method):
             self.facts["notes"].append(said)
         elif any(shrunk := self.gaussians.shrunk[task.classes.start : task.classes.stop]):
             self.note(
-                f"{sum(shrunk)} of {len(shrunk)} new classes have few images: how their features vary is "
-                "partly assumed to be the same in all directions (shrunk covariance, Ledoit-Wolf)"
+                f"{sum(shrunk)} of {len(shrunk)} new classes have few images: how these vary is partly "
+                "guessed, and more images of them would help"
             )
 
     def follow(self, features: Tensor, labels: Tensor) -> None:
@@ -244,6 +250,13 @@ class Aligned(Method):
         else:
             self.aligned = Head(self.net.head.features, sizes)
         self.aligned.to(self.context.device).load_flat(weight, bias)
+
+    def left_out_logits(self, features: Tensor, labels: Tensor) -> Tensor | None:
+        """Return the answers of a discriminant, in closed form."""
+        if self.classifier != "lda" or not isinstance(self.gaussians, SharedGaussians):
+            return None
+        how = self.closed_form
+        return left_out_logits(self.gaussians, features, labels, how.priors, how.shrinkage == "loo")
 
     def class_statistics(self) -> Gaussians:
         """Return the Gaussians."""

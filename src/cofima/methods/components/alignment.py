@@ -11,7 +11,7 @@ with :math:`z_{[k]}` the logits of task :math:`k`.
 
 import copy
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from cofima.core.errors import CofimaError
+from cofima.core.progress import Progress
 from cofima.core.seeds import Seeds
 from cofima.methods.components.gaussians import Gaussians, Sampler
 from cofima.methods.state import Entry
 from cofima.models.head import Head
-from cofima.training.context import Context
 
 AT_ONCE = 2**27  # numbers of drawn features in memory, half a gigabyte: more than the paper's settings need
 
@@ -51,8 +51,29 @@ class AlignOptions(BaseModel):
     """Shrink a class's covariance where its images are fewer than a quarter of the features' width."""
 
 
+class AlignContext(Protocol):
+    """The part of a training context that an alignment needs."""
+
+    @property
+    def seeds(self) -> Seeds:
+        """Random streams."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the head."""
+
+    @property
+    def progress(self) -> Progress:
+        """Receives the epochs."""
+
+
 def align(
-    head: Head, gaussians: Gaussians, scale: Tensor | None, how: AlignOptions, context: Context, task: int
+    head: Head,
+    gaussians: Gaussians,
+    scale: Tensor | None,
+    how: AlignOptions,
+    context: AlignContext,
+    task: int,
 ) -> Head:
     """Return an aligned copy of ``head``; the head itself does not change.
 

@@ -1,7 +1,8 @@
 """Averaging of weights in place, with batch normalization and the distance moved."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -22,16 +23,34 @@ def averaged_in_place(
 ) -> Iterator[Weights]:
     """Yield the module's own weights, to be overwritten by an average with ``old`` at the share ``lam``.
 
-    Batch normalization is then estimated anew on the task's images: the average of two running variances
-    is not the variance of the averaged network. It is not where training left the statistics alone, nor
-    at the endpoints of the average, which have statistics of their own, nor, for methods that average the
+    Batch normalization is then estimated anew on the task's images; not, for methods that average the
     backbone alone, where its parameters have not ``moved``.
     """
     weights = module.state_dict()
+    with refreshed(module, old, weights, lam, plain_batches(task.train, context, "batch norm"), moved=moved):
+        yield weights
+
+
+@contextmanager
+def refreshed(
+    module: nn.Module,
+    old: Weights,
+    weights: Weights,
+    lam: float,
+    batches: Iterable[tuple[Any, Any]],
+    *,
+    moved: bool = True,
+) -> Iterator[None]:
+    """Estimate batch normalization anew on exit, by batches of inputs with labels, if that is called for.
+
+    The average of two running variances is not the variance of the averaged network. It is not called for
+    where training left the statistics alone, nor at the endpoints of the average, which have statistics
+    of their own.
+    """
     stale = moved and 0 < lam < 1 and statistics_moved(old, weights)
-    yield weights
+    yield
     if stale:
-        refresh_batchnorm(module, plain_batches(task.train, context, "batch norm"))
+        refresh_batchnorm(module, batches)
 
 
 def distance_moved(old: Weights, backbone: nn.Module) -> float:

@@ -1,6 +1,7 @@
 """Running statistics of batch normalization, estimated anew for merged weights."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ def statistics_moved(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bo
 
 
 @torch.no_grad()
-def refresh_batchnorm(net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> bool:
+def refresh_batchnorm(net: nn.Module, batches: Iterable[tuple[Any, Any]]) -> bool:
     """Replace running means and variances by their average over ``batches``; return False without any."""
     layers = batchnorm_layers(net)
     if not layers:

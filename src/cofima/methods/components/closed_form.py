@@ -68,7 +68,11 @@ class RidgeReadout:
     def __init__(self, features: int, how: ClosedFormOptions, seeds: Seeds) -> None:
         self.blank = ProjectedHead(features, how.projection, seeds.generator("projection"))
         self.how, self.seeds = how, seeds
-        self.sums, self.chosen = RidgeSums.empty(how.projection), 1.0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all images; the projection stays."""
+        self.sums, self.chosen = RidgeSums.empty(self.how.projection), 1.0
 
     def add(self, features: Tensor, labels: Tensor, classes: int, task: int) -> str:
         """Add a task's images, and choose the strength by them; return the choice in words."""
@@ -79,11 +83,15 @@ class RidgeReadout:
             self.chosen = best_ridge(self.blank, features, labels, self.seeds.generator("ridge", task))
         return f"ridge {self.chosen:g}"
 
+    def solve(self) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of the regression; the strength grows until it can be solved."""
+        weight, self.chosen = self.sums.solve(self.chosen)
+        return weight, torch.zeros(len(weight))
+
     def solved(self, sizes: Sequence[int]) -> ProjectedHead:
         """Return the head with the weights of the regression."""
         head = self.blank.with_blocks(sizes)
-        weight, self.chosen = self.sums.solve(self.chosen)
-        head.load_flat(weight, torch.zeros(len(weight)))
+        head.load_flat(*self.solve())
         return head
 
     def state(self) -> dict[str, Tensor]:

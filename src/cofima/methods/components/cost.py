@@ -5,6 +5,8 @@ Only the network counts; alignment, ridge regressions and the reading of files a
 
 from dataclasses import dataclass
 
+from cofima.core.progress import STEP
+
 FISHER_PASS = 1.3  # one image's part in an exact Fisher pass, in training steps
 
 
@@ -29,6 +31,11 @@ class Cost:
 
     steps: float
     forward: float
+
+    @property
+    def work(self) -> float:
+        """All of it in forward passes."""
+        return STEP * self.steps + self.forward
 
     def plus(self, steps: float = 0, forward: float = 0) -> "Cost":
         """Return this and more."""

@@ -11,7 +11,7 @@ matrix, not one a class, and every later task adds to it and solves with it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -221,22 +221,57 @@ def choose_shrinkage(
 def leave_one_out_errors(
     gaussians: SharedGaussians, features: Tensor, labels: Tensor, shares: Sequence[float], priors: Priors
 ) -> Tensor | None:
-    r"""Return the number of errors at each shrinkage, each image classified by all but itself.
+    """Return the number of errors at each shrinkage, each image classified by all but itself.
+
+    Images that are the only ones of their class are left out; None if there are no others.
+    """
+    usable = torch.tensor(gaussians.counts)[labels] > 1
+    features, labels = features[usable], labels[usable]
+    if not len(labels) or gaussians.degrees < 2 or float(gaussians.within.trace()) == 0:
+        return None
+    errors = torch.zeros(len(shares), dtype=torch.int64)
+    for own, scores in _leave_one_out(gaussians, features, labels, shares, priors):
+        errors += torch.stack([(each.argmax(1) != own).sum() for each in scores])
+    return errors
+
+
+def left_out_logits(
+    gaussians: SharedGaussians, features: Tensor, labels: Tensor, priors: Priors, choose: bool
+) -> Tensor | None:
+    """Return the logits of images that the statistics include, each by all but itself [images, classes].
+
+    Where images ``choose`` the shrinkage, the answers to one half of them are those at the choice of the
+    other half. None where an image is the only one of its class, or nothing varies.
+    """
+    counts = torch.tensor(gaussians.counts)
+    if not len(labels) or int(counts[labels].min()) < 2 or gaussians.degrees < 2:
+        return None
+    shares = [gaussians.shrinkage] * 2
+    first = torch.arange(len(labels)) % 2 == 0
+    if choose and len(labels) > 1:
+        shares = [
+            choose_shrinkage(gaussians, features[half], labels[half], priors)[0] for half in (~first, first)
+        ]
+    found = torch.empty(len(labels), len(counts))
+    for half, share in zip((first, ~first), shares, strict=True):
+        parts = _leave_one_out(gaussians, features[half], labels[half], [share], priors)
+        found[half] = torch.cat([torch.empty(0, len(counts)), *(scores[0].float() for _, scores in parts)])
+    return found
+
+
+def _leave_one_out(
+    gaussians: SharedGaussians, features: Tensor, labels: Tensor, shares: Sequence[float], priors: Priors
+) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    r"""Yield labels and, for each shrinkage, logits of some images at a time, each by all but itself.
 
     Exact for a fixed share of the identity, in closed form: without an image with :math:`z = x - \mu_c`
     the scatter is less by :math:`\frac{n}{n-1} z z^\top`, whose inverse follows by Sherman and Morrison's
-    formula, and the mean is :math:`\mu_c - z / (n-1)`. One eigendecomposition serves all shares. Images
-    that are the only ones of their class are left out; None if there are no others.
+    formula, and the mean is :math:`\mu_c - z / (n-1)`. One eigendecomposition serves all shares.
     """
-    counts = torch.tensor(gaussians.counts, dtype=torch.float64)
-    usable = counts[labels] > 1
-    features, labels = features[usable].double().cpu(), labels[usable]
-    if not len(labels) or gaussians.degrees < 2 or float(gaussians.within.trace()) == 0:
-        return None
+    counts, features = torch.tensor(gaussians.counts, dtype=torch.float64), features.double().cpu()
     values, vectors = torch.linalg.eigh(gaussians.within * gaussians.degrees)
     values, means = values.clamp(min=0), torch.stack(gaussians.centers) @ vectors
     prior = counts.log() if priors == "counts" else torch.zeros_like(counts)
-    errors = torch.zeros(len(shares), dtype=torch.int64)
     for x, own in zip(torch.split(features, AT_ONCE), torch.split(labels, AT_ONCE), strict=True):
         x, n = x @ vectors, counts[own][:, None]
         z = x - means[own]
@@ -244,7 +279,8 @@ def leave_one_out_errors(
         variance = (values.sum() - less * z.square().sum(1, keepdim=True)) / (rest * gaussians.width)
         mine = means[own] - z / (n - 1)
         here = torch.log(n - 1) if priors == "counts" else torch.zeros_like(n)
-        for number, share in enumerate(shares):
+        found = []
+        for share in shares:
             inverse = 1 / ((1 - share) * values / rest + share * variance).clamp(min=1e-300)
             down = (1 - share) * less / rest
             gain = down / (1 - down * (z * inverse * z).sum(1, keepdim=True))
@@ -255,5 +291,5 @@ def leave_one_out_errors(
             along = (z * inverse * mine).sum(1, keepdim=True)
             score = (x * inverse * mine).sum(1, keepdim=True) + to_x * along + here
             score -= ((mine * inverse * mine).sum(1, keepdim=True) + gain * along.square()) / 2
-            errors[number] += int((scores.scatter(1, own[:, None], score).argmax(1) != own).sum())
-    return errors
+            found.append(scores.scatter(1, own[:, None], score))
+        yield own, found

@@ -11,6 +11,8 @@ all alike. Few images cannot throw the means away either, as
 :math:`\lVert E \rVert \le \lVert F_1 - F_0 \rVert / (2 \sqrt\rho)`.
 """
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 
@@ -41,12 +43,14 @@ def choose_alpha(before: Tensor, after: Tensor, labels: Tensor) -> float:
     """
     if len(torch.unique(labels)) < 2:
         return ONE_CLASS
-    errors = leave_one_class_out_errors(before, after, labels)
-    return ALPHAS[int(errors.argmin())]
+    errors = [residual.square().sum() for residual in left_out_residuals(before, after, labels, ALPHAS)]
+    return ALPHAS[int(torch.stack(errors).argmin())]
 
 
-def leave_one_class_out_errors(before: Tensor, after: Tensor, labels: Tensor) -> Tensor:
-    r"""Return the squared error of each alpha on all images, each moved by the map of the other classes.
+def left_out_residuals(
+    before: Tensor, after: Tensor, labels: Tensor, alphas: Sequence[float]
+) -> Iterator[Tensor]:
+    r"""Yield, for each alpha, what is missing to F_1 where each class is moved by the map of the others.
 
     In closed form: with the hat matrix :math:`H = F_0 (F_0^\top F_0 + \rho I)^{-1} F_0^\top`, the residuals
     of a class that is left out are :math:`(I - H_{cc})^{-1}` times those of the map of all.
@@ -61,18 +65,14 @@ def leave_one_class_out_errors(before: Tensor, after: Tensor, labels: Tensor) ->
         values, vectors = torch.linalg.eigh(before.T @ before)
         basis = before @ vectors
     values, cross = values.clamp(min=0), basis.T @ moved
-    errors = []
-    for alpha in ALPHAS:
+    for alpha in alphas:
         weights = 1 / (values + _rho(before, alpha))
         residual = moved - basis @ (weights[:, None] * cross)
-        error = torch.zeros((), dtype=torch.float64)
         for label in torch.unique(labels):
             mine = labels == label
             hat = (basis[mine] * weights) @ basis[mine].T
-            left_out = torch.linalg.solve(torch.eye(len(hat), dtype=hat.dtype) - hat, residual[mine])
-            error += left_out.square().sum()
-        errors.append(error)
-    return torch.stack(errors)
+            residual[mine] = torch.linalg.solve(torch.eye(len(hat), dtype=hat.dtype) - hat, residual[mine])
+        yield residual
 
 
 def _rho(before: Tensor, alpha: float) -> float:

@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from cofima.core import distributed
+from cofima.core.progress import STEP
 from cofima.data.stream import Task
+from cofima.methods.components.cost import FISHER_PASS
 from cofima.methods.state import Entry
 from cofima.models.net import Net
 from cofima.training.context import Context
@@ -51,13 +53,17 @@ def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> W
     )
     fisher = diagonal_fisher(
         net,
-        plain_batches(task.train, context, "fisher", part),
+        plain_batches(task.train, context, "fisher", part, STEP * FISHER_PASS),
         how.labels,
         columns=slice(task.classes.start, task.classes.stop) if local else None,
         generator=generator,
         drawn=_drawn(part, context.train.batch_size, generator) if distributed.world_size() > 1 else None,
     )
-    fisher = {key: part.mean(value) for key, value in fisher.items()}
+    return scaled({key: part.mean(value) for key, value in fisher.items()}, how)
+
+
+def scaled(fisher: Weights, how: FisherOptions) -> Weights:
+    """Return measured Fisher information over its mean, and cut off, where the options say so."""
     if how.norm == "mean":
         total = sum(float(f.double().sum()) for f in fisher.values())
         count = sum(f.numel() for f in fisher.values())
@@ -83,7 +89,16 @@ def weighted(fisher: Weights, task: Task, by: Literal["classes", "samples", "tas
 
 def add_fisher(total: Weights, fisher: Weights) -> Weights:
     """Return the sum over tasks with a task added; new weights enter with their own values."""
-    return {key: total[key] + value if key in total else value for key, value in fisher.items()}
+    return {key: _sum(total[key], value) if key in total else value for key, value in fisher.items()}
+
+
+def _sum(total: Tensor, value: Tensor) -> Tensor:
+    """Return the sum; where a tensor has grown, its new rows enter with their own values."""
+    if total.shape == value.shape:
+        return total + value
+    grown = value.clone()
+    grown[: len(total)] += total
+    return grown
 
 
 def _drawn(part: distributed.Shard, batch: int, generator: torch.Generator) -> Iterator[float]:
@@ -104,3 +119,4 @@ def _augmented(
         with torch.no_grad():
             images = context.view.train(pixels.to(context.device), augment)
         yield images, labels.to(context.device)
+        context.progress.worked(STEP * FISHER_PASS * len(index))

@@ -43,6 +43,7 @@ class Prompted(Method):
     needs_vit: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = PROMPTS
     frozen_backbone: ClassVar[bool] = True
+    sees_features_only: ClassVar[bool] = False
 
     def cost(self, plan: Plan) -> Cost:
         """Count the queries, each image once."""

@@ -16,7 +16,7 @@ _WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.
 
 def to_timm(weights: StateDict, module: nn.Module) -> tuple[StateDict, str]:
     """Return weights under the names of a backbone without classifier, and a description of the change."""
-    keys = _unwrapped(weights)
+    keys = unwrapped(weights)
     layout, convert = next((name, convert) for name, seen, convert in LAYOUTS if seen(keys))
     kept = _without_classifier(convert(keys), module)
     left = Counter(_owner(key) for key in keys.keys() - _origins(keys, kept))
@@ -52,7 +52,8 @@ def _below(weights: StateDict, prefix: str) -> StateDict:
     return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
 
 
-def _unwrapped(weights: StateDict) -> StateDict:
+def unwrapped(weights: StateDict) -> StateDict:
+    """Return weights without the prefix that a wrapper put before each name."""
     for prefix in _WRAPPERS:
         if weights and all(key.startswith(prefix) for key in weights):
             weights = _below(weights, prefix)

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError
@@ -10,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cofima.core.errors import CofimaError, first_problems
+from cofima.core.names import shortened
 from cofima.models.checkpoint_formats import jax
 from cofima.models.checkpoint_formats.layouts import to_timm
 
@@ -33,13 +36,17 @@ def load_checkpoint(module: nn.Module, path: Path) -> str:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read tensors from a .safetensors or torch file; never unpickle anything but tensors."""
     _refuse_absent(path)
+    loaded: Any
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+            loaded = load_file(path)
+        else:
+            # mapped, so that a merge holds no whole model; files from before torch 1.6 are no archives
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise CofimaError(
-            f"checkpoint {path}: truncated or not a checkpoint ({error}); files are taken as {FORMATS}"
+            f"checkpoint {path}: truncated or not a checkpoint ({_first_sentence(error)}); files are taken "
+            f"as {FORMATS}"
         ) from error
     except Exception as error:  # pickle.UnpicklingError and what a foreign pickle may raise
         raise CofimaError(_refusal(path, error)) from error
@@ -52,7 +59,34 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"checkpoint {path}: expected a mapping of names to tensors, at the top or below one of "
             f"{', '.join(_NESTED)}; found {', '.join(map(str, keys)) or 'nothing'}"
         )
-    return {str(key): value for key, value in loaded.items()}
+    return _dense(path, {str(key): value for key, value in loaded.items()})
+
+
+def _dense(path: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights; raise one error with all that are not plain numbers in memory."""
+    wrong = [f"{key}: {fault}" for key, value in weights.items() if (fault := _odd(value))]
+    if wrong:
+        raise first_problems(f"checkpoint {path}", wrong)
+    return weights
+
+
+def _first_sentence(error: Exception) -> str:
+    """Return an error without the advice that torch gives with it."""
+    return shortened(str(error).strip().partition("\n")[0].partition(". ")[0], 200)
+
+
+def _odd(tensor: Tensor) -> str:
+    """Return the kind of a tensor that has no plain real numbers to copy, or an empty string."""
+    if tensor.is_meta:
+        return "on the device 'meta', which has shapes but no numbers"
+    if tensor.is_quantized:
+        return f"quantized ({str(tensor.dtype).removeprefix('torch.')}); save it dequantized"
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return f"stored as {str(tensor.layout).removeprefix('torch.')}; save it with to_dense()"
+    if tensor.is_complex():
+        return "complex numbers, where weights are real"
+    claimed, there = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
+    return f"claims {claimed:,} bytes, and {there:,} are there" if claimed > there else ""
 
 
 def _refuse_absent(path: Path) -> None:

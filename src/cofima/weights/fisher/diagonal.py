@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cofima.core.errors import CofimaError, did_you_mean, problems
+from cofima.weights.fisher.inputs import Inputs, place, take, tensors
 from cofima.weights.fisher.labels import LabelMode, Labels
 from cofima.weights.fisher.per_sample import add_batch
 from cofima.weights.fisher.preserve_state import preserved_state
@@ -22,7 +23,7 @@ from cofima.weights.fisher.reference import add_each, add_mean
 from cofima.weights.fisher.verify import verified
 from cofima.weights.ops import Weights
 
-LabeledBatches = Iterable[tuple[Tensor, Tensor]]
+LabeledBatches = Iterable[tuple[Inputs, Tensor]]
 Estimator = Literal["sample", "batch"]
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -50,8 +51,10 @@ def diagonal_fisher(
     random streams, are left as they were.
 
     Args:
-        model: Any module that maps images to logits, one row for each image.
-        batches: Pairs of images and integer class ids.
+        model: Any module that maps images to logits, one row for each image; or one for each token of it,
+            whose labels are then those of one sample together.
+        batches: Pairs of images and integer class ids; instead of images also mappings and sequences of
+            tensors, as the model takes them, and one class id for each token, -100 for none.
         labels: ``data`` takes the given class, ``sampled`` draws one from the model for each sample,
             ``exact`` takes the expectation over all classes, with one backward pass less than classes.
         estimator: ``sample``, or ``batch``: the square of each batch's mean gradient, averaged over batches,
@@ -100,37 +103,41 @@ class _Sums:
             raise CofimaError("no samples: the Fisher information needs at least one batch")
         return {name: total.div_(count) for name, total in self.totals.items()}
 
-    def _ready(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def _ready(self, batch: Any) -> tuple[Inputs, Tensor]:
         pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-        if not pair or not all(isinstance(part, Tensor) for part in batch):
+        if not pair or not isinstance(batch[1], Tensor) or not (found := [*tensors(batch[0])]):
             raise CofimaError("expected a pair of tensors: images and their class ids")
         images, targets = batch
-        if images.shape[:1] != targets.shape or targets.is_floating_point():
-            got = f"shapes {tuple(images.shape)} and {tuple(targets.shape)}, {targets.dtype}"
+        if (
+            not targets.ndim
+            or targets.is_floating_point()
+            or targets.shape[:1] not in {t.shape[:1] for t in found}
+        ):
+            got = f"shapes {tuple(found[0].shape)} and {tuple(targets.shape)}, {targets.dtype}"
             raise CofimaError(f"expected one integer class id for each image, got {got}")
         # images take the precision of the model, which may be a copy in single precision
-        first = next((p for p in self.model.parameters() if p.is_floating_point()), images)
-        dtype = first.dtype if images.is_floating_point() else images.dtype
-        return images.detach().to(first.device, dtype), self.labels.picks(targets)
+        first = next((p for p in self.model.parameters() if p.is_floating_point()), found[0])
+        dtype = first.dtype if first.is_floating_point() else None
+        return place(images, first.device, dtype), self.labels.picks(targets)
 
-    def _add(self, images: Tensor, picks: Tensor) -> int:
+    def _add(self, images: Inputs, picks: Tensor) -> int:
         """Add one batch; return its weight in the mean."""
-        if len(images) == 0:
+        if len(picks) == 0:
             return 0
         if self.estimator == "batch":
             add_mean(self.model, set(self.totals), images, picks, self.labels, self.totals)
             return 1
         done = 0
-        if self.fast is None and len(images) > 1:
+        if self.fast is None and len(picks) > 1:
             done = 2  # the check itself adds its two samples, so none is computed twice
-            pair = (images[:2], picks[:2])
+            pair = (take(images, slice(2), len(picks)), picks[:2])
             self.fast, self.slow = verified(self.model, *pair, self.labels, self.totals)
-        self._add_samples(images[done:], picks[done:])
-        return len(images)
+        self._add_samples(take(images, slice(done, None), len(picks)), picks[done:])
+        return len(picks)
 
-    def _add_samples(self, images: Tensor, picks: Tensor) -> None:
+    def _add_samples(self, images: Inputs, picks: Tensor) -> None:
         slow = set(self.totals)
-        if self.fast and len(images) > 1:  # one sample alone is no faster the fast way
+        if self.fast and len(picks) > 1:  # one sample alone is no faster the fast way
             _, left = add_batch(self.model, self.fast, images, picks, self.labels, self.totals)
             slow = self.slow | left
         if slow:

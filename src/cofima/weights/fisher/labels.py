@@ -12,6 +12,8 @@ from cofima.core.errors import CofimaError, problems
 
 LabelMode = Literal["data", "sampled", "exact"]
 
+IGNORED = -100  # the label of tokens that have none, as everywhere in torch
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -31,18 +33,22 @@ class Labels:
 
     def picks(self, targets: Tensor) -> Tensor:
         """Return what decides each sample's label, drawn once: a sample computed twice has one label."""
-        if self.mode == "sampled" and self.drawn is not None:
+        if self.mode != "sampled":
+            return targets
+        if self.drawn is not None:
             return torch.tensor(list(islice(self.drawn, len(targets))), dtype=torch.float64)
-        if self.mode == "sampled":
-            device = self.generator.device
-            return torch.rand(len(targets), generator=self.generator, dtype=torch.float64, device=device)
-        return targets
+        device = self.generator.device
+        draws = torch.rand(targets.shape, generator=self.generator, dtype=torch.float64, device=device)
+        return draws.masked_fill_(_without_label(targets).to(device), torch.nan)
 
-    def checked(self, logits: Any, samples: int) -> Tensor:
-        """Return the model's output if it is one finite row of logits for each sample."""
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != samples:
+    def checked(self, logits: Any, picks: Tensor) -> Tensor:
+        """Return the model's output if it is one finite row of logits for each label."""
+        if not isinstance(logits, Tensor) or logits.shape[:-1] != picks.shape:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise CofimaError(f"the model must return logits of shape ({samples}, classes), got {got}")
+            shape = ", ".join(map(str, picks.shape))
+            raise CofimaError(f"the model must return logits of shape ({shape}, classes), got {got}")
+        if self.mode == "exact" and logits.ndim > 2:
+            raise CofimaError("labels = 'exact': not for models with several labels a sample; take 'sampled'")
         if not logits.isfinite().all():
             raise CofimaError("the logits are not finite; check the weights and the images")
         return logits
@@ -52,27 +58,36 @@ class Labels:
 
         In double precision, as 1 - p loses every digit of a confident prediction in single.
         """
-        start, stop, _ = self.columns.indices(logits.shape[1])
+        start, stop, _ = self.columns.indices(logits.shape[-1])
         if stop <= start:
-            raise CofimaError(f"columns {start}:{stop} select none of {logits.shape[1]} logits")
-        p = logits[:, start:stop].double().softmax(1)
-        rows = _factor(p) if self.mode == "exact" else [self._chosen(p, picks.to(p.device), start) - p]
+            raise CofimaError(f"columns {start}:{stop} select none of {logits.shape[-1]} logits")
+        p = logits[..., start:stop].double().softmax(-1)
+        rows = _factor(p) if self.mode == "exact" else [self._gradient(p, picks.to(p.device), start)]
         for k, row in enumerate(rows):
             full = torch.zeros_like(logits)
-            full[:, start:stop] = row
+            full[..., start:stop] = row
             yield full, k < len(rows) - 1
 
-    def _chosen(self, p: Tensor, picks: Tensor, start: int) -> Tensor:
-        classes = p.shape[1]
+    def _gradient(self, p: Tensor, picks: Tensor, start: int) -> Tensor:
+        """Return the gradient of log p(y|x), 0 at tokens without a label."""
+        classes, unlabeled = p.shape[-1], _without_label(picks)
         if self.mode == "sampled":
-            local = (p.cumsum(1) <= picks[:, None]).sum(1).clamp(max=classes - 1)
+            local = (p.cumsum(-1) <= picks[..., None]).sum(-1).clamp(max=classes - 1)
         else:
-            local = picks.long() - start
+            local = (picks.long() - start).masked_fill_(unlabeled, 0)
             wrong = sorted(set(picks[(local < 0) | (local >= classes)].tolist()))
             if wrong:
                 span = f"{start} to {start + classes - 1}"
                 raise problems("targets", [f"{t}: not a class; the logits cover {span}" for t in wrong[:10]])
-        return torch.nn.functional.one_hot(local, classes).to(p)
+        chosen = torch.nn.functional.one_hot(local, classes).to(p)
+        return (chosen - p).masked_fill_(unlabeled[..., None], 0)
+
+
+def _without_label(picks: Tensor) -> Tensor:
+    """Return the mask of tokens that have no label; a sample of a single label always has one."""
+    if picks.ndim == 1:
+        return torch.zeros_like(picks, dtype=torch.bool)
+    return picks.isnan() if picks.is_floating_point() else picks == IGNORED
 
 
 def _factor(p: Tensor) -> list[Tensor]:

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from cofima.weights.fisher.inputs import Inputs
 from cofima.weights.fisher.labels import Labels
-from cofima.weights.fisher.rules import RESHAPES, RULES, Square
+from cofima.weights.fisher.rules import RESHAPES, RULES, Square, rows_for_all
 from cofima.weights.ops import Weights
 
 
@@ -37,6 +39,7 @@ class Taps(TorchFunctionMode):
         self.uses: Counter[str] = Counter()
         self.ruled: Counter[str] = Counter()
         self.leaves: list[Tensor] = []
+        self.rows: dict[int, Tensor] = {}  # of tables, some rows of which stand for them
         self._kept: list[Tensor] = []  # an id means something only while its tensor lives
 
     def __torch_function__(
@@ -47,13 +50,24 @@ class Taps(TorchFunctionMode):
         met = [t for t in _tensors((*args, *kwargs.values())) if id(t) in self.names]
         if not met or not any(t.is_floating_point() and id(t) not in self.names for t in _tensors([out])):
             return out  # no parameter involved, or only asked for its shape
-        if func in RESHAPES and len(met) == 1 and isinstance(out, Tensor):
+        if len(met) == 1 and isinstance(out, Tensor) and self._stands_for(out, func, met[0], args, kwargs):
             self.names[id(out)] = self.names[id(met[0])]
             self._kept.append(out)
             return out
         self.uses.update(self.names[id(t)] for t in met)
         parts = self._parts(func, args, kwargs)
         return self._tap(out, parts) if parts else out
+
+    def _stands_for(self, out: Tensor, func: Any, met: Tensor, args: Any, kwargs: Any) -> bool:
+        """Return True if the result is the parameter in another shape, or rows of it for all samples."""
+        if id(met) in self.rows:
+            return False
+        if func is functional.embedding and len(args) > 1 and met is args[1]:
+            rows = rows_for_all(self.samples, args[0], met, kwargs.get("padding_idx", (*args, None)[2]))
+            if rows is not None:
+                self.rows[id(out)] = rows
+            return rows is not None
+        return func in RESHAPES
 
     def _parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Square]]:
         rule = RULES.get(func)
@@ -65,7 +79,10 @@ class Taps(TorchFunctionMode):
             return []
         known = [(p, square) for p, square in parts if p is not None and id(p) in self.names]
         self.ruled.update(self.names[id(p)] for p, _ in known)
-        return [(self.names[id(p)], partial(_reshaped, square, p.shape)) for p, square in known]
+        return [
+            (self.names[id(p)], partial(_reshaped, square, p.shape, self.rows.get(id(p))))
+            for p, square in known
+        ]
 
     def _tap(self, out: Tensor, parts: list[tuple[str, Square]]) -> Tensor:
         if not out.requires_grad:
@@ -88,8 +105,13 @@ class Taps(TorchFunctionMode):
         return {name for name, count in self.uses.items() if count == self.ruled[name] == 1}
 
 
-def _reshaped(square: Square, shape: torch.Size, grad: Tensor, total: Tensor) -> None:
-    square(grad, total.view(shape))
+def _reshaped(square: Square, shape: torch.Size, rows: Tensor | None, grad: Tensor, total: Tensor) -> None:
+    if rows is None:
+        square(grad, total.view(shape))
+        return
+    part = total.new_zeros(shape)
+    square(grad, part)
+    total.index_add_(0, rows, part.view(len(rows), -1))
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -101,7 +123,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def add_batch(
-    model: nn.Module, names: set[str], images: Tensor, picks: Tensor, labels: Labels, totals: Weights
+    model: nn.Module, names: set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> tuple[set[str], set[str]]:
     """Add the squares of one batch for ``names``; all parameters must be frozen.
 
@@ -109,9 +131,9 @@ def add_batch(
     nothing was added.
     """
     known = {id(p): name for name, p in model.named_parameters()}
-    taps = Taps(known, len(images), totals)
+    taps = Taps(known, len(picks), totals)
     with taps:
-        logits = labels.checked(model(images), len(images))
+        logits = labels.checked(model(images), picks)
     taps.wanted = done = names & taps.understood()
     if taps.leaves and logits.requires_grad:
         for direction, more in labels.directions(logits.detach(), picks):

@@ -10,28 +10,30 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from cofima.weights.fisher.inputs import Inputs, take
 from cofima.weights.fisher.labels import Labels
 from cofima.weights.ops import Weights
 
 
 def add_each(
-    model: nn.Module, names: set[str], images: Tensor, picks: Tensor, labels: Labels, totals: Weights
+    model: nn.Module, names: set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> None:
     """Add the squared gradient of every single sample, for the parameters ``names``."""
-    for i in range(len(images)):
-        add_mean(model, names, images[i : i + 1], picks[i : i + 1], labels, totals)
+    for i in range(len(picks)):
+        one = slice(i, i + 1)
+        add_mean(model, names, take(images, one, len(picks)), picks[one], labels, totals)
 
 
 def add_mean(
-    model: nn.Module, names: set[str], images: Tensor, picks: Tensor, labels: Labels, totals: Weights
+    model: nn.Module, names: set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> None:
     """Add the square of the gradient of the mean over ``images``, for the parameters ``names``."""
     with require_grad(model, names) as params:
-        logits = labels.checked(model(images), len(images))
+        logits = labels.checked(model(images), picks)
         if not logits.requires_grad:
             return
         for direction, more in labels.directions(logits.detach(), picks):
-            direction /= len(images)  # of one image, the gradient itself
+            direction /= len(picks)  # of one image, the gradient itself
             grads = torch.autograd.grad(
                 logits, list(params.values()), direction, retain_graph=more, allow_unused=True
             )

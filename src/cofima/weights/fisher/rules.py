@@ -39,6 +39,60 @@ def _linear_weight(samples: int, given: Tensor, grad: Tensor, total: Tensor) -> 
     add_products(_tokens(samples, grad, 1), _tokens(samples, given, 1), total)
 
 
+def affine(samples: int, input: Tensor, mat1: Tensor, mat2: Tensor) -> Parts:
+    """Handle ``input + mat1 @ mat2``: a linear layer on flat tokens, with its weight the other way around."""
+    if not _by_sample(samples, mat1) or input.ndim != 1:
+        return []
+    return [
+        (input, partial(_trailing_dims, samples, None, 1)),
+        (mat2, partial(_affine_weight, samples, mat1)),
+    ]
+
+
+def _affine_weight(samples: int, given: Tensor, grad: Tensor, total: Tensor) -> None:
+    add_products(_tokens(samples, given, 1), _tokens(samples, grad, 1), total)
+
+
+def embedding(
+    samples: int,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Parts:
+    """Handle a table whose rows are taken by number: words, and positions where each sample has its own."""
+    if max_norm is not None or scale_grad_by_freq or input.ndim == 0 or not _by_sample(samples, input):
+        return []
+    return [(weight, partial(_taken_rows, samples, input, padding_idx))]
+
+
+def _taken_rows(samples: int, index: Tensor, padding: int | None, grad: Tensor, total: Tensor) -> None:
+    # A word that occurs twice in a sample has the sum of two gradients, which is squared, not each.
+    rows, width = total.shape
+    sample = torch.arange(samples, device=index.device).repeat_interleave(index.numel() // samples)
+    found, at = torch.unique(index.flatten() + sample * rows, return_inverse=True)
+    sums = grad.new_zeros(len(found), width).index_add_(0, at, grad.reshape(-1, width))
+    found %= rows
+    if padding is not None:
+        sums[found == padding % rows] = 0
+    total.index_add_(0, found, sums.square_())
+
+
+def rows_for_all(
+    samples: int, input: Tensor, weight: Tensor, padding_idx: int | None = None
+) -> Tensor | None:
+    """Return the rows of a table that every sample takes, each once, such as positions; otherwise None.
+
+    What is taken then stands for the table: its squares are those of its rows.
+    """
+    index = input.flatten()
+    once = input.shape[:1] == (1,) and samples > 1 and len(torch.unique(index)) == len(index)
+    return index if once and (padding_idx is None or padding_idx not in index) else None
+
+
 def layer_norm(
     samples: int,
     input: Tensor,
@@ -180,6 +234,8 @@ def expansion(samples: int, input: Tensor, *sizes: Any) -> Parts:
 
 RULES: dict[Any, Rule] = {
     functional.linear: linear,
+    functional.embedding: embedding,
+    torch.addmm: affine,
     functional.layer_norm: layer_norm,
     functional.rms_norm: rms_norm,
     functional.batch_norm: batch_norm,

@@ -1,0 +1,273 @@
+"""Grow classifiers of photographs as a user would, class by class: writes benchmarks/GROW.md.
+
+Subsets of 15 classes are drawn from the folders caltech101, cifar100, cub200 and cars196 below COFIMA_DATA.
+Nine classes are learned, then three more at once, then three one by one, each time without the old photographs.
+Beside it stand classifiers on the same frozen features that are trained on all photographs seen so far. What is
+measured goes into benchmarks/grow.jsonl, one line a step; run it again to continue:
+
+    COFIMA_DATA=/where/they/are python benchmarks/grow.py [--only caltech101] [--seeds 3] [--fast] [--collect]
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+import cofima
+from cofima.classifier.classifier import Classifier
+from cofima.classifier.evaluate import calibration_error
+from cofima.classifier.scoring import features_of, logits_of, read_known, to_probabilities
+from cofima.core.progress import SILENT
+
+HERE = Path(__file__).parent
+RESULTS, PAGE, HEAD = HERE / "grow.jsonl", HERE / "GROW.md", HERE / "grow.head.md"
+SUBSETS = (
+    ("caltech101", 96, 0),
+    ("cub200", 96, 0),
+    ("cars196", 96, 0),
+    ("cifar100", 96, 0),
+    ("cub200", 96, 1),
+    ("cars196", 96, 1),
+    ("caltech101", 224, 0),
+)
+STEPS = (9, 3, 1, 1, 1)
+METHODS = ("cofima", "ranpac", "prototype")
+FLOOR = 1000  # draws of labels for the noise floor of the calibration error
+
+
+def steps_of(root: Path, subset: int, seed: int) -> list[list[str]]:
+    """Return the classes of each step, drawn by the subset and the seed."""
+    names = sorted(path.name for path in (root / "train").iterdir())
+    chosen = random.Random(f"{root.name} {subset} {seed}").sample(names, sum(STEPS))
+    parts, start = [], 0
+    for size in STEPS:
+        parts.append(chosen[start : start + size])
+        start += size
+    return parts
+
+
+def folder_of(place: Path, root: Path, part: str, names: list[str]) -> Path:
+    """Make a folder with links to the photographs of some classes."""
+    place.mkdir(parents=True)
+    for name in names:
+        (place / name).symlink_to((root / part / name).resolve(), target_is_directory=True)
+    return place
+
+
+def grow(name: str, size: int, subset: int, seed: int, method: str, fast: bool) -> Iterator[dict[str, Any]]:
+    """Learn a subset step by step, and yield what each step measured."""
+    root = Path(os.environ["COFIMA_DATA"]) / name
+    parts = steps_of(root, subset, seed)
+    with TemporaryDirectory() as temporary:
+        here = Path(temporary)
+        clf: Classifier | None = None
+        before: dict[str, float] = {}
+        for number, names in enumerate(parts):
+            photos = folder_of(here / f"train {number}", root, "train", names)
+            test = folder_of(here / f"test {number}", root, "test", sum(parts[: number + 1], []))
+            start = time.perf_counter(), time.process_time()
+            row: dict[str, Any] = {"set": name, "size": size, "subset": subset, "seed": seed, "method": method}
+            row |= {"fast": fast, "step": number}
+            if clf is None:
+                settings = [f"model.img_size={size}"]
+                given = {} if method == "cofima" else {"method": method}
+                clf = cofima.learn(photos, settings=settings, seed=seed, fast=fast, **given)
+            else:
+                outcome = clf.extend(photos, fast=fast)
+                row["drop"] = None if outcome.old is None else outcome.old.drop
+                row["interval"] = None if outcome.old is None else outcome.old.interval
+                row["unknown"] = outcome.unknown
+            row |= {"seconds": time.perf_counter() - start[0], "cpu": time.process_time() - start[1]}
+            found, chance, right = tested(clf, test)
+            row |= {"accuracy": mean(found), "said": clf.accuracy and clf.accuracy.mean_of_classes}
+            if before:
+                row["true_drop"] = mean(before) - mean({k: v for k, v in found.items() if k in before})
+            row |= {"chance": [round(p, 4) for p in chance], "right": [int(r) for r in right]}
+            row["notes"] = clf.history[-1].notes[-1:]
+            before = found
+            yield row
+
+
+def tested(clf: Classifier, test: Path) -> tuple[dict[str, float], list[float], list[bool]]:
+    """Return the accuracy of each class, and the probability and correctness of each answer."""
+    images = read_known(clf.model, test, "test", skip_unreadable=False, progress=SILENT).images(clf.classes)
+    chance, answers = to_probabilities(clf.model, logits_of(clf.model, images)).max(1)
+    right = answers == images.labels
+    found = {
+        clf.classes[label]: 100 * float(right[images.labels == label].double().mean())
+        for label in torch.unique(images.labels).tolist()
+    }
+    return found, chance.tolist(), right.tolist()
+
+
+def mean(found: dict[str, float]) -> float:
+    return sum(found.values()) / len(found)
+
+
+def baselines(name: str, size: int, subset: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the accuracy of classifiers on frozen features, trained on all photographs seen so far."""
+    root = Path(os.environ["COFIMA_DATA"]) / name
+    parts = steps_of(root, subset, seed)
+    names = sum(parts, [])
+    with TemporaryDirectory() as temporary:
+        here = Path(temporary)
+        settings = [f"model.img_size={size}", "val_fraction=0"]
+        clf = cofima.learn(folder_of(here / "all", root, "train", names), method="slda", settings=settings, seed=seed)
+        data = {}
+        for part in ("train", "test"):
+            where = folder_of(here / part, root, part, names)
+            images = read_known(clf.model, where, part, skip_unreadable=False, progress=SILENT).images(clf.classes)
+            data[part] = features_of(clf.model, images).double().numpy(), images.labels.numpy()
+        for number in range(len(STEPS)):
+            seen = [clf.classes.index(one) for one in sum(parts[: number + 1], [])]
+            (x, y), (z, w) = ((f[np.isin(l, seen)], l[np.isin(l, seen)]) for f, l in (data["train"], data["test"]))
+            for kind, answers in rivals(x, y, z, seed):
+                each = [100 * (answers[w == label] == label).mean() for label in seen]
+                row = {"set": name, "size": size, "subset": subset, "seed": seed, "method": kind, "step": number}
+                yield row | {"fast": False, "accuracy": float(np.mean(each))}
+
+
+def rivals(x: Any, y: Any, z: Any, seed: int) -> Iterator[tuple[str, Any]]:
+    """Yield the answers of nearest means, LDA, logistic regression and RanPAC's head."""
+    classes = np.unique(y)
+    means = np.stack([x[y == label].mean(0) for label in classes])
+    cosine = (z / np.linalg.norm(z, axis=1, keepdims=True)) @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T
+    yield "nearest mean", classes[cosine.argmax(1)]
+    lda = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto", priors=np.full(len(classes), 1 / len(classes)))
+    yield "LDA", lda.fit(x, y).predict(z)
+    scaler = StandardScaler().fit(x)
+    logistic = LogisticRegression(C=0.01, max_iter=1000)
+    yield "logistic regression", logistic.fit(scaler.transform(x), y).predict(scaler.transform(z))
+    from cofima.core.seeds import Seeds
+    from cofima.methods.components.closed_form import ClosedFormOptions, RidgeReadout
+
+    readout = RidgeReadout(x.shape[1], ClosedFormOptions(projection=5000), Seeds(seed))
+    places = torch.from_numpy(np.searchsorted(classes, y))
+    readout.add(torch.from_numpy(x).float(), places, len(classes), 0)
+    with torch.inference_mode():
+        yield "RanPAC", classes[readout.solved([len(classes)])(torch.from_numpy(z).float()).argmax(1).numpy()]
+
+
+def read() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()] if RESULTS.is_file() else []
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[part] for part in ("set", "size", "subset", "seed", "method", "fast"))
+
+
+def measure(chosen: argparse.Namespace) -> None:
+    """Measure what is not in the results yet, subset after subset."""
+    done = {key(row) for row in read() if row["step"] == len(STEPS) - 1}
+    for seed in range(chosen.seeds):
+        for name, size, subset in SUBSETS:
+            if chosen.only not in ("", name, f"{name}-{size}"):
+                continue
+            cells = [(method, fast) for fast in ((True, False) if chosen.slow else (True,)) for method in METHODS]
+            cells = [(method, fast) for method, fast in cells if method == "cofima" or fast]
+            for method, fast in cells:
+                if (name, size, subset, seed, method, fast) not in done:
+                    _write(list(grow(name, size, subset, seed, method, fast)))
+            if (name, size, subset, seed, "LDA", False) not in done:
+                _write(list(baselines(name, size, subset, seed)))
+
+
+def _write(rows: list[dict[str, Any]]) -> None:
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    last = rows[-1]
+    print(*key(last), f"{last['accuracy']:.1f}", flush=True)
+
+
+def floor(chance: torch.Tensor) -> float:
+    """Return the mean calibration error of labels drawn from the probabilities themselves."""
+    generator = torch.Generator().manual_seed(0)
+    draws = (torch.rand(FLOOR, len(chance), generator=generator) < chance for _ in range(1))
+    return float(np.mean([calibration_error(chance, right) for right in next(draws)]))
+
+
+def page() -> str:
+    rows = read()
+    lines = [HEAD.read_text("utf-8").rstrip() if HEAD.is_file() else "", "\n## Accuracy\n", *accuracies(rows)]
+    lines += ["\n## The loss of old classes, as it was reported\n", *losses(rows)]
+    lines += ["\n## Probabilities\n", *calibrations(rows)]
+    return "\n".join(lines) + "\n"
+
+
+RIVALS = ("nearest mean", "LDA", "logistic regression", "RanPAC")
+
+
+def accuracies(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a row for each subset: accuracy after nine, twelve and fifteen classes, mean over seeds."""
+    yield "| set | px | subset | seeds | | 9 classes | +3 | +1+1+1 | seconds (learn, +3, +1) |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name, size, subset in SUBSETS:
+        mine = [r for r in rows if (r["set"], r["size"], r["subset"]) == (name, size, subset)]
+        kinds = list(dict.fromkeys((r["method"], r["fast"]) for r in mine))
+        for method, fast in kinds:
+            cell = [r for r in mine if (r["method"], r["fast"]) == (method, fast)]
+            seeds = sorted({r["seed"] for r in cell})
+            at = {step: [r for r in cell if r["step"] == step] for step in range(len(STEPS))}
+            values = [f"{np.mean([r['accuracy'] for r in at[step]]):.1f}" for step in (0, 1, 4)]
+            times = [f"{np.mean([r['seconds'] for r in at[s]]):.0f}" for s in (0, 1, 2)] if "seconds" in cell[0] else []
+            label = method if method in RIVALS else f"`learn{' --fast' if fast and method == 'cofima' else ''}" + (
+                "`" if method == "cofima" else f" --method {method}`"
+            )
+            yield f"| {name} | {size} | {subset} | {len(seeds)} | {label} | {' | '.join(values)} | {', '.join(times)} |"
+
+
+def losses(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield how far reported drops are from those on test images."""
+    yield "| | steps | told | mean signed error | 90 % interval holds the drop on test images |"
+    yield "|---|---|---|---|---|"
+    for method, fast in dict.fromkeys((r["method"], r["fast"]) for r in rows if "true_drop" in r):
+        mine = [r for r in rows if (r["method"], r["fast"]) == (method, fast) and "true_drop" in r]
+        told = [r for r in mine if r["drop"] is not None]
+        if told:
+            error = np.mean([r["drop"] - r["true_drop"] for r in told])
+            inside = np.mean([r["interval"][0] <= r["true_drop"] <= r["interval"][1] for r in told])
+            yield f"| {method}{' --fast' if fast else ''} | {len(mine)} | {len(told)} | {error:+.2f} | {100 * inside:.0f} % |"
+
+
+def calibrations(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the calibration error after the last step, pooled over subsets, and its noise floor."""
+    yield "| | images | calibration error | of labels drawn from the probabilities | difference |"
+    yield "|---|---|---|---|---|"
+    for method, fast in dict.fromkeys((r["method"], r["fast"]) for r in rows if "chance" in r):
+        for step in (0, len(STEPS) - 1):
+            mine = [r for r in rows if (r["method"], r["fast"], r["step"]) == (method, fast, step)]
+            chance = torch.tensor(sum((r["chance"] for r in mine), []))
+            right = torch.tensor(sum((r["right"] for r in mine), []), dtype=torch.bool)
+            error, least = calibration_error(chance, right), floor(chance)
+            label = f"{method}{' --fast' if fast else ''}, step {step + 1}"
+            yield f"| {label} | {len(chance)} | {error:.1f} | {least:.1f} | {error - least:.1f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="a set, or SET-SIZE")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--slow", action="store_true", help="with fine-tuning too")
+    parser.add_argument("--collect", action="store_true", help="write the page only")
+    chosen = parser.parse_args()
+    if not chosen.collect:
+        measure(chosen)
+    PAGE.write_text(page(), "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

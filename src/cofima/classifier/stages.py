@@ -1,0 +1,166 @@
+"""The two stages of learning: how long the second may train, and what it gained."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cofima.classifier.forgetting_check import LEAST_CLASSES
+from cofima.core.atomic import json_digest
+from cofima.data.sources.listing import Split, find_images
+from cofima.methods import Method
+from cofima.methods.components.cost import Plan
+from cofima.store.history import HistoryRow
+from cofima.store.model import Model
+from cofima.training.options import TrainOptions
+
+MINUTES = 2.0  # of fine-tuning on a CPU
+STEP = 3.0  # a training step of an image, in forward passes
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How far a command goes beyond its first answer.
+
+    Attributes:
+        fast: Not at all.
+        minutes: Minutes of fine-tuning; None for two on a CPU, and as many as it takes on a GPU.
+        epochs_given: The user gave the number of epochs, so that time decides nothing.
+        decided: The number of epochs that the same command decided on before it was interrupted.
+        identity: Identity of the command, by which it is known to be the same.
+        typed: The command as it is typed, for the history.
+    """
+
+    fast: bool = False
+    minutes: float | None = None
+    epochs_given: bool = False
+    decided: int | None = None
+    identity: str = ""
+    typed: str = ""
+
+    def refusals(self, method: Method) -> list[str]:
+        """Return what is wrong."""
+        wrong = []
+        if self.minutes is not None and not self.minutes >= 0:
+            wrong.append(f"minutes = {self.minutes:g}: must be at least 0")
+        trains = not (method.is_solved or method.frozen_backbone or method.fixed_features)
+        if self.fast and trains:
+            wrong.append(f"fast: {method.label} has no answer before it has trained; choose another method")
+        return wrong
+
+    def seconds(self, device: torch.device) -> float:
+        """Return the seconds of fine-tuning that are allowed."""
+        if self.minutes is not None:
+            return 60 * self.minutes
+        return 60 * MINUTES if device.type == "cpu" else float("inf")
+
+
+EFFORT = Effort()
+
+
+def command_id(photos: Path, how: Any) -> str:
+    """Return the identity of a command: the photographs by names and sizes, and how they are learned."""
+    files = sorted((file.key, file.path.stat().st_size) for file in find_images(photos).files)
+    return json_digest([files, how])
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """Plan of the second stage: its options of training, or the reason why there is none."""
+
+    how: TrainOptions
+    said: str = ""
+    refused: str = ""
+
+
+def plan_fine_tuning(
+    first: Model,
+    before: Model | None,
+    rows: Sequence[HistoryRow],
+    splits: Sequence[Split],
+    how: TrainOptions,
+    effort: Effort,
+) -> FineTuning:
+    """Decide on the second stage, and its number of epochs, from the time of the first one's pass.
+
+    Args:
+        first: The model of the first stage.
+        before: The model that is extended, or None.
+        rows: What the first stage took.
+        splits: The images.
+        how: Options of training; their epochs are the most.
+        effort: How far the user wants to go.
+    """
+    classes = torch.unique(torch.cat([split.train.labels for split in splits]))
+    images = sum(len(split.train) for split in splits)
+    if effort.fast:
+        return FineTuning(how, refused="the backbone stays as it was, as asked (fast)")
+    if not any(len(split.choose) for split in splits):
+        return FineTuning(how, refused="not fine-tuned: no images could be held out to judge it by")
+    if before is not None and len(classes) < LEAST_CLASSES:
+        few = f"not fine-tuned: what {LEAST_CLASSES - 1} classes or fewer do to old ones cannot be judged"
+        return FineTuning(how, refused=few)
+    if effort.decided is not None:
+        return FineTuning(
+            _with_epochs(how, effort.decided), "the fine-tuning that was interrupted begins anew"
+        )
+    if effort.epochs_given:
+        return FineTuning(how, f"fine-tuning, at most {how.epochs} epochs as asked")
+    allowed = effort.seconds(first.method.context.device)
+    an_image = sum(row.seconds.get("statistics", 0.0) for row in rows) / images
+    tasks = 1 if before is None else 10**6  # the cost of a first task, or of a later one
+    for epochs in range(how.epochs, 0, -1):
+        cost = first.method.cost(Plan(epochs, images, 0, tasks))
+        seconds = an_image * (STEP * cost.steps + cost.forward)
+        if seconds <= allowed:
+            return FineTuning(
+                _with_epochs(how, epochs), f"fine-tuning for {_about(seconds)} at most (--fast leaves it out)"
+            )
+    return FineTuning(
+        how,
+        refused=f"not fine-tuned: one epoch would take {_about(seconds)}, more than --minutes allows",
+    )
+
+
+def _with_epochs(how: TrainOptions, epochs: int) -> TrainOptions:
+    return how if epochs == how.epochs else how.model_copy(update={"epochs": epochs, "milestones": None})
+
+
+def _about(seconds: float) -> str:
+    return f"about {seconds / 60:.1f} minutes" if seconds >= 60 else f"about {seconds:.0f} s"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Points that the second stage gained, as the mean over classes, and their standard error."""
+
+    points: float
+    noise: float
+    images: int
+
+    @property
+    def counts(self) -> bool:
+        """True if the gain is beyond its noise."""
+        return self.points > self.noise
+
+    @property
+    def said(self) -> str:
+        """The gain in words."""
+        verdict = "taken" if self.counts else "not taken, the first answer stays"
+        return (
+            f"{self.points:+.1f} points, standard error {self.noise:.1f}, on {self.images} held-out images "
+            f"that report nothing else: {verdict}"
+        )
+
+
+def gain_of(was: Tensor, now: Tensor, labels: Tensor) -> Gain:
+    """Compare two stages on images of these labels, by the chance that each answers them rightly."""
+    if not len(labels):
+        return Gain(0.0, 0.0, 0)
+    places = torch.unique(labels, return_inverse=True)[1]
+    counts = torch.bincount(places)
+    gained = (now - was) / (len(counts) * counts[places])  # each class counts the same
+    return Gain(100 * float(gained.sum()), 100 * float(gained.square().sum().sqrt()), len(labels))

@@ -1,0 +1,47 @@
+"""The folder of uploads to the page: emptied when the page ends, or else when the next one starts."""
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX, LOCK = "cofima-app-", ".lock"
+_STARTING = 60  # seconds that a page has to lock its folder
+
+
+@contextmanager
+def upload_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new, empty folder, which is removed at the end; first remove those that killed pages left."""
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    clear(parent)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent) as name, _lock(Path(name)):
+        files = Path(name) / "files"
+        files.mkdir()
+        yield files
+
+
+def clear(parent: Path) -> None:
+    """Remove the folders of pages that are no longer running; a running one holds a lock on its own."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # in use, or gone meanwhile
+            about = folder.lstat()
+            mine = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()  # anybody may write into /tmp
+            if mine and ((folder / LOCK).exists() or time.time() - about.st_mtime > _STARTING):
+                with _lock(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; raise OSError if a page holds it, also one of this process."""
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)

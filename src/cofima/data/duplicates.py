@@ -1,0 +1,124 @@
+"""Copies of a photograph in two sets of images: the same file, or nearly the same to the eye.
+
+Nearly identical are images that were saved again, resized, or taken in one burst. A perceptual hash (does it
+get brighter from one field of a 16 x 16 thumbnail to the next?) finds the candidates, and the thumbnails
+themselves decide.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from cofima.core.errors import CofimaError, CofimaWarning
+from cofima.core.wording import count, some
+from cofima.data.loading.pixel_format import PixelFormat
+from cofima.data.sources.listing import LabeledImages
+
+SIDE = 16  # of a thumbnail
+_SHARE = 0.2  # of the bits may differ: noise decides them where an image is flat
+_MEAN, _MOST = 3.0, 24.0  # levels of 255 by which the fields may differ, on average and at most
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """A tested image and the training image that it is a copy of."""
+
+    name: str
+    of: str
+    exact: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {'is' if self.exact else 'is nearly'} {self.of}"
+
+
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """Names of images, hashes of their content, and thumbnails, uint8 [N, 3, 16, 16]."""
+
+    names: Sequence[str]
+    hashes: Sequence[str]
+    thumbnails: Tensor
+
+
+def duplicates(tested: Looks, learned: Looks) -> list[Duplicate]:
+    """Return the tested images that are copies of a training image, each once."""
+    same = dict(zip(learned.hashes, learned.names, strict=True))
+    near = nearest(tested.thumbnails, learned.thumbnails)
+    found = []
+    for name, digest, place in zip(tested.names, tested.hashes, near, strict=True):
+        if digest and digest in same:
+            found.append(Duplicate(name, same[digest], True))
+        elif place is not None:
+            found.append(Duplicate(name, learned.names[place], False))
+    return found
+
+
+def nearest(tested: Tensor, learned: Tensor) -> list[int | None]:
+    """Return, for each thumbnail, the place of the first that is nearly identical, or None."""
+    found: list[int | None] = []
+    bits, fields = _bits(learned), learned.flatten(1).float()
+    least = bits.shape[1] * (1 - 2 * _SHARE)  # of agreeing minus differing bits, which is the product of rows
+    for start in range(0, len(tested), _AT_ONCE):
+        part = tested[start : start + _AT_ONCE]
+        alike = _bits(part) @ bits.T >= least
+        for own, candidates in zip(part.flatten(1).float(), alike, strict=True):
+            places = candidates.nonzero().flatten()
+            apart = (fields[places] - own).abs()
+            close = places[(apart.mean(1) <= _MEAN) & (apart.amax(1) <= _MOST)] if len(places) else places
+            found.append(int(close[0]) if len(close) else None)
+    return found
+
+
+def thumbnails(pixels: Tensor) -> Tensor:
+    """Return the thumbnails of images, uint8 [N, 3, H, W]."""
+    small = torch.empty(len(pixels), 3, SIDE, SIDE, dtype=torch.uint8)
+    for start in range(0, len(pixels), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        small[part] = adaptive_avg_pool2d(pixels[part].float(), SIDE).round().to(torch.uint8)
+    return small
+
+
+def thumbnail(image: Image.Image) -> Tensor:
+    """Return the thumbnail of one image, uint8 [3, 16, 16]."""
+    return torch.from_numpy(np.array(image.resize((SIDE, SIDE), Image.Resampling.BOX))).permute(2, 0, 1)
+
+
+def warn_of_copies(read: LabeledImages, pixel_format: PixelFormat, held_out: Tensor) -> None:
+    """List the held-out photographs that are copies of photographs to train on."""
+    small = thumbnails(pixel_format.decode_test(read.pixels) if pixel_format.whole else read.pixels)
+    parts = []
+    for mask in (held_out, ~held_out):
+        places = mask.nonzero().flatten().tolist()
+        names = [read.files[at].name for at in places]
+        parts.append(Looks(names, [read.hashes[at] for at in places], small[mask]))
+    if found := duplicates(*parts):
+        warnings.warn(
+            f"{count(len(found), 'held-out photograph')} can be found among those to train on, so accuracy "
+            f"will look too high: {some([str(one) for one in found])}",
+            CofimaWarning,
+            stacklevel=3,
+        )
+
+
+def refuse_model_among_photos(photos: Path, folder: Path) -> None:
+    """Raise if a model were written into the folder of the photographs that it learns from."""
+    inside, outside = folder.resolve(), photos.resolve()
+    if photos.is_dir() and (inside == outside or outside in inside.parents):
+        raise CofimaError(
+            f"{folder}: the model would lie among the photographs of {photos}, and be read as a class next "
+            "time; choose a folder outside of it"
+        )
+
+
+def _bits(small: Tensor) -> Tensor:
+    """Return the perceptual hash of thumbnails: 1 where it gets brighter to the right, else -1."""
+    gray = small.float().mean(1)
+    return ((gray[:, :, 1:] > gray[:, :, :-1]).float() * 2 - 1).flatten(1)

@@ -1,0 +1,1 @@
+"""Continual averaging inside other people's training: a plain loop, and the callbacks of frameworks."""

@@ -1,0 +1,175 @@
+"""A first answer after one pass, and fine-tuning only as far as it gains."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cofima
+from cofima.classifier import classifier as interface
+from cofima.classifier import learn as learning
+from cofima.classifier.learn import PENDING
+from cofima.classifier.stages import Effort, Gain, gain_of, plan_fine_tuning
+from cofima.core.errors import CofimaError
+from cofima.data.sources.listing import find_images
+from cofima.store import model_folder
+from cofima.store.history import HistoryRow
+
+Photos = Callable[..., Path]
+
+
+def learned(photographs: Path, settings: tuple[str, ...], **how: Any) -> cofima.Classifier:
+    return cofima.learn(photographs, settings=[one for one in settings if "epochs=6" not in one], **how)
+
+
+def test_the_first_stage_leaves_the_backbone_and_takes_one_pass(
+    tmp_path: Path, photos: Photos, settings: tuple[str, ...], same_bits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = []
+    whole = learning.Net.features
+
+    def counted(net, images):  # type: ignore[no-untyped-def]
+        passed.append(len(images))
+        return whole(net, images)
+
+    monkeypatch.setattr(learning.Net, "features", counted)
+    made = learned(photos(tmp_path / "p", (0, 1, 2)), settings, fast=True)
+    assert sum(passed) == 30  # each image once, held out or not
+    fresh = learning.empty_model(made.model.config)
+    same_bits(fresh.method.net.backbone.state_dict(), made.model.method.net.backbone.state_dict())
+    assert made.accuracy.images == dict.fromkeys(made.classes, 10)  # nothing was chosen: all are reported on
+    assert made.history[0].notes[-1].endswith("as asked (fast)")
+
+
+def test_fast_is_refused_for_a_method_that_must_train_first(tmp_path: Path, photos: Photos) -> None:
+    with pytest.raises(CofimaError, match="Seq FT has no answer before it has trained"):
+        cofima.learn(photos(tmp_path / "p", (0, 1)), method="seq_ft", backbone="vit_micro", fast=True)
+
+
+@pytest.fixture
+def first(tmp_path: Path, photos: Photos, settings: tuple[str, ...]) -> tuple[Any, Any]:
+    """Return a model after its first stage, and the images that it learned."""
+    folder = photos(tmp_path / "p", (0, 1, 2))
+    model = learned(folder, settings, fast=True).model
+    read = find_images(folder).read(model.view.pixel_format)
+    return model, read.split(model.classes, model.classes, 0.15, 0)
+
+
+def row(seconds: float) -> list[HistoryRow]:
+    return [HistoryRow(kind="learn", task=1, classes=[], seconds={"statistics": seconds})]
+
+
+@pytest.mark.parametrize(
+    ("pass_seconds", "minutes", "epochs"),
+    [(0.001, None, 10), (1.0, 1.0, 10), (1.0, 0.4, 6), (1.0, 0.2, 2), (10.0, 0.2, 0)],
+)
+def test_the_pass_decides_the_number_of_epochs(
+    pass_seconds: float, minutes: float | None, epochs: int, first: tuple[Any, Any]
+) -> None:
+    """An epoch takes three times the pass, and CoFiMA's Fisher information and statistics once 4.9 times."""
+    model, split = first
+    plan = plan_fine_tuning(
+        model, None, row(pass_seconds), [split], model.config.train, Effort(minutes=minutes)
+    )
+    assert bool(plan.refused) == (epochs == 0)
+    assert plan.refused or plan.how.epochs == epochs
+
+
+def test_given_epochs_and_decided_ones_are_not_a_matter_of_time(first: tuple[Any, Any]) -> None:
+    model, split = first
+    how = model.config.train
+    given = plan_fine_tuning(model, None, row(1e6), [split], how, Effort(epochs_given=True))
+    assert given.how == how
+    again = plan_fine_tuning(model, None, row(1e6), [split], how, Effort(decided=3))
+    assert again.how.epochs == 3
+
+
+def test_nothing_is_fine_tuned_that_cannot_be_judged(first: tuple[Any, Any]) -> None:
+    model, split = first
+    none = replace(split, choose=split.choose.select(split.choose.labels < 0))
+    assert "held out" in plan_fine_tuning(model, None, row(0), [none], model.config.train, Effort()).refused
+    two = replace(split, train=split.train.select(split.train.labels < 2))
+    assert (
+        "cannot be judged"
+        in plan_fine_tuning(model, model, row(0), [two], model.config.train, Effort()).refused
+    )
+
+
+def test_a_gain_counts_beyond_its_noise() -> None:
+    labels, was = torch.tensor([0, 0, 0, 1]), torch.tensor([1.0, 0, 0, 1])
+    same = gain_of(was, was, labels)
+    assert (same.points, same.noise, same.counts) == (0, 0, False)
+    one = gain_of(was, torch.tensor([1.0, 1, 0, 1]), labels)  # a third of one of two classes
+    assert one.points == pytest.approx(100 / 6)
+    assert one.noise == pytest.approx(100 / 6)
+    assert not one.counts
+    assert Gain(2.0, 1.0, 10).counts
+    assert not gain_of(was[:0], was[:0], labels[:0]).counts
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_is_interrupted_keeps_the_first_answer_and_the_same_command_continues(
+    tmp_path: Path,
+    photos: Photos,
+    settings: tuple[str, ...],
+    same_bits: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it ends without an interruption: the same weights, and nothing to undo."""
+    folder, how = photos(tmp_path / "p", (0, 1, 2)), {"settings": settings}
+    whole = cofima.learn(folder, tmp_path / "whole", **how)
+    with monkeypatch.context() as context:
+        context.setattr(learning, "_better", _interrupt)
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            cofima.learn(folder, tmp_path / "m", **how)
+    assert "has the first answer" in stopped.value.kept
+    record = model_folder.read(tmp_path / "m").record
+    assert record.serving[PENDING]["epochs"] == 6
+    answer = cofima.load(tmp_path / "m")
+    assert answer.predict(sorted(folder.rglob("*.png"))[0])[0].label == "class 0"
+    with pytest.raises(CofimaError, match="holds a model already"):
+        cofima.learn(folder, tmp_path / "m", settings=[*settings, "train.lr=0.001"])
+    again = cofima.learn(folder, tmp_path / "m", **how)
+    same_bits(again.model.weights(), whole.model.weights())
+    assert PENDING not in model_folder.read(tmp_path / "m").record.serving
+    with pytest.raises(CofimaError, match="nothing to undo"):
+        model_folder.undo(tmp_path / "m")
+
+
+def test_an_interrupted_extension_continues_from_the_model_before(
+    model: Path, tmp_path: Path, photos: Photos, same_bits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, before = photos(tmp_path / "new", (3, 4, 5)), model_folder.current(model).name
+    whole = cofima.load(model)
+    whole.extend(new, epochs=2)
+    with monkeypatch.context() as context:
+        context.setattr(learning, "_better", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cofima.load(model).extend(new, epochs=2, folder=model)
+    assert len(cofima.load(model).classes) == 6
+    again = cofima.load(model)
+    again.extend(new, epochs=2, folder=model)
+    assert again.classes == whole.classes
+    same_bits(again.model.weights(), whole.model.weights())
+    _, now = model_folder.undo(model)
+    assert now.name == before
+    assert interface.load(model).classes == whole.classes[:3]
+
+
+def test_a_saved_model_keeps_no_features_if_asked(
+    tmp_path: Path, photos: Photos, settings: tuple[str, ...]
+) -> None:
+    made = learned(
+        photos(tmp_path / "p", (0, 1)), settings, fast=True, keep_features=False, folder=tmp_path / "m"
+    )
+    assert made.calibrated
+    assert not len(cofima.load(tmp_path / "m").model.kept)
+    assert not (model_folder.current(tmp_path / "m") / model_folder.FEATURES).exists()
+    made.extend(photos(tmp_path / "new", (2,)), fast=True)
+    assert not len(made.model.kept)  # as before
