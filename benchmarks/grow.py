@@ -1,20 +1,21 @@
 """Grow classifiers of photographs as a user would, class by class: writes benchmarks/GROW.md.
 
 Subsets of 15 classes are drawn from the folders caltech101, cifar100, cub200 and cars196 below COFIMA_DATA.
-Nine classes are learned, then three more at once, then three one by one, each time without the old photographs.
-Beside it stand classifiers on the same frozen features that are trained on all photographs seen so far. What is
+Nine classes are learned, then three more at once, then three one by one, without the old photographs.
+Beside it stand classifiers on the same frozen features, trained on all photographs seen so far. What is
 measured goes into benchmarks/grow.jsonl, one line a step; run it again to continue:
 
-    COFIMA_DATA=/where/they/are python benchmarks/grow.py [--only caltech101] [--seeds 3] [--fast] [--collect]
+    COFIMA_DATA=/where/they/are python benchmarks/grow.py [--only caltech101] [--seeds 3] [--slow]
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,13 +26,16 @@ import numpy as np
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import StandardScaler, normalize
 
 import cofima
 from cofima.classifier.classifier import Classifier
 from cofima.classifier.evaluate import calibration_error
 from cofima.classifier.scoring import features_of, logits_of, read_known, to_probabilities
 from cofima.core.progress import SILENT
+from cofima.core.seeds import Seeds
+from cofima.data.image_set import ImageSet
+from cofima.methods.components.closed_form import ClosedFormOptions, RidgeReadout
 
 HERE = Path(__file__).parent
 RESULTS, PAGE, HEAD = HERE / "grow.jsonl", HERE / "GROW.md", HERE / "grow.head.md"
@@ -60,6 +64,10 @@ def steps_of(root: Path, subset: int, seed: int) -> list[list[str]]:
     return parts
 
 
+def flat(parts: Iterable[Iterable[Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(parts))
+
+
 def folder_of(place: Path, root: Path, part: str, names: list[str]) -> Path:
     """Make a folder with links to the photographs of some classes."""
     place.mkdir(parents=True)
@@ -78,10 +86,10 @@ def grow(name: str, size: int, subset: int, seed: int, method: str, fast: bool) 
         before: dict[str, float] = {}
         for number, names in enumerate(parts):
             photos = folder_of(here / f"train {number}", root, "train", names)
-            test = folder_of(here / f"test {number}", root, "test", sum(parts[: number + 1], []))
+            test = folder_of(here / f"test {number}", root, "test", flat(parts[: number + 1]))
             start = time.perf_counter(), time.process_time()
-            row: dict[str, Any] = {"set": name, "size": size, "subset": subset, "seed": seed, "method": method}
-            row |= {"fast": fast, "step": number}
+            row: dict[str, Any] = {"set": name, "size": size, "subset": subset, "seed": seed}
+            row |= {"method": method, "fast": fast, "step": number}
             if clf is None:
                 settings = [f"model.img_size={size}"]
                 given = {} if method == "cofima" else {"method": method}
@@ -96,7 +104,7 @@ def grow(name: str, size: int, subset: int, seed: int, method: str, fast: bool) 
             row |= {"accuracy": mean(found), "said": clf.accuracy and clf.accuracy.mean_of_classes}
             if before:
                 row["true_drop"] = mean(before) - mean({k: v for k, v in found.items() if k in before})
-            row |= {"chance": [round(p, 4) for p in chance], "right": [int(r) for r in right]}
+            row |= {"chance": [round(p, 3) for p in chance], "right": [int(r) for r in right]}
             row["notes"] = clf.history[-1].notes[-1:]
             before = found
             yield row
@@ -104,7 +112,7 @@ def grow(name: str, size: int, subset: int, seed: int, method: str, fast: bool) 
 
 def tested(clf: Classifier, test: Path) -> tuple[dict[str, float], list[float], list[bool]]:
     """Return the accuracy of each class, and the probability and correctness of each answer."""
-    images = read_known(clf.model, test, "test", skip_unreadable=False, progress=SILENT).images(clf.classes)
+    images = images_of(clf, test, "test")
     chance, answers = to_probabilities(clf.model, logits_of(clf.model, images)).max(1)
     right = answers == images.labels
     found = {
@@ -112,6 +120,12 @@ def tested(clf: Classifier, test: Path) -> tuple[dict[str, float], list[float], 
         for label in torch.unique(images.labels).tolist()
     }
     return found, chance.tolist(), right.tolist()
+
+
+def images_of(clf: Classifier, folder: Path, part: str) -> ImageSet:
+    """Return the labeled images of a folder."""
+    read = read_known(clf.model, folder, part, skip_unreadable=False, progress=SILENT)
+    return read.images(clf.classes)
 
 
 def mean(found: dict[str, float]) -> float:
@@ -122,44 +136,46 @@ def baselines(name: str, size: int, subset: int, seed: int) -> Iterator[dict[str
     """Yield the accuracy of classifiers on frozen features, trained on all photographs seen so far."""
     root = Path(os.environ["COFIMA_DATA"]) / name
     parts = steps_of(root, subset, seed)
-    names = sum(parts, [])
+    names = flat(parts)
     with TemporaryDirectory() as temporary:
         here = Path(temporary)
         settings = [f"model.img_size={size}", "val_fraction=0"]
-        clf = cofima.learn(folder_of(here / "all", root, "train", names), method="slda", settings=settings, seed=seed)
+        everything = folder_of(here / "all", root, "train", names)
+        clf = cofima.learn(everything, method="slda", settings=settings, seed=seed)
         data = {}
         for part in ("train", "test"):
             where = folder_of(here / part, root, part, names)
-            images = read_known(clf.model, where, part, skip_unreadable=False, progress=SILENT).images(clf.classes)
+            images = images_of(clf, where, part)
             data[part] = features_of(clf.model, images).double().numpy(), images.labels.numpy()
         for number in range(len(STEPS)):
-            seen = [clf.classes.index(one) for one in sum(parts[: number + 1], [])]
-            (x, y), (z, w) = ((f[np.isin(l, seen)], l[np.isin(l, seen)]) for f, l in (data["train"], data["test"]))
+            seen = [clf.classes.index(one) for one in flat(parts[: number + 1])]
+            (x, y), (z, w) = (
+                (features[np.isin(labels, seen)], labels[np.isin(labels, seen)])
+                for features, labels in data.values()
+            )
             for kind, answers in rivals(x, y, z, seed):
                 each = [100 * (answers[w == label] == label).mean() for label in seen]
-                row = {"set": name, "size": size, "subset": subset, "seed": seed, "method": kind, "step": number}
-                yield row | {"fast": False, "accuracy": float(np.mean(each))}
+                row = {"set": name, "size": size, "subset": subset, "seed": seed, "method": kind}
+                yield row | {"fast": False, "step": number, "accuracy": float(np.mean(each))}
 
 
 def rivals(x: Any, y: Any, z: Any, seed: int) -> Iterator[tuple[str, Any]]:
     """Yield the answers of nearest means, LDA, logistic regression and RanPAC's head."""
     classes = np.unique(y)
     means = np.stack([x[y == label].mean(0) for label in classes])
-    cosine = (z / np.linalg.norm(z, axis=1, keepdims=True)) @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T
-    yield "nearest mean", classes[cosine.argmax(1)]
-    lda = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto", priors=np.full(len(classes), 1 / len(classes)))
+    yield "nearest mean", classes[(normalize(z) @ normalize(means).T).argmax(1)]
+    equal = np.full(len(classes), 1 / len(classes))
+    lda = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto", priors=equal)
     yield "LDA", lda.fit(x, y).predict(z)
     scaler = StandardScaler().fit(x)
     logistic = LogisticRegression(C=0.01, max_iter=1000)
     yield "logistic regression", logistic.fit(scaler.transform(x), y).predict(scaler.transform(z))
-    from cofima.core.seeds import Seeds
-    from cofima.methods.components.closed_form import ClosedFormOptions, RidgeReadout
-
     readout = RidgeReadout(x.shape[1], ClosedFormOptions(projection=5000), Seeds(seed))
     places = torch.from_numpy(np.searchsorted(classes, y))
     readout.add(torch.from_numpy(x).float(), places, len(classes), 0)
     with torch.inference_mode():
-        yield "RanPAC", classes[readout.solved([len(classes)])(torch.from_numpy(z).float()).argmax(1).numpy()]
+        logits = readout.solved([len(classes)])(torch.from_numpy(z).float())
+        yield "RanPAC", classes[logits.argmax(1).numpy()]
 
 
 def read() -> list[dict[str, Any]]:
@@ -177,8 +193,8 @@ def measure(chosen: argparse.Namespace) -> None:
         for name, size, subset in SUBSETS:
             if chosen.only not in ("", name, f"{name}-{size}"):
                 continue
-            cells = [(method, fast) for fast in ((True, False) if chosen.slow else (True,)) for method in METHODS]
-            cells = [(method, fast) for method, fast in cells if method == "cofima" or fast]
+            cells = [(method, True) for method in METHODS]
+            cells += [("cofima", False)] if chosen.slow else []
             for method, fast in cells:
                 if (name, size, subset, seed, method, fast) not in done:
                     _write(list(grow(name, size, subset, seed, method, fast)))
@@ -223,11 +239,19 @@ def accuracies(rows: list[dict[str, Any]]) -> Iterator[str]:
             seeds = sorted({r["seed"] for r in cell})
             at = {step: [r for r in cell if r["step"] == step] for step in range(len(STEPS))}
             values = [f"{np.mean([r['accuracy'] for r in at[step]]):.1f}" for step in (0, 1, 4)]
-            times = [f"{np.mean([r['seconds'] for r in at[s]]):.0f}" for s in (0, 1, 2)] if "seconds" in cell[0] else []
-            label = method if method in RIVALS else f"`learn{' --fast' if fast and method == 'cofima' else ''}" + (
-                "`" if method == "cofima" else f" --method {method}`"
-            )
-            yield f"| {name} | {size} | {subset} | {len(seeds)} | {label} | {' | '.join(values)} | {', '.join(times)} |"
+            timed = (0, 1, 2) if "seconds" in cell[0] else ()
+            times = ", ".join(f"{np.mean([r['seconds'] for r in at[step]]):.0f}" for step in timed)
+            cells = [name, str(size), str(subset), str(len(seeds)), label(method, fast), *values, times]
+            yield f"| {' | '.join(cells)} |"
+
+
+def label(method: str, fast: bool) -> str:
+    """Return a classifier's name in the tables: for ours, the command."""
+    if method in RIVALS:
+        return method
+    if method != "cofima":
+        return f"`learn --method {method}`"
+    return "`learn --fast`" if fast else "`learn`"
 
 
 def losses(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -240,7 +264,8 @@ def losses(rows: list[dict[str, Any]]) -> Iterator[str]:
         if told:
             error = np.mean([r["drop"] - r["true_drop"] for r in told])
             inside = np.mean([r["interval"][0] <= r["true_drop"] <= r["interval"][1] for r in told])
-            yield f"| {method}{' --fast' if fast else ''} | {len(mine)} | {len(told)} | {error:+.2f} | {100 * inside:.0f} % |"
+            cells = [label(method, fast), str(len(mine)), str(len(told)), f"{error:+.2f}"]
+            yield f"| {' | '.join(cells)} | {100 * inside:.0f} % |"
 
 
 def calibrations(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -250,15 +275,16 @@ def calibrations(rows: list[dict[str, Any]]) -> Iterator[str]:
     for method, fast in dict.fromkeys((r["method"], r["fast"]) for r in rows if "chance" in r):
         for step in (0, len(STEPS) - 1):
             mine = [r for r in rows if (r["method"], r["fast"], r["step"]) == (method, fast, step)]
-            chance = torch.tensor(sum((r["chance"] for r in mine), []))
-            right = torch.tensor(sum((r["right"] for r in mine), []), dtype=torch.bool)
+            chance = torch.tensor(flat(r["chance"] for r in mine))
+            right = torch.tensor(flat(r["right"] for r in mine), dtype=torch.bool)
             error, least = calibration_error(chance, right), floor(chance)
-            label = f"{method}{' --fast' if fast else ''}, step {step + 1}"
-            yield f"| {label} | {len(chance)} | {error:.1f} | {least:.1f} | {error - least:.1f} |"
+            after = f"{label(method, fast)}, {sum(STEPS[: step + 1])} classes"
+            yield f"| {after} | {len(chance)} | {error:.1f} | {least:.1f} | {error - least:.1f} |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    how = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=how)
     parser.add_argument("--only", default="", help="a set, or SET-SIZE")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--slow", action="store_true", help="with fine-tuning too")

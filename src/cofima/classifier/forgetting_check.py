@@ -186,8 +186,8 @@ def _comparison(
 def drop_interval(was: Tensor, now: Tensor, labels: Tensor) -> tuple[float, float]:
     """Return the 90 % interval of the points lost, as the mean over classes.
 
-    A Bayesian bootstrap: every image of a class has a random weight. One more image, of all classes
-    together, is half lost and half won: that none of few images changed does not show that none would.
+    A Bayesian bootstrap: every class, and every image of a class, has a random weight. One more image, of
+    all classes together, is half lost and half won: that none of few changed does not show that none would.
 
     Args:
         was: True for each image that was right before.
@@ -204,7 +204,8 @@ def drop_interval(was: Tensor, now: Tensor, labels: Tensor) -> tuple[float, floa
         return torch.zeros(DRAWS, classes, dtype=torch.float64).index_add(1, places, values)
 
     above, below = per_class(weights * lost) + extra[0] - extra[1], per_class(weights) + extra.sum(0)
-    drops = 100 * (above / below).mean(1)
+    each = torch.from_numpy(chance.standard_exponential((DRAWS, classes)))
+    drops = 100 * (each * above / below).sum(1) / each.sum(1)
     low, high = torch.quantile(drops, torch.tensor(INTERVAL, dtype=torch.float64)).tolist()
     return low, high
 

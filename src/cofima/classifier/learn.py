@@ -90,7 +90,7 @@ def no_saving(model: Model) -> None:
 
 @dataclass(frozen=True)
 class Keep:
-    """What a model keeps of held-out images; None keeps as much as before.
+    """Parts of the images that a model keeps; None keeps as much as before.
 
     Attributes:
         images: Images of each class.

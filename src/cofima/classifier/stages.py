@@ -23,7 +23,7 @@ STEP = 3.0  # a training step of an image, in forward passes
 
 @dataclass(frozen=True)
 class Effort:
-    """How far a command goes beyond its first answer.
+    """Bounds of the work beyond a first answer.
 
     Attributes:
         fast: Not at all.
