@@ -21,6 +21,7 @@ import fisher
 import grid
 import inflight
 import merge
+import photographs
 import pipeline
 
 
@@ -46,7 +47,7 @@ def main() -> None:
         "",
     ]
     sections = []
-    for part in (fisher, averaging, alignment, epoch, inflight, features, pipeline, grid, merge):
+    for part in (fisher, averaging, alignment, epoch, inflight, features, photographs, pipeline, grid, merge):
         print(f"{part.__name__} ...", flush=True)
         sections.append(part.main())
         print(sections[-1], flush=True)
