@@ -64,9 +64,9 @@ def main() -> str:
         [
             "## Photographs that are found again",
             "",
-            f"`seq_ft` with `vit_micro` on a folder of {CLASSES * PER_CLASS:,} photographs of 500 x 375 pixels,",
-            "one thread, from listing the files to the first training step (Python has started): CPU time",
-            "where an earlier run has decoded them, over that where none has.",
+            f"`seq_ft` with `vit_micro` on a folder of {CLASSES * PER_CLASS:,} photographs of 500 x 375",
+            "pixels, one thread, from listing the files to the first training step (Python has started): CPU",
+            "time where an earlier run has decoded them, over that where none has.",
             "",
             "| | median | smallest | target |",
             "|---|---|---|---|",
