@@ -29,6 +29,8 @@ BASE: dict[str, Any] = {
 CONTINUAL = ["slca", "coma", "cofima"]
 SHORT = ["options.align.temperature=0.3", "options.align.epochs=50"]
 JOINT = ["train.backbone_lr_scale=0.3", "train.batch_size=16"]
+MINUTE = ["data.max_train_per_class=24", "data.max_test_per_class=20", "train.batch_size=8"]
+FEWER = ["options.align.temperature=0.3", "options.align.samples_per_class=64"]
 FACTORS: list[tuple[list[str], list[str]]] = [
     ([], ["joint", "seq_ft", *CONTINUAL]),
     (["train.batch_size=128", "options.align={}"], CONTINUAL),  # the paper's values, but for the epochs
@@ -64,6 +66,10 @@ FACTORS: list[tuple[list[str], list[str]]] = [
     ),
     (["data.max_train_per_class=80", "train.batch_size=24"], ["seq_ft"]),
     ([*JOINT, "train.epochs=4", "train.milestones=[3]", "data.max_train_per_class=80"], ["joint"]),
+    (MINUTE, ["seq_ft"]),
+    ([*MINUTE, *FEWER], ["slca"]),
+    ([*MINUTE, *FEWER, "options.lam=0.2"], ["coma", "cofima"]),
+    ([*MINUTE, "train.backbone_lr_scale=0.3", "train.epochs=4", "train.milestones=[3]"], ["joint"]),
 ]
 HEAD = """# How the recipe of `cofima demo` was chosen
 
