@@ -6,6 +6,7 @@ checkpoint and no progress. ``python benchmarks/bare.py`` prints the section of 
 """
 
 import os
+import sys
 import tempfile
 from itertools import count
 from pathlib import Path
@@ -164,6 +165,7 @@ def main() -> str:
 
             found = interleaved(lambda config=config: Loop(config).run(), {"ours": ours}, rounds=2)["ours"]
             rows.append(f"| `{method}` | {cells(found)} | <= 1.05x |")
+            print(rows[-1], file=sys.stderr, flush=True)
             seconds: dict[str, float] = {}
             for row in runs[-1].history:
                 for stage, value in row.seconds.items():

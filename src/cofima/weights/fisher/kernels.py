@@ -101,9 +101,9 @@ def add_convolution(given: Tensor, weight: Tensor, how: "Convolution", grad: Ten
 
 def _add_unfolded(given: Tensor, weight: Tensor, how: "Convolution", grad: Tensor, total: Tensor) -> None:
     # As a linear map of patches: one product of matrices a sample, where the processor is at its best.
-    size = weight.shape[2:]
+    size, dilation, padding, stride = map(tuple, (weight.shape[2:], how.dilation, how.padding, how.stride))
     for some in _parts(len(grad), _CACHED // (weight[0].numel() * grad[0, 0].numel())):
-        patches = functional.unfold(given[some], size, how.dilation, how.padding, how.stride)
+        patches = functional.unfold(given[some], size, dilation, padding, stride)
         add_products(grad[some].flatten(2).transpose(1, 2), patches.transpose(1, 2), total.flatten(1))
 
 

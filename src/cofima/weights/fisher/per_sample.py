@@ -112,7 +112,7 @@ def add_batch(
     taps = Taps(known, len(images), totals)
     with taps:
         logits = labels.checked(model(images), len(images))
-    taps.wanted = done = names & taps.understood()
+    taps.wanted = done = taps.understood() & names
     if done and taps.leaves and logits.requires_grad:
         for direction, more in labels.directions(logits.detach(), picks):
             torch.autograd.grad(logits, taps.leaves, direction, retain_graph=more, allow_unused=True)
