@@ -25,7 +25,7 @@ def demo(
 ) -> None:
     """Learn the embedded digits with five methods, and show how much each forgets.
 
-    Takes about a minute on two CPU cores, offline. The same command continues after an interruption.
+    Takes two to three minutes on two CPU cores, offline. The same command continues after an interruption.
     """
     from cofima.experiment.demo import demo as learn_demo
 
