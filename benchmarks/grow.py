@@ -38,6 +38,7 @@ from cofima.data.image_set import ImageSet
 from cofima.methods.components.closed_form import ClosedFormOptions, RidgeReadout
 
 HERE = Path(__file__).parent
+
 RESULTS, PAGE, HEAD = HERE / "grow.jsonl", HERE / "GROW.md", HERE / "grow.head.md"
 SUBSETS = (
     ("caltech101", 96, 0),

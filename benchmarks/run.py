@@ -14,6 +14,7 @@ import torch
 
 import alignment
 import averaging
+import bare
 import cofima
 import epoch
 import features
@@ -21,7 +22,9 @@ import fisher
 import grid
 import inflight
 import merge
+import photographs
 import pipeline
+import scaling
 
 
 def processor() -> str:
@@ -46,7 +49,20 @@ def main() -> None:
         "",
     ]
     sections = []
-    for part in (fisher, averaging, alignment, epoch, inflight, features, pipeline, grid, merge):
+    parts = (
+        fisher,
+        averaging,
+        alignment,
+        epoch,
+        bare,
+        inflight,
+        features,
+        photographs,
+        pipeline,
+        grid,
+        merge,
+    )
+    for part in (*parts, scaling):
         print(f"{part.__name__} ...", flush=True)
         sections.append(part.main())
         print(sections[-1], flush=True)

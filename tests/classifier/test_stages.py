@@ -12,7 +12,7 @@ import cofima
 from cofima.classifier import classifier as interface
 from cofima.classifier import learn as learning
 from cofima.classifier.learn import PENDING
-from cofima.classifier.stages import Effort, Gain, gain_of, plan_fine_tuning
+from cofima.classifier.stages import Effort, FineTuning, Gain, gain_of, plan_fine_tuning
 from cofima.core.errors import CofimaError
 from cofima.data.sources.listing import find_images
 from cofima.store import model_folder
@@ -70,32 +70,32 @@ def test_the_pass_decides_the_number_of_epochs(
     pass_seconds: float, minutes: float | None, epochs: int, first: tuple[Any, Any]
 ) -> None:
     """An epoch takes three times the pass, and CoFiMA's Fisher information and statistics once 4.9 times."""
-    model, split = first
-    plan = plan_fine_tuning(
-        model, None, row(pass_seconds), [split], model.config.train, Effort(minutes=minutes)
-    )
-    assert bool(plan.refused) == (epochs == 0)
-    assert plan.refused or plan.how.epochs == epochs
+    found = planned(first, Effort(minutes=minutes), seconds=pass_seconds)
+    assert bool(found.refused) == (epochs == 0)
+    assert found.refused or found.how.epochs == epochs
 
 
 def test_given_epochs_and_decided_ones_are_not_a_matter_of_time(first: tuple[Any, Any]) -> None:
-    model, split = first
-    how = model.config.train
-    given = plan_fine_tuning(model, None, row(1e6), [split], how, Effort(epochs_given=True))
-    assert given.how == how
-    again = plan_fine_tuning(model, None, row(1e6), [split], how, Effort(decided=3))
-    assert again.how.epochs == 3
+    given = planned(first, Effort(epochs_given=True), seconds=1e6, wrong=0)
+    assert given.how == first[0].config.train
+    assert planned(first, Effort(decided=3), seconds=1e6).how.epochs == 3
 
 
-def test_nothing_is_fine_tuned_that_cannot_be_judged(first: tuple[Any, Any]) -> None:
+def test_nothing_is_fine_tuned_that_cannot_be_judged_or_gained(first: tuple[Any, Any]) -> None:
     model, split = first
     none = replace(split, choose=split.choose.select(split.choose.labels < 0))
-    assert "held out" in plan_fine_tuning(model, None, row(0), [none], model.config.train, Effort()).refused
+    assert "held out" in planned((model, none), Effort()).refused
     two = replace(split, train=split.train.select(split.train.labels < 2))
-    assert (
-        "cannot be judged"
-        in plan_fine_tuning(model, model, row(0), [two], model.config.train, Effort()).refused
-    )
+    assert "cannot be judged" in planned((model, two), Effort(), before=model).refused
+    assert "none of the 3 images" in planned(first, Effort(), wrong=0).refused
+
+
+def planned(
+    first: tuple[Any, Any], effort: Effort, *, seconds: float = 0, wrong: float = 1, before: Any = None
+) -> FineTuning:
+    model, split = first
+    how, marks = model.config.train, torch.full((3,), wrong)
+    return plan_fine_tuning(model, before, row(seconds), [split], how, effort, marks)
 
 
 def test_a_gain_counts_beyond_its_noise() -> None:

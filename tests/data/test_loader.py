@@ -316,6 +316,67 @@ def test_the_fingerprint_follows_content_labels_and_order(samples: list[Sample])
     assert of(load(samples, FORM), [0, 1], [0, 1]) in prints
 
 
+@pytest.fixture
+def few(samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> list[Sample]:
+    """Return samples that fit into memory, in files that were not just written."""
+    monkeypatch.setattr(loader, "IN_MEMORY", 10 * FORM.bytes + 1)
+    for sample in samples:
+        os.utime(sample.read.__self__, (1e9, 1e9))  # type: ignore[attr-defined]
+    return samples
+
+
+def test_few_files_are_in_memory_and_found_again(few: list[Sample], on_disk: Path) -> None:
+    first, listener = load(few, FORM), Listener()
+    again = load(few, FORM, progress=listener)
+    assert listener.read == 0
+    assert listener.said == []
+    assert torch.equal(again.pixels, in_memory(few))
+    assert (first.hashes, first.faults) == (again.hashes, again.faults)
+    assert first.cache is again.cache is None  # so that the fingerprint is that of pixels
+    shutil.rmtree(built(on_disk))
+    assert torch.equal(again.pixels, in_memory(few))
+
+
+def test_few_files_that_cannot_be_kept_are_decoded(
+    few: list[Sample], on_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache.os, "access", lambda *_: False)
+    listener = Listener()
+    assert torch.equal(load(few, FORM, progress=listener).pixels, in_memory(few))
+    assert "may not be written to" in listener.said[0]
+    assert not on_disk.exists()
+
+
+def test_few_files_are_not_kept_while_they_change_or_if_they_are_none(
+    few: list[Sample], on_disk: Path
+) -> None:
+    picture(few[3].read.__self__, 3)  # type: ignore[attr-defined]
+    load(few, FORM)
+    load([Sample(one.name, 0, lambda one=one: one.read()) for one in few], FORM)  # type: ignore[misc]
+    load([], FORM)
+    assert not on_disk.exists()
+
+
+def test_old_small_caches_make_room(
+    few: list[Sample], on_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folders() -> set[Path]:
+        return {one for one in on_disk.iterdir() if one.is_dir()} if on_disk.exists() else set()
+
+    made = []
+    for used, (some, form) in enumerate([(few, PixelFormat(200)), (few[:4], FORM), (few[4:], FORM)]):
+        before = folders()
+        load(some, form)
+        made += folders() - before
+        os.utime(made[-1], (used, used))
+    large, older, newer = made  # the first does not fit into memory: it is never removed
+    load(few[:4], FORM)  # used again
+    assert older.stat().st_mtime > newer.stat().st_mtime
+    monkeypatch.setattr(cache, "SMALL_CACHES", (older / cache.PIXELS).stat().st_blocks * 512)
+    load(few[:4], FORM)
+    assert folders() == {large, older}
+
+
 def test_files_and_images_in_memory_are_decoded_in_order_and_only_a_little_ahead(tmp_path: Path) -> None:
     picture(tmp_path / "one.png", 1)
     (tmp_path / "bad.png").write_text("bad")

@@ -30,9 +30,9 @@ class Spy:
         self.passes: list[tuple[int, dict[str, Tensor], dict[str, Tensor]]] = []
         real = fisher_module.task_fisher
 
-        def spied(net, task, context, how):
+        def spied(net, task, context, how, passing):
             weights = snapshot(net)
-            fisher = real(net, task, context, how)
+            fisher = real(net, task, context, how, passing)
             self.passes.append((task.index, weights, {k: v.clone() for k, v in fisher.items()}))
             return fisher
 
@@ -97,6 +97,33 @@ def test_how_many_passes_a_task_costs(options: dict, counts: list[int], tiny, sp
     for task in stream:
         method.learn(task)
     assert [sum(index == t for index, *_ in spy.passes) for t in range(3)] == counts
+
+
+@pytest.mark.parametrize(
+    ("options", "own"),
+    [
+        ({}, 0),  # all from the pass of F*
+        ({"statistics": "trained"}, 0),  # from the pass of F
+        ({"fisher_history": "accumulate"}, 1),  # the average is never measured: only the first task is
+        ({"variant": "authors"}, 2),  # augmented images
+    ],
+    ids=str,
+)
+def test_features_of_a_fisher_pass_are_those_of_a_pass_of_their_own(
+    options: dict, own: int, tiny, same_bits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = {"train": {"batch_size": 7, "epochs": 1}, "align": {"epochs": 0}}
+    (method, stream), (other, _) = (made(tiny, sizes=(2, 2), **quick, **options) for _ in range(2))
+    passes, features = [], CoFiMA.features
+    with monkeypatch.context() as patch:
+        patch.setattr(CoFiMA, "features", lambda self, images: passes.append(0) or features(self, images))
+        for task in stream:
+            method.learn(task)
+    assert len(passes) == own
+    monkeypatch.setattr(fisher_module.PassingFeatures, "all", lambda self, count: None)
+    for task in stream:
+        other.learn(task)
+    same_bits(method.state(), other.state())
 
 
 @both
@@ -328,8 +355,8 @@ def test_equal_steps_do_not_depend_on_the_scale_of_the_new_fisher(
         monkeypatch.setattr(
             module,
             "task_fisher",
-            lambda net, task, context, how, factor=factor: {
-                k: v * factor ** (task.index == 1) for k, v in real(net, task, context, how).items()
+            lambda net, task, *rest, factor=factor: {
+                k: v * factor ** (task.index == 1) for k, v in real(net, task, *rest).items()
             },
         )
         method, stream = made(tiny, sizes=(2, 2), fisher={"share": "equal"}, fisher_history=history)

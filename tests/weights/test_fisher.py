@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cofima.core.errors import CofimaError
-from cofima.weights.fisher import diagonal
+from cofima.weights.fisher import diagonal, verify
 from cofima.weights.fisher.diagonal import Weights, diagonal_fisher
 from cofima.weights.fisher.kernels import add_products
 from cofima.weights.fisher.labels import Labels
@@ -261,6 +261,90 @@ def test_a_part_that_sleeps_at_first_is_exact_when_it_wakes(guard):
     found = diagonal_fisher(net, [(images, targets)])
     assert found["b.weight"].any()
     assert_same(found, one_by_one(net, images, targets))
+
+
+class Growing(nn.Module):
+    """A model with settings, and a head of several blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.twice = nn.Linear(4, 4), False
+        self.blocks = nn.ModuleList([nn.Linear(4, CLASSES)])
+        self.branch = nn.Linear(4, 4, bias=False)
+        self.weak = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.a(x)) + self.weak * self.branch(x)
+        y = Invisible.apply(y, self.a.bias) if self.twice else y
+        return torch.cat([block(y) for block in self.blocks], 1)
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Return the sets of parameters that were compared with the reference, call by call."""
+    calls, real = [], verify.add_each
+    monkeypatch.setattr(
+        verify, "add_each", lambda model, names, *args: calls.append(names) or real(model, names, *args)
+    )
+    return calls
+
+
+def test_a_model_is_verified_once(compared):
+    net, (images, targets) = vit(), data()
+    first = diagonal_fisher(net, [(images, targets)])
+    again = diagonal_fisher(net, [(images, targets)])
+    assert compared == [set(first)]
+    torch.testing.assert_close(again, first, rtol=0, atol=0)  # whether it was verified before changes no bit
+    with torch.no_grad():
+        net.head.weight *= 2
+    assert_same(diagonal_fisher(net, [(images, targets)]), one_by_one(net, images, targets))
+    assert len(compared) == 1
+
+
+def test_what_is_new_in_a_model_is_verified(compared):
+    net, (images, targets) = Growing().double(), vectors()
+
+    def check(*names: str) -> None:
+        compared.clear()
+        assert_same(diagonal_fisher(net, [(images, targets)]), one_by_one(net, images, targets))
+        assert compared == ([set(names)] if names else [])
+
+    every = {name for name, _ in net.named_parameters()}
+    net.weak.data.zero_()
+    check(*every)
+    check("branch.weight")  # its gradient was 0, which every rule gets right
+    net.weak.data.fill_(0.5)
+    check("branch.weight")
+    check()
+    net.blocks.append(nn.Linear(4, 2).double())
+    check("blocks.1.weight", "blocks.1.bias")
+    every |= {"blocks.1.weight", "blocks.1.bias"}
+    net.twice = True  # a setting: the rules do not see the second use of a bias
+    check(*every)
+    net.a.register_forward_hook(lambda module, given, out: 2 * out)
+    check(*every)
+    net.blocks.append(nn.Linear(4, 1).double())
+    net.blocks[2].weight = nn.Parameter(net.blocks[1].weight.data[:1].clone())
+    net.blocks[0].bias = net.blocks[0].bias  # as before
+    check("blocks.2.weight", "blocks.2.bias")
+
+
+def test_a_new_part_that_uses_old_weights_makes_all_suspect(compared):
+    class Tied(nn.Module):
+        def __init__(self, other: nn.Linear) -> None:
+            super().__init__()
+            object.__setattr__(self, "other", other)  # not a part of this module
+            self.bias = nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + Invisible.apply(x, self.other.bias) + self.bias
+
+    net, (images, targets) = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double(), vectors()
+    diagonal_fisher(net, [(images, targets % 4)])
+    net.append(Tied(net[0]))
+    found = diagonal_fisher(net, [(images, targets % 4)])
+    assert compared[1] == set(found)
+    assert_same(found, one_by_one(net, images, targets % 4))
 
 
 def softmax_regression() -> tuple[nn.Module, Tensor, Tensor, Tensor]:

@@ -256,8 +256,8 @@ def learn_parts(
         return only
     first = _measured(_learn(model, before, parts, how, progress, still=True), effort.typed)
     check(first)
-    images = [part.split for part in parts]
-    plan = plan_fine_tuning(first.model, before, first.rows, images, how, effort)
+    images, wrong = [part.split for part in parts], 1 - _right(first)[first.may_choose]
+    plan = plan_fine_tuning(first.model, before, first.rows, images, how, effort, wrong)
     if plan.refused:
         first.rows[-1].notes.append(plan.refused)
         progress.say(plan.refused)
@@ -481,10 +481,13 @@ def extend(
     ]
 
     def compare(learned: Learned) -> OldClassComparison | str:
-        if old_images is not None:
+        moved = learned.moved
+        # kept images may have taught the head; kept features are then answered as if they had not
+        exact = check is None and moved is not None and moved.still and len(moved.kept) > 0
+        if old_images is not None and not exact:
             return compare_on_images(model, learned.model, old_images, source)
-        if learned.moved is not None:
-            return compare_on_features(model, learned.model, learned.moved)
+        if moved is not None:
+            return compare_on_features(model, learned.model, moved)
         return f"{model.method.label} keeps nothing to tell from"
 
     def check_drop(learned: Learned) -> None:
@@ -502,7 +505,7 @@ def extend(
     outcome = Extension(
         new,
         more,
-        sum(len(part.split.train) for part in parts),
+        sum(row.train_images or 0 for row in learned.rows),
         learned.accuracy.among([*new, *more]),
         learned.accuracy,
         old,

@@ -83,6 +83,7 @@ def plan_fine_tuning(
     splits: Sequence[Split],
     how: TrainOptions,
     effort: Effort,
+    wrong: Tensor,
 ) -> FineTuning:
     """Decide on the second stage, and its number of epochs, from the time of the first one's pass.
 
@@ -93,6 +94,7 @@ def plan_fine_tuning(
         splits: The images.
         how: Options of training; their epochs are the most.
         effort: How far the user wants to go.
+        wrong: 1 for each image that may choose and that the first stage takes for another class, else 0.
     """
     classes = torch.unique(torch.cat([split.train.labels for split in splits]))
     images = sum(len(split.train) for split in splits)
@@ -109,6 +111,11 @@ def plan_fine_tuning(
         )
     if effort.epochs_given:
         return FineTuning(how, f"fine-tuning, at most {how.epochs} epochs as asked")
+    if not wrong.any():
+        none = (
+            f"not fine-tuned: none of the {len(wrong)} images that would judge it is taken for another class"
+        )
+        return FineTuning(how, refused=none)
     allowed = effort.seconds(first.method.context.device)
     an_image = sum(row.seconds.get("statistics", 0.0) for row in rows) / images
     tasks = 1 if before is None else 10**6  # the cost of a first task, or of a later one

@@ -54,19 +54,25 @@ def _write_some(handle: int, content: memoryview, at: int) -> int:
 
 def lock_file(file: IO[Any], waiting: Callable[[], None]) -> None:
     """Lock an open file against other processes, until it is closed; call ``waiting`` once if one has it."""
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
+    if try_lock_file(file):
         return
-    told = False
-    while not _windows_lock(file):
-        if not told:
-            waiting()
-            told = True
+    waiting()
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return
+    while not try_lock_file(file):
         time.sleep(PAUSE)
+
+
+def try_lock_file(file: IO[Any]) -> bool:
+    """Lock an open file until it is closed, unless another process has it; return False then."""
+    if fcntl is None:
+        return _windows_lock(file)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _windows_lock(file: IO[Any]) -> bool:

@@ -21,6 +21,7 @@ from cofima.methods.components.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.components.fisher import (
     FISHER,
     AverageFisherOptions,
+    PassingFeatures,
     add_fisher,
     released_fisher,
     task_fisher,
@@ -110,7 +111,9 @@ class CoFiMA(Aligned):
         with self.timed("fisher"):
             if self.variant == "authors":
                 return released_fisher(self.net, task, self.context)
-            fisher = task_fisher(self.net, task, self.context, self.fisher)
+            passing = PassingFeatures()
+            fisher = task_fisher(self.net, task, self.context, self.fisher, passing)
+            self.passed = passing
             return weighted(fisher, task, self.weight) if self.sums else fisher
 
     def share(self, task: Task, fisher: Weights) -> float:
@@ -135,6 +138,7 @@ class CoFiMA(Aligned):
 
     def merge(self, task: Task, lam: float, fisher: Weights) -> None:
         """Replace θ_t by its Fisher-weighted average with θ*_{t-1}, in place."""
+        self.passed = None
         distance = distance_moved(untagged("backbone", self.old), self.net.backbone)
         self.facts |= {"lam": lam, "trained_distance": distance}
         # Weights that were learned without training, or before it, have no F*: they are averaged plainly.

@@ -18,6 +18,8 @@ from torch import Tensor
 from cofima.core.errors import CofimaError
 from cofima.weights.ops import Scratch, Weights, chunks, compute_dtype, shared_keys
 
+_PIECE = 1 << 19  # elements at once: so many operations a piece that their calls count more than the cache
+
 Mix = Callable[[Tensor, Tensor, Tensor, str, slice], Tensor]
 
 
@@ -157,7 +159,7 @@ def _interpolate(
             continue
         a, b, flat = (part.reshape(-1) for part in (old[key], value, target))
         dtype = compute_dtype(value)
-        for at in chunks(value):
+        for at in chunks(value, _PIECE):
             to = flat[at] if flat.dtype == dtype else scratch.like(flat[at], dtype)
             mixed = mix(a[at].to(value.device, dtype), b[at].to(dtype), to, key, at)
             if mixed.dtype != flat.dtype:

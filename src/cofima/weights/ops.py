@@ -28,9 +28,9 @@ def compute_dtype(value: Tensor) -> torch.dtype:
     return torch.float64 if value.dtype == torch.float64 else torch.float32
 
 
-def chunks(value: Tensor) -> Iterator[slice]:
+def chunks(value: Tensor, size: int = CHUNK) -> Iterator[slice]:
     """Yield cache-sized slices of a flat CPU tensor; one slice for a tensor on a GPU."""
-    size = CHUNK if value.device.type == "cpu" else max(value.numel(), 1)
+    size = size if value.device.type == "cpu" else max(value.numel(), 1)
     for start in range(0, value.numel(), size):
         yield slice(start, start + size)
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,11 +22,12 @@ from torch import Tensor
 from cofima.core.atomic import cache_folder, json_digest, write_text
 from cofima.core.errors import CofimaError
 from cofima.core.progress import Progress
-from cofima.core.system import lock_file
+from cofima.core.system import lock_file, try_lock_file
 from cofima.data.loading.pixel_format import PixelFormat
 
 FORMAT = 1
 PIXELS, INDEX, JOURNAL = "pixels.u8", "index.json", "journal.jsonl"
+SMALL_CACHES = 4_000_000_000  # bytes of all small caches; above it, the least recently used are removed
 _CHUNK = 64_000_000  # bytes that are decoded, flushed and noted at once: what a kill costs at most
 
 HashAndFault = tuple[str, str]  # of a sample's content; the fault is empty where it can be read
@@ -81,6 +82,23 @@ def remove(cache: Cache) -> None:
     """Delete a cache."""
     (cache.place / INDEX).unlink(missing_ok=True)
     shutil.rmtree(cache.place, ignore_errors=True)
+
+
+def remove_old(used: Cache, limit: int) -> None:
+    """Remove the least recently used caches below ``limit`` bytes until the others fit, but never ``used``.
+
+    Their users have copied them into memory. One that is being built is locked, and stays.
+    """
+    with suppress(OSError):  # another process does the same; or nothing may be written here
+        os.utime(used.place)
+        sizes = {path.parent: path.stat().st_blocks * 512 for path in used.place.parent.glob(f"*/{PIXELS}")}
+        sizes = {place: size for place, size in sizes.items() if size < limit}
+        for place in sorted(sizes, key=lambda place: place.stat().st_mtime):
+            if sum(sizes.values()) <= SMALL_CACHES:
+                break
+            if place != used.place and _unlocked(place.with_suffix(".lock")):
+                shutil.rmtree(place, ignore_errors=True)
+                del sizes[place]
 
 
 def _build(cache: Cache, fill: FillRows, progress: Progress) -> list[HashAndFault]:
@@ -179,6 +197,12 @@ def _require_space(cache: Cache) -> None:
             f"{free / 1e9:,.1f} GB are free there: set COFIMA_CACHE to a folder with more "
             f"room, or delete caches that are not needed any more from {cache.place.parent}"
         )
+
+
+def _unlocked(path: Path) -> bool:
+    """Return True if no process holds the lock; nothing waits."""
+    with path.open("a") as file:
+        return try_lock_file(file)
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Loading: samples are decoded in threads into pixels of one format, in memory or in a cache on disk."""
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet
 from cofima.data.loading import cache as caches
@@ -24,8 +26,9 @@ from cofima.data.loading.decoder import BadImageError, decode, fault_of, read_fi
 from cofima.data.loading.pixel_format import PixelFormat
 
 SMALL = 64  # pixels a side; arrays of one shape up to this are stored as they are
-IN_MEMORY = 256_000_000  # bytes; more than this goes to disk
+IN_MEMORY = 256_000_000  # bytes; more than this is not read into memory, but mapped from disk
 _AHEAD = 64  # images decoded before they are asked for
+_SETTLED = 2.0  # seconds; no file system's times are coarser
 
 Content = bytes | NDArray[Any]  # an encoded file, or pixels
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
@@ -91,25 +94,48 @@ def load(
     despite_faults: bool = False,
     progress: Progress = SILENT,
 ) -> Loaded:
-    """Load every sample once; ``on_disk`` puts many into a cache, where the next load finds them.
+    """Load every sample once; ``on_disk`` puts them into a cache, where the next load finds them.
 
-    A cache with unreadable samples is kept with ``despite_faults`` only.
+    A cache with unreadable samples is kept with ``despite_faults`` only. Few samples are in memory in any
+    case, and in the cache too if they are files.
     """
     if (as_they_are := load_small([samples])) is not None:
         return as_they_are[0]
-    if not on_disk or len(samples) * pixel_format.bytes < IN_MEMORY:
-        pixels = torch.empty(len(samples), *pixel_format.shape, dtype=torch.uint8)
-        reading = _fill(samples, pixel_format, pixels, range(len(samples)))
-        return _loaded(pixels, list(progress.track(reading, len(samples), "reading images")))
+    few = len(samples) * pixel_format.bytes < IN_MEMORY
+    if on_disk and not few:
+        return _load_cached(samples, pixel_format, despite_faults, progress)
+    if on_disk and _are_settled_files(samples):
+        try:
+            loaded = _load_cached(samples, pixel_format, despite_faults, progress, few=True)
+            # in memory as without a cache, which may then be removed at any time
+            return replace(loaded, pixels=loaded.pixels.clone(), cache=None)
+        except CofimaError as error:
+            progress.say(f"{error} The images are read into memory.")
+    pixels = torch.empty(len(samples), *pixel_format.shape, dtype=torch.uint8)
+    reading = _fill(samples, pixel_format, pixels, range(len(samples)))
+    return _loaded(pixels, list(progress.track(reading, len(samples), "reading images")))
+
+
+def _load_cached(
+    samples: Sequence[Sample],
+    pixel_format: PixelFormat,
+    despite_faults: bool,
+    progress: Progress,
+    few: bool = False,
+) -> Loaded:
+    """Load samples from their cache, which is built if it is not there; one of few is tidied up later."""
     stamps = list(progress.track(map(_stamp, samples), len(samples), "looking for images read before"))
     cache = caches.cache_for(pixel_format, [sample.name for sample in samples], stamps)
-    progress.say(f"{len(samples):,} images, {cache.bytes / 1e9:,.1f} GB, are kept in {cache.place}")
+    if not few:
+        progress.say(f"{len(samples):,} images, {cache.bytes / 1e9:,.1f} GB, are kept in {cache.place}")
     found = caches.open_or_build(
         cache, lambda pixels, places: _fill(samples, pixel_format, pixels, places), progress
     )
     loaded = _loaded(cache.map(), found, cache)
     if any(loaded.faults) and not despite_faults:
         caches.remove(cache)  # mended files make another cache: this one would never be used again
+    if few:
+        caches.remove_old(cache, IN_MEMORY)
     return loaded
 
 
@@ -221,6 +247,16 @@ def _stamp(sample: Sample) -> str:
     except (OSError, BadImageError) as error:
         return f"unreadable: {error}"
     return f"{about.st_size} bytes, {about.st_mtime_ns}"
+
+
+def _are_settled_files(samples: Sequence[Sample]) -> bool:
+    """Return True for files whose next change will show in their time, which counts in steps of its own."""
+    paths = [_file(sample.read) for sample in samples]
+    try:
+        newest = max((path.stat().st_mtime for path in paths if path is not None), default=0.0)
+    except OSError:
+        return False
+    return bool(paths) and None not in paths and newest < time.time() - _SETTLED
 
 
 def _file(read: Callable[[], object]) -> Path | None:

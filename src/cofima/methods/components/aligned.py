@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from cofima.core import distributed
 from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.components.alignment import RAW_HEAD, AlignOptions, align, task_of_class
@@ -23,6 +24,7 @@ from cofima.methods.components.closed_form import (
 from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.discriminant import DISCRIMINANT, SharedGaussians, left_out_logits
 from cofima.methods.components.drift import choose_alpha, drift_map
+from cofima.methods.components.fisher import PassingFeatures
 from cofima.methods.components.gaussians import (
     GAUSSIANS,
     ClassGaussians,
@@ -129,6 +131,7 @@ class Aligned(Method):
                 self.readout = self._empty_readout()
         self.aligned: Head | None = None
         self.before: Tensor | None = None
+        self.passed: PassingFeatures | None = None
         if self.drift == "linear" and task.index > 0 and not self.still:  # before any weight changes
             with self.timed("statistics"):
                 self.before = self.features(task.train)
@@ -188,7 +191,7 @@ class Aligned(Method):
     def remember(self, task: Task) -> None:
         """Keep a Gaussian of each new class's features; pool those of known classes."""
         with self.timed("statistics"):
-            features, labels = self.features(task.train), task.train.labels
+            features, labels = self.task_features(task), task.train.labels
             self.remembered = features if self.still else None
             self.follow(features, labels)
             mine = by_class(features, labels)
@@ -207,6 +210,13 @@ class Aligned(Method):
                 f"{sum(shrunk)} of {len(shrunk)} new classes have few images: how these vary is partly "
                 "guessed, and more images of them would help"
             )
+
+    def task_features(self, task: Task) -> Tensor:
+        """Return the features of the task's images: those that passed since the weights last changed."""
+        part, passed = distributed.current_shard(len(task.train)), self.passed
+        self.passed = None
+        found = None if passed is None else passed.all(part.stop - part.start)
+        return self.features(task.train) if found is None else part.gather(found)
 
     def follow(self, features: Tensor, labels: Tensor) -> None:
         """Move old classes by the drift that the task's images show; they stay where nothing moved."""

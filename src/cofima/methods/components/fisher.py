@@ -1,11 +1,11 @@
 """Fisher information of the weights on a task: its options, its estimates, and sums over tasks."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from cofima.core import distributed
 from cofima.core.progress import STEP
@@ -44,16 +44,49 @@ class AverageFisherOptions(FisherOptions):
     """Length of the step: as the two Fishers have it, or lam times the way, by a factor of the new Fisher."""
 
 
-def task_fisher(net: Net, task: Task, context: Context, how: FisherOptions) -> Weights:
+class PassingFeatures:
+    """Features of images, kept on their way to the head while something else is measured of each batch.
+
+    They are those that a pass of their own would compute, bit for bit: of the same weights and batches.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Tensor] = []
+        self._now: Tensor | None = None
+
+    def watch(self, net: Net, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches; of one that the network sees in parts only, no features are kept."""
+        hook = net.backbone.register_forward_hook(self._keep)
+        try:
+            for images, labels in batches:
+                self._now, self._size = None, len(images)
+                yield images, labels
+                self.rows += [] if self._now is None else [self._now]
+        finally:
+            hook.remove()
+
+    def all(self, count: int) -> Tensor | None:
+        """Return the features of ``count`` images, or None if those of some are missing."""
+        return torch.cat(self.rows) if sum(map(len, self.rows)) == count > 0 else None
+
+    def _keep(self, module: nn.Module, given: Any, features: Tensor) -> None:
+        if self._now is None and len(features) == self._size:
+            self._now = features.detach().float().cpu()
+
+
+def task_fisher(
+    net: Net, task: Task, context: Context, how: FisherOptions, passing: PassingFeatures | None = None
+) -> Weights:
     """Return the Fisher information of ``net`` on a task's training images, without augmentation."""
     local = how.logits == "local" and len(task.classes) > 1  # one logit alone has no information
     part, generator = (
         distributed.current_shard(len(task.train)),
         context.seeds.generator("fisher", task.index),
     )
+    pairs = plain_batches(task.train, context, "fisher", part, STEP * FISHER_PASS)
     fisher = diagonal_fisher(
         net,
-        plain_batches(task.train, context, "fisher", part, STEP * FISHER_PASS),
+        pairs if passing is None else passing.watch(net, pairs),
         how.labels,
         columns=slice(task.classes.start, task.classes.stop) if local else None,
         generator=generator,

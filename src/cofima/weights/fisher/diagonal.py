@@ -3,11 +3,11 @@
 The work is shared between a fast and a slow way. The fast one (:mod:`per_sample`, :mod:`rules`,
 :mod:`kernels`) gets every sample's squared gradient out of one backward pass over a batch, by a rule for
 each torch function. The slow one (:mod:`reference`) runs one pass per sample and needs no rules.
-:mod:`verify` compares both on the first two samples, on the actual model, and decides parameter by
-parameter.
+:mod:`verify` compares both on two samples, on the actual model, once in a process, and decides parameter
+by parameter.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from copy import deepcopy
 from typing import Any, Literal, get_args
 
@@ -20,7 +20,7 @@ from cofima.weights.fisher.labels import LabelMode, Labels
 from cofima.weights.fisher.per_sample import add_batch
 from cofima.weights.fisher.preserve_state import preserved_state
 from cofima.weights.fisher.reference import add_each, add_mean
-from cofima.weights.fisher.verify import verified
+from cofima.weights.fisher.verify import verified, zeros_for
 from cofima.weights.ops import Weights
 
 LabeledBatches = Iterable[tuple[Inputs, Tensor]]
@@ -75,7 +75,8 @@ def diagonal_fisher(
     work = _at_least_single(model)
     with preserved_state(work, training):
         fisher = _Sums(work, chosen, estimator).over(batches)
-    broken = [name for name, values in fisher.items() if not values.isfinite().all()]
+    # squares are not negative: their sum is finite if each of them is
+    broken = [name for name, values in fisher.items() if not values.sum(dtype=torch.float64).isfinite()]
     if broken:
         raise problems(
             "the Fisher information", [f"{name}: not finite, its gradients overflow" for name in broken]
@@ -88,9 +89,9 @@ class _Sums:
 
     def __init__(self, model: nn.Module, labels: Labels, estimator: Estimator) -> None:
         self.model, self.labels, self.estimator = model, labels, estimator
-        self.totals = {name: _zeros(p) for name, p in model.named_parameters()}
-        self.fast: set[str] | None = None  # unknown until verified on two samples
-        self.slow = set(self.totals)
+        self.totals = {name: zeros_for(p) for name, p in model.named_parameters()}
+        self.fast: Set[str] | None = None  # unknown until verified on two samples
+        self.slow: Set[str] = set(self.totals)
 
     def over(self, batches: LabeledBatches) -> Weights:
         count = 0
@@ -127,27 +128,20 @@ class _Sums:
         if self.estimator == "batch":
             add_mean(self.model, set(self.totals), images, picks, self.labels, self.totals)
             return 1
-        done = 0
         if self.fast is None and len(picks) > 1:
-            done = 2  # the check itself adds its two samples, so none is computed twice
+            # Its squares are not used: whether this process has verified the model before changes no bit.
             pair = (take(images, slice(2), len(picks)), picks[:2])
-            self.fast, self.slow = verified(self.model, *pair, self.labels, self.totals)
-        self._add_samples(take(images, slice(done, None), len(picks)), picks[done:])
+            self.fast, self.slow = verified(self.model, *pair, self.labels)
+        self._add_samples(images, picks)
         return len(picks)
 
     def _add_samples(self, images: Inputs, picks: Tensor) -> None:
-        slow = set(self.totals)
+        slow: Set[str] = set(self.totals)
         if self.fast and len(picks) > 1:  # one sample alone is no faster the fast way
             _, left = add_batch(self.model, self.fast, images, picks, self.labels, self.totals)
             slow = self.slow | left
         if slow:
             add_each(self.model, slow, images, picks, self.labels, self.totals)
-
-
-def _zeros(p: Tensor) -> Tensor:
-    # squares of half-precision gradients underflow: sums are kept in at least single precision
-    dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
-    return torch.zeros(p.shape, dtype=dtype, device=p.device)
 
 
 def _at_least_single(model: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 _CACHED = 1 << 17  # elements that stay in a core's cache between two operations
 _BLOCK = 1 << 19  # elements of a product: smaller ones cost more calls than their cache misses
+_SMALL_MAP = 64  # places of a map, below which the calls of a convolution cost more than its sums
 _SPARE = 1 << 26  # elements of memory to spend on an accelerator, where large operations are fast
 
 
@@ -71,6 +72,12 @@ def add_convolution(given: Tensor, weight: Tensor, how: "Convolution", grad: Ten
     if how.is_pointwise(weight):
         add_products(grad.flatten(2).transpose(1, 2), given.flatten(2).transpose(1, 2), total.flatten(1))
         return
+    if how.is_full_image(given):
+        _add_unfolded(given, weight, how, grad, total)
+        return
+    if how.is_small_depthwise(weight, grad):
+        _add_shifted(given, weight, how, grad, total)
+        return
     for some in _parts(len(grad), how.at_once(given, weight)):
         # One call for several samples: as groups of a single convolution their gradients stay apart.
         g, a = grad[some], given[some]
@@ -90,6 +97,37 @@ def add_convolution(given: Tensor, weight: Tensor, how: "Convolution", grad: Ten
             [False, True, False],
         )[1].square_()
         total += squares.view(n, *weight.shape).sum(0)
+
+
+def _add_unfolded(given: Tensor, weight: Tensor, how: "Convolution", grad: Tensor, total: Tensor) -> None:
+    # As a linear map of patches: one product of matrices a sample, where the processor is at its best.
+    size, dilation, padding, stride = map(tuple, (weight.shape[2:], how.dilation, how.padding, how.stride))
+    for some in _parts(len(grad), _CACHED // (weight[0].numel() * grad[0, 0].numel())):
+        patches = functional.unfold(given[some], size, dilation, padding, stride)
+        add_products(grad[some].flatten(2).transpose(1, 2), patches.transpose(1, 2), total.flatten(1))
+
+
+def _add_shifted(given: Tensor, weight: Tensor, how: "Convolution", grad: Tensor, total: Tensor) -> None:
+    # Channel by channel, a place of the kernel sees the input shifted by it: the gradient is the sum of the
+    # products with that, which beats a convolution's calls where maps are small. Channels come last, since
+    # there are more of them than places.
+    (down, across), (height, width) = how.padding, grad.shape[2:]
+    given = functional.pad(given, (across, across, down, down)).permute(0, 2, 3, 1)
+    for some in _parts(len(grad), _CACHED // grad[0].numel()):
+        g, a = grad[some].permute(0, 2, 3, 1).contiguous(), given[some]
+        product = torch.empty_like(g)
+        for i in range(weight.shape[2]):
+            rows = _shift(i, how.dilation[0], how.stride[0], height)
+            for j in range(weight.shape[3]):
+                columns = _shift(j, how.dilation[1], how.stride[1], width)
+                torch.mul(g, a[:, rows, columns], out=product)
+                total[:, 0, i, j] += product.sum((1, 2)).square().sum(0)
+
+
+def _shift(place: int, dilation: int, stride: int, size: int) -> slice:
+    """Return the places of an input that one place of a kernel meets, over an output of ``size``."""
+    start = place * dilation
+    return slice(start, start + stride * (size - 1) + 1, stride)
 
 
 class Convolution:
@@ -121,11 +159,22 @@ class Convolution:
         alone = all(size == 1 for size in weight.shape[2:]) and self.groups == 1
         return alone and not any(self.padding) and all(step == 1 for step in self.stride)
 
+    def is_full_image(self, given: Tensor) -> bool:
+        """Return True for a convolution of images on the CPU in which every output sees every channel."""
+        return given.device.type == "cpu" and given.ndim == 4 and self.groups == 1
+
+    def is_small_depthwise(self, weight: Tensor, grad: Tensor) -> bool:
+        """Return True for a convolution channel by channel on the CPU, whose output has few places."""
+        alone = weight.ndim == 4 and weight.shape[1] == 1 and self.groups == weight.shape[0] > 1
+        return alone and grad.device.type == "cpu" and grad.shape[2:].numel() <= _SMALL_MAP
+
     def at_once(self, given: Tensor, weight: Tensor) -> int:
         """Return the number of samples in one call."""
         if given.device.type != "cpu":
             return _SPARE // weight.numel()
         depthwise = weight.shape[1] == 1 and self.groups > 1
+        if given.ndim == 4 and given.is_contiguous(memory_format=torch.channels_last):
+            return 1  # as it lies in memory: several in one call would have to be laid out anew
         return _CACHED // given[0].numel() if depthwise else 1
 
 

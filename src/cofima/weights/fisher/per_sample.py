@@ -7,7 +7,7 @@ watched, a hook is put on each such output, and the rules turn its gradient into
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ class Taps(TorchFunctionMode):
     def __init__(self, names: dict[int, str], samples: int, totals: Weights) -> None:
         super().__init__()
         self.names = dict(names)  # id of a parameter, or of a reshaped one, to its name
-        self.wanted: set[str] = set()
+        self.wanted: Set[str] = set()
         self.samples = samples
         self.totals = totals
         self.uses: Counter[str] = Counter()
@@ -123,7 +123,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def add_batch(
-    model: nn.Module, names: set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
+    model: nn.Module, names: Set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> tuple[set[str], set[str]]:
     """Add the squares of one batch for ``names``; all parameters must be frozen.
 
@@ -134,8 +134,8 @@ def add_batch(
     taps = Taps(known, len(picks), totals)
     with taps:
         logits = labels.checked(model(images), picks)
-    taps.wanted = done = names & taps.understood()
-    if taps.leaves and logits.requires_grad:
+    taps.wanted = done = taps.understood() & names
+    if done and taps.leaves and logits.requires_grad:
         for direction, more in labels.directions(logits.detach(), picks):
             torch.autograd.grad(logits, taps.leaves, direction, retain_graph=more, allow_unused=True)
     return done, set(taps.uses) - done

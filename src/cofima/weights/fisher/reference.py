@@ -4,7 +4,7 @@ It makes no assumption about the model. The fast rules are checked against it, a
 not cover are computed by it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ from cofima.weights.ops import Weights
 
 
 def add_each(
-    model: nn.Module, names: set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
+    model: nn.Module, names: Set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> None:
     """Add the squared gradient of every single sample, for the parameters ``names``."""
     for i in range(len(picks)):
@@ -25,7 +25,7 @@ def add_each(
 
 
 def add_mean(
-    model: nn.Module, names: set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
+    model: nn.Module, names: Set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> None:
     """Add the square of the gradient of the mean over ``images``, for the parameters ``names``."""
     with require_grad(model, names) as params:
@@ -44,7 +44,7 @@ def add_mean(
 
 
 @contextmanager
-def require_grad(model: nn.Module, names: set[str]) -> Iterator[Weights]:
+def require_grad(model: nn.Module, names: Set[str]) -> Iterator[Weights]:
     """Turn gradients of the frozen parameters ``names`` on within the context."""
     params = {n: p for n, p in model.named_parameters() if n in names and p.is_floating_point()}
     for p in params.values():

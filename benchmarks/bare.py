@@ -1,0 +1,203 @@
+"""Whole runs against a bare loop: the same mathematics on the same images, and nothing else.
+
+The loop below trains, merges, remembers, aligns and tests as the methods do, with plain PyTorch and the
+library's functions on weights and features; it knows no configuration, no folder, no history, no
+checkpoint and no progress. ``python benchmarks/bare.py`` prints the section of RESULTS.md.
+"""
+
+import os
+import sys
+import tempfile
+from itertools import count
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from cofima import average, diagonal_fisher, fisher_average
+from cofima.core.seeds import Seeds
+from cofima.data.image_set import ImageSet
+from cofima.data.stream import Stream, Task
+from cofima.data.transforms import View
+from cofima.experiment.config import check
+from cofima.experiment.launch import launch
+from cofima.experiment.stream import load_stream, stream_view
+from cofima.methods.components.alignment import AlignOptions, align, task_of_class
+from cofima.methods.components.gaussians import ClassGaussians, by_class, mean_scale
+from cofima.methods.components.projection import ProjectedHead, RidgeSums, best_ridge
+from cofima.models import backbone
+from cofima.models.net import Net
+from cofima.store.config import Config
+from cofima.training.context import Context
+from ratios import cells, interleaved
+
+SHARED = {
+    "dataset": "digits",
+    "device": "cpu",
+    "data": {"max_train_per_class": 24, "max_test_per_class": 12},
+    "stream": {"base_classes": 2, "increment": 2},
+}
+ALIGN = {"epochs": 10}
+OPTIONS = {
+    "slca": {"align": ALIGN},
+    "coma": {"align": ALIGN, "lam": 0.4},
+    "cofima": {"align": ALIGN, "lam": 0.4},
+    "ranpac": {"petl": "none", "projection": 1000},
+}
+
+
+class Loop:
+    """The bare loop of one run."""
+
+    def __init__(self, config: Config) -> None:
+        module, facts = backbone.create(config.backbone, config.model, config.seed)
+        self.stream: Stream = load_stream(config, facts)
+        self.view: View = stream_view(config, facts, self.stream)
+        self.how, self.options, self.method = config.train, config.options, config.method
+        self.net = Net(module, facts.features)
+        self.context = Context(self.view, config.train, Seeds(0), torch.device("cpu"), len(self.stream))
+        self.chance = torch.Generator().manual_seed(0)
+        self.old_fisher: dict[str, Tensor] = {}
+
+    def run(self) -> list[float]:
+        """Learn and test all tasks; return the last accuracies."""
+        accuracies: list[float] = []
+        for task in self.stream:
+            predict = self.ranpac(task) if self.method == "ranpac" else self.slow_learner(task)
+            accuracies = [self.test(predict, seen) for seen in self.stream[: task.index + 1]]
+        return accuracies
+
+    def slow_learner(self, task: Task) -> torch.nn.Module:
+        """Learn a task as SLCA, CoMA or CoFiMA; return the aligned head."""
+        if task.index == 0:
+            self.gaussians = ClassGaussians()
+        old = {key: value.clone() for key, value in self.net.state_dict().items()}
+        self.net.grow(len(task.classes), self.chance)
+        self.train(task)
+        new, lam = self.net.state_dict(), self.options.get("lam", 1.0)
+        fisher = self.fisher(task) if self.method == "cofima" else {}
+        if task.index and self.method == "coma":
+            average(old, new, lam, out=new)
+        if task.index and self.method == "cofima":
+            fisher_average(old, new, self.old_fisher, fisher, lam, out=new)
+            fisher = self.fisher(task)
+        self.old_fisher = fisher
+        for features in by_class(self.features(task.train), task.train.labels).values():
+            self.gaussians.add(features)
+        if task.index == 0:
+            return self.net.head
+        scale = mean_scale(task_of_class(self.net.head))
+        how = AlignOptions(**self.options["align"])
+        return align(self.net.head, self.gaussians, scale, how, self.context, task.index)
+
+    def train(self, task: Task) -> None:
+        """Fine-tune on the task's images."""
+        how, images = self.how, task.train
+        groups = [
+            {"params": list(self.net.backbone.parameters()), "lr": how.lr * how.backbone_lr_scale},
+            {"params": list(self.net.head.blocks[-1].parameters())},
+        ]
+        optimizer = torch.optim.SGD(groups, how.lr, how.momentum, weight_decay=how.weight_decay)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, how.decays, how.gamma)
+        self.net.train()
+        for _ in range(how.epochs):
+            for index in torch.randperm(len(images), generator=self.chance).split(how.batch_size):
+                pixels, labels = images.batch(index)
+                logits = self.net(self.view.train(pixels, self.chance))[:, task.classes.start :]
+                optimizer.zero_grad()
+                cross_entropy(logits, labels - task.classes.start).backward()
+                optimizer.step()
+            schedule.step()
+        self.net.zero_grad()
+        self.net.eval()
+
+    def fisher(self, task: Task) -> dict[str, Tensor]:
+        """Return the Fisher information of the present weights."""
+        parts = torch.arange(len(task.train)).split(self.how.batch_size)
+        batches = (task.train.batch(index) for index in parts)
+        return diagonal_fisher(self.net, ((self.view.test(pixels), labels) for pixels, labels in batches))
+
+    @torch.inference_mode()
+    def features(self, images: ImageSet) -> Tensor:
+        """Return the features of images."""
+        parts = torch.arange(len(images)).split(self.how.batch_size)
+        return torch.cat([self.net.features(self.view.test(images.batch(index)[0])) for index in parts])
+
+    def ranpac(self, task: Task) -> torch.nn.Module:
+        """Learn a task as RanPAC without adaptation; return the ridge regression."""
+        if task.index == 0:
+            self.net.eval()
+            width = self.net.head.features
+            self.readout = ProjectedHead(width, self.options["projection"], self.chance)
+            self.sums = RidgeSums.empty(self.options["projection"])
+            self.tested: dict[int, Tensor] = {}
+        self.readout.grow(len(task.classes), self.chance)
+        features, labels = self.features(task.train), task.train.labels
+        self.sums.add_images(self.readout, features, labels, task.classes.stop)
+        weight, _ = self.sums.solve(best_ridge(self.readout, features, labels, self.chance))
+        self.readout.load_flat(weight, torch.zeros(len(weight)))
+        self.tested[task.index] = self.features(task.test)
+        return self.readout
+
+    @torch.inference_mode()
+    def test(self, head: torch.nn.Module, task: Task) -> float:
+        """Return the accuracy on a task's test images."""
+        features = self.tested[task.index] if self.method == "ranpac" else self.features(task.test)
+        return 100 * float((head(features).argmax(1) == task.test.labels).double().mean())
+
+
+def main() -> str:
+    """Measure; return a section of Markdown."""
+    torch.set_num_threads(1)
+    rows, stages = [], []
+    number = count()
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, COFIMA_FEATURES="off"):
+        os.environ["COFIMA_CACHE"] = f"{folder}/cache"
+        for method, options in OPTIONS.items():
+            train = {"epochs": 2, "batch_size": 24}
+            config = check(SHARED | {"method": method, "options": options, "train": train})
+            runs = []
+
+            def ours(config: Config = config, runs: list = runs) -> None:
+                runs.append(launch(config, Path(folder) / f"{next(number)}"))
+
+            found = interleaved(lambda config=config: Loop(config).run(), {"ours": ours}, rounds=2)["ours"]
+            rows.append(f"| `{method}` | {cells(found)} | <= 1.05x |")
+            print(rows[-1], file=sys.stderr, flush=True)
+            seconds: dict[str, float] = {}
+            for row in runs[-1].history:
+                for stage, value in row.seconds.items():
+                    seconds[stage] = seconds.get(stage, 0.0) + value
+            total = seconds.pop("total") + seconds.get("evaluate", 0.0)
+            seconds.pop("cpu", None)
+            shares = ", ".join(f"{stage} {100 * value / total:.0f} %" for stage, value in seconds.items())
+            stages.append(
+                f"| `{method}` | {shares}, other {100 * (1 - sum(seconds.values()) / total):.0f} % |"
+            )
+    return "\n".join(
+        [
+            "## Whole runs",
+            "",
+            "Digits in five tasks, 24 training and 12 test images a class, `vit_micro`, two epochs in",
+            "batches of 24, one thread: CPU time of a run, from reading images and building the backbone to",
+            "the saved model, over that of a bare loop (`benchmarks/bare.py`) with the same mathematics and",
+            "nothing else.",
+            "",
+            "| | median | smallest | target |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            "Shares of the time in which tasks are learned and tested:",
+            "",
+            "| | |",
+            "|---|---|",
+            *stages,
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    print(main())
