@@ -98,7 +98,7 @@ def _acquire(folder: Path) -> int | str | None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # not through a link: a folder that somebody sent may have one to any file
-            how = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             handle = os.open(path, how, 0o666)
         except OSError as error:
             reason = f"{path} is a symbolic link" if error.errno == errno.ELOOP else error.strerror

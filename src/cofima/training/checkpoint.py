@@ -15,7 +15,6 @@ killed at any step, even with kill -9 during a write, ends with the same bits as
 import hashlib
 import json
 import os
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from cofima.core import signals
-from cofima.core.atomic import clear_aside, write_aside
+from cofima.core.atomic import clear_aside, remove_aside, write_aside
 from cofima.core.errors import CofimaError
 from cofima.models.info import fingerprint
 from cofima.weights.mmap import create_mapped, spec_of
@@ -410,6 +409,8 @@ def write(folder: Path, tensors: dict[str, Tensor], description: dict[str, Any])
     text = json.dumps(description | {"tensors": fingerprint(tensors)})
     header = {"description": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     kinds = {key: spec_of(value) for key, value in tensors.items()}
+    if folder.is_symlink():
+        raise CofimaError(f"{folder} is a symbolic link, and nothing is written through links")
     clear_aside(folder)  # what a process killed during a write left, as large as a checkpoint
     with write_aside(folder / FILE) as aside, create_mapped(aside, kinds, header) as file:
         for key, value in tensors.items():
@@ -445,4 +446,4 @@ def read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]
 
 def remove(folder: Path) -> None:
     """Remove a checkpoint."""
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_aside(folder)
