@@ -161,7 +161,7 @@ def test_what_is_no_journal_is_said(tmp_path: Path) -> None:
 
 
 def test_a_kill_at_the_very_end_costs_no_line(tmp_path: Path, tiny: Any) -> None:
-    """The model is on disk, and its line is not: the same command writes it, though nothing is left to learn."""
+    """The model is on disk, and its line is not: the same command writes it, with nothing left to learn."""
     config = tiny.config(train={"epochs": 1})
     launch(config, tmp_path)
     whole = (tmp_path / METRICS).read_text().splitlines()

@@ -1,6 +1,9 @@
 """Checkpoints in the layouts in which they are published, each written by the test as the original is."""
 
 import argparse
+import io
+import tarfile
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -342,3 +345,40 @@ def test_a_run_says_how_its_file_was_read(tmp_path: Path) -> None:
     assert facts.layout.startswith("MoCo v3; left out")
     assert facts.pretraining == "not known (weights from w.pth.tar)"
     assert backbone.create("vit_test", SCRATCH)[1].layout == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("meta", torch.zeros(2, device="meta")),
+        ("sparse", torch.eye(2).to_sparse()),
+        ("quantized", torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)),
+        ("complex", torch.zeros(2, dtype=torch.complex64)),
+    ],
+)
+def test_tensors_that_are_no_plain_numbers_are_named(kind: str, value: torch.Tensor, tmp_path: Path) -> None:
+    torch.save({"fine": torch.zeros(1), "odd": value}, tmp_path / "w.pth")
+    with pytest.raises(CofimaError, match=rf"w\.pth.*\n  odd: .*{kind}"):
+        read_weights(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("claim", [(10**13,), (2**62, 4), (3,)])
+def test_an_archive_that_claims_more_than_it_holds_is_refused_without_its_memory(
+    claim: tuple[int, ...], tmp_path: Path
+) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": claim})
+    with zipfile.ZipFile(tmp_path / "vit.npz", "w") as archive:
+        archive.writestr("cls.npy", header.getvalue() + bytes(16))
+    with pytest.raises(CofimaError, match=r"vit\.npz: truncated.*cls\.npy.*and it has 16"):
+        load_checkpoint(vit(), tmp_path / "vit.npz")
+
+
+def test_an_old_archive_with_links_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "old.pth.tar", "w") as archive:
+        for name, target in (("storages", "/etc/passwd"), ("tensors", "../../x"), ("pickle", "storages")):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            archive.addfile(link)
+    with pytest.raises(CofimaError, match=r"old\.pth\.tar"):
+        read_weights(tmp_path / "old.pth.tar")

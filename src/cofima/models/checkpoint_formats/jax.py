@@ -1,5 +1,6 @@
 """Google's vision transformers: .npz archives with JAX's names, read by timm's own loader."""
 
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -69,14 +70,32 @@ def fill_backbone(module: nn.Module, path: Path) -> str:
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every array in an archive, under names without the optimizer's prefix."""
+    """Return the shape of every array in an archive, under names without the optimizer's prefix.
+
+    Only the headers are read: what an archive claims to hold may be larger than any memory.
+    """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name.removeprefix("opt/target/"): archive[name].shape for name in archive.files}
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".npy")]
+            shapes = {name.removesuffix(".npy"): _shape(archive, name) for name in names}
+        return {name.removeprefix("opt/target/"): shape for name, shape in shapes.items()}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise CofimaError(
             f"checkpoint {path}: truncated or not a .npz archive of arrays ({error})"
         ) from error
+
+
+def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+    with archive.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+        if version[0] not in read:
+            raise ValueError(f"{name}: version {version[0]} of the format")
+        shape, _, kind = read[version[0]](file)
+        claimed, there = math.prod(shape) * kind.itemsize, archive.getinfo(name).file_size - file.tell()
+    if kind.kind not in "fiu" or claimed != there:
+        raise ValueError(f"{name}: {list(shape)} of {kind} are {claimed:,} bytes, and it has {there:,}")
+    return tuple(shape)
 
 
 def _misfits(module: VisionTransformer, shapes: dict[str, tuple[int, ...]]) -> list[str]:

@@ -52,7 +52,18 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"checkpoint {path}: expected a mapping of names to tensors, at the top or below one of "
             f"{', '.join(_NESTED)}; found {', '.join(map(str, keys)) or 'nothing'}"
         )
+    if odd := [f"{key}: {kind}" for key, value in loaded.items() if (kind := _odd_kind(value))]:
+        raise first_problems(f"checkpoint {path}: weights are plain tensors of real numbers; it", odd)
     return {str(key): value for key, value in loaded.items()}
+
+
+def _odd_kind(value: Tensor) -> str:
+    """Return the kind of a tensor that is none of plain numbers, which no backbone can be filled with."""
+    if value.device.type == "meta":
+        return "has a shape, and no numbers (meta)"
+    if value.layout != torch.strided:
+        return "sparse"
+    return "quantized" if value.is_quantized else "complex" if value.is_complex() else ""
 
 
 def _refuse_absent(path: Path) -> None:
