@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cofima.data.sources.in_memory import blobs
-from faults.harness import LEARN, Server
+from faults.harness import LEARN, RUN, Server
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def prepared(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with photographs, two classifiers, and a run that is half done."""
+    """Return a folder with photographs, two classifiers, and a run."""
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("prepared")
@@ -36,6 +36,7 @@ def prepared(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("learn", "photos", *LEARN, "-o", "a"),
         ("extend", "a", "more", "train.epochs=0"),
         ("learn", "others", *LEARN, "-o", "b"),
+        (*RUN, "--out", "done"),
     ):
         done = server.run(folder, words)
         assert done.code == 0, done.said

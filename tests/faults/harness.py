@@ -23,6 +23,8 @@ USER_ERRORS = (0, 1, 2)
 KILLED = -9
 SETTINGS = ("train.epochs=1", "data.flip=false", "data.crop=1", "device=cpu", "model.pretrained=false")
 ALIGN = ("options.align.epochs=1", "options.align.samples_per_class=4")
+RUN = ("run", "demo.yaml", "dataset=blobs", "backbone=vit_test", "method=seq_ft", "train.batch_size=16")
+RUN += (*SETTINGS, "data.max_train_per_class=4")
 LEARN = ("--backbone", "vit_test", *SETTINGS, *ALIGN)
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from faults.harness import ERROR, LEARN, SETTINGS, Command, Fault, Server, Sweep
+from faults.harness import ERROR, LEARN, RUN, Command, Fault, Server, Sweep
 
 pytestmark = pytest.mark.slow  # tests/store/test_model_folder.py has kills and errors without processes
-RUN = ("run", "demo.yaml", "dataset=blobs", "backbone=vit_test", "method=seq_ft", "train.batch_size=16")
+FORMATS = ("md", "csv", "tex", "html")
 COMMANDS = {
     "rename": Command(("rename", "a", "class 0", "zero"), {"a": 3}),
     "remove-class": Command(("remove-class", "a", "class 0"), {"a": 2}),
@@ -20,7 +20,9 @@ COMMANDS = {
     "learn": Command(("learn", "photos", *LEARN, "-o", "new"), {"new": 2}),
     "extend": Command(("extend", "b", "more", "train.epochs=0"), {"b": 3}),
     "extend -o": Command(("extend", "b", "more", "train.epochs=0", "-o", "new"), {"new": 3}),
-    "run": Command((*RUN, *SETTINGS, "data.max_train_per_class=4", "--out", "run"), {"run": 6}),
+    "run": Command((*RUN, "--out", "run"), {"run": 6}),
+    "report": Command(("report", "done", "-o", "tables"), files=[f"tables/report.{e}" for e in FORMATS]),
+    "data prepare": Command(("data", "prepare", "folder:photos", "-o", "manifest")),
     "evaluate": Command(("evaluate", "a", "photos", "-o", "page"), files=["page/index.html"]),
 }
 

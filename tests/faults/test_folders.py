@@ -8,8 +8,9 @@ import json
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +300,33 @@ def test_nothing_is_written_or_removed_through_a_link(name: str, folder: Path, t
         save_model(load_model(folder), folder)
         model_folder.undo(folder)
     assert {str(path): path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()} == before
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Be a user without rights, where the tests run as one who has all."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "0003", "0002", CURRENT, *(f"0003/{file}" for file in (CONFIG, WEIGHTS, STATE))]
+)
+def test_what_may_not_be_read_is_one_sentence(name: str, made: Path) -> None:
+    with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to others
+        Path(place).chmod(0o755)
+        folder = Path(shutil.copytree(made, Path(place) / "model"))
+        (folder / name).chmod(0)
+        with as_nobody():
+            use(folder)
+            with pytest.raises(CofimaError) if name != "0002" else nullcontext():
+                load_model(folder)
+            with pytest.raises(CofimaError):
+                model_folder.undo(folder)
+        (folder / name).chmod(0o755)

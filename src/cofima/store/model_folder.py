@@ -23,6 +23,7 @@ import json
 import os
 import platform
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -465,23 +466,32 @@ def _is_intact(folder: Path, path: Path) -> bool:
 
 def _is_foreign(path: Path) -> bool:
     """Return True if something of the name of a generation is not one, nor the remains of one."""
-    return not _is_generation(path) or not {file.name for file in path.iterdir()} <= FILES
+    return not _is_generation(path) or not _names(path) <= FILES
 
 
 def _is_generation(path: Path) -> bool:
     """Return True for a folder of the name of a generation, and not a link to one elsewhere."""
-    return bool(NUMBER.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+    try:
+        return bool(NUMBER.fullmatch(path.name)) and stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def _numbered(folder: Path) -> list[Path]:
     """Return everything that has the name of a generation, by number."""
-    found = [path for path in folder.iterdir() if NUMBER.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name))
+    return [folder / name for name in sorted(filter(NUMBER.fullmatch, _names(folder)), key=int)]
 
 
 def _generations(folder: Path) -> list[Path]:
-    found = _numbered(folder) if folder.is_dir() else []
-    return [path for path in found if _is_generation(path) and (path / CONFIG).is_file()]
+    return [path for path in _numbered(folder) if _is_generation(path) and CONFIG in _names(path)]
+
+
+def _names(folder: Path) -> set[str]:
+    """Return the names in a folder; none where it cannot be read, which whoever needs it will say."""
+    try:
+        return {path.name for path in folder.iterdir()}
+    except OSError:
+        return set()
 
 
 def _pointer(folder: Path) -> str | None:
