@@ -84,7 +84,7 @@ class MethodFacts(BaseModel):
 
 
 class _Serving(BaseModel):
-    """What is relied on of the facts for predicting; a classifier may have more of them."""
+    """The facts for predicting that are relied on; a classifier may have more of them."""
 
     class Counts(BaseModel):
         """Held-out images of each class, and how many of them were answered right."""
