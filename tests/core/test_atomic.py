@@ -3,13 +3,25 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from cofima.core import atomic
-from cofima.core.atomic import clear_aside, file_digest, json_digest, write_aside, write_text
+from cofima.core.atomic import (
+    clear_aside,
+    file_digest,
+    json_digest,
+    open_append,
+    open_file,
+    write_aside,
+    write_text,
+)
 from cofima.core.errors import CofimaError
 
 
@@ -93,3 +105,68 @@ def test_digests_are_sha256_and_do_not_depend_on_the_order_of_keys(tmp_path: Pat
     assert json_digest({"a": 1})[:8] == "f9d86028"
     (tmp_path / "file").write_bytes(b"content")
     assert file_digest(tmp_path / "file") == hashlib.sha256(b"content").hexdigest()
+
+
+def test_what_a_killed_process_left_aside_is_cleared_by_the_next_who_writes_there(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from cofima.core.atomic import write_aside
+with write_aside(Path(sys.argv[1])) as aside:
+    aside.write_text("half")
+    os._exit(9)
+"""
+    target, other = tmp_path / "report [1].html", tmp_path / "other.html"
+    for path in (target, other):
+        subprocess.run([sys.executable, "-c", code, path], check=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    with write_aside(target) as alive:
+        alive.write_text("half")
+        write_text(target, "whole")
+        assert alive.exists(), "its process is alive"
+    assert sorted(path.name.rpartition(".")[0][34:] or path.name for path in tmp_path.iterdir()) == [
+        "other",
+        target.name,
+    ]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_files_have_the_mode_of_the_umask_whoever_wrote_them(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        with write_aside(tmp_path / "folder") as aside:
+            aside.mkdir()
+            (aside / "text").write_text("x")
+            save_file({"x": torch.zeros(1)}, aside / "tensors")
+            (aside / "private").touch(0o600)
+        write_text(tmp_path / "file", "x")
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {0o666 & ~mask}
+
+
+def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="symbolic"):
+        open_append(tmp_path / "link")
+    for text in ("a\n", "b\n"):
+        with open_append(tmp_path / "new") as file:
+            file.write(text)
+    assert (tmp_path / "new").read_text() == "a\nb\n"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_not_opened(make, tmp_path: Path) -> None:
+    make(tmp_path / "odd")
+    with pytest.raises(OSError, match="not a file"):
+        open_file(tmp_path / "odd")
+
+
+def test_only_the_link_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    atomic.remove_aside(tmp_path / "link")
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["mine", "mine/file"]

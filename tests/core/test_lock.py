@@ -175,3 +175,22 @@ def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest
     with pytest.warns(CofimaWarning, match="has no locks"), folder_lock(tmp_path):
         (tmp_path / "file").write_text("x")
     assert {path.name for path in tmp_path.iterdir()} == {"file", lock.NAME}
+
+
+def test_the_file_of_another_user_locks_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").touch()
+    with folder_lock(tmp_path):
+        pass
+    whole = os.open
+
+    def opened(path, how, *mode):
+        if Path(path).name == lock.NAME and how & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return whole(path, how, *mode)
+
+    monkeypatch.setattr(os, "open", opened)
+    with folder_lock(tmp_path):
+        again = whole(tmp_path / lock.NAME, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(again)

@@ -158,3 +158,15 @@ def test_what_is_no_journal_is_said(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text(json.dumps({"loss": 1}) + "\n")
     with pytest.raises(CofimaError, match=r"metrics\.jsonl line 1 is not a line of a run"):
         metrics_log.read(tmp_path)
+
+
+def test_a_kill_at_the_very_end_costs_no_line(tmp_path: Path, tiny: Any) -> None:
+    """The model is on disk, and its line is not: the same command writes it, with nothing left to learn."""
+    config = tiny.config(train={"epochs": 1})
+    launch(config, tmp_path)
+    whole = (tmp_path / METRICS).read_text().splitlines()
+    (tmp_path / METRICS).write_text("".join(line + "\n" for line in whole[:-1]))
+    launch(config, tmp_path)
+    last = json.loads((tmp_path / METRICS).read_text().splitlines()[-1])
+    wanted = json.loads(whole[-1])
+    assert {**last, "time": 0} == {**wanted, "time": 0}

@@ -136,7 +136,7 @@ def test_a_signal_is_answered_with_where_to_go_on(tmp_path: Path) -> None:
     said = pending(tmp_path / "long")
     assert stderr == f"cofima: interrupted; the same command continues at {describe(said)}\n"
     assert re.fullmatch(r"task 1, epoch \d+, step \d+", describe(said))
-    assert not (tmp_path / "long" / ".lock").exists()
+    assert not (tmp_path / "long" / ".lock.holder").exists()
 
 
 # --- disks -----------------------------------------------------------------------------------------

@@ -8,7 +8,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from cofima.core.errors import CofimaError
-from cofima.weights.mmap import DTYPE_NAMES, TensorSpec, create_mapped, read_mapped, spec_of
+from cofima.weights.mmap import (
+    DTYPE_NAMES,
+    TensorSpec,
+    create_mapped,
+    read_mapped,
+    spec_of,
+    write_tensors,
+)
 
 
 def written(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
@@ -97,3 +104,27 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         with pytest.raises(CofimaError, match="truncated"):
             read_mapped(path)
+
+
+def test_written_tensors_are_read_by_safetensors_and_nothing_is_beside_them(tmp_path: Path) -> None:
+    tensors = {
+        "a": torch.randn(3, 4).T,
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "empty": torch.zeros(0, 3),
+        "flags": torch.tensor([True, False]),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+    }
+    write_tensors(tmp_path / "x.safetensors", tensors, {"format": "pt"})
+    found = load_file(tmp_path / "x.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[key], value) for key, value in tensors.items())
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_an_error_of_the_disk_below_torch_is_one_of_the_disk(tmp_path: Path, monkeypatch) -> None:
+    def fail(*_, **__):
+        raise RuntimeError("unable to open file: No space left on device (28)")
+
+    monkeypatch.setattr(torch, "from_file", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_tensors(tmp_path / "x.safetensors", {"a": torch.zeros(2)})

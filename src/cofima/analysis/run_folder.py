@@ -67,7 +67,7 @@ class RunFolder:
     def start(self) -> Weights:
         """Return the backbone before the first task, built or read again as the run did."""
         how = self.config.model.model_copy(update={"img_size": self.facts.size})
-        module, facts = backbone.create(self.facts.name, how, self.config.seed)
+        module, facts = backbone.create(self.facts.source, how, self.config.seed)
         if facts.sha256 != self.facts.sha256:
             raise CofimaError(
                 f"the weights of backbone {self.facts.name} are not those that {self.folder} began with: "

@@ -5,16 +5,21 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from glob import escape
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TextIO
 from uuid import uuid4
 
 from safetensors import SafetensorError
 
 from cofima.core.errors import CofimaError
+
+HEX = "[0-9a-f]"
 
 
 @contextmanager
@@ -22,14 +27,17 @@ def write_aside(path: Path) -> Iterator[Path]:
     """Yield a hidden temporary path beside ``path``; on exit it is flushed and renamed to ``path``.
 
     A file replaces an existing one; a folder may replace only an empty one. On any failure the previous
-    content stays as it was, and the temporary path is removed.
+    content stays as it was, and the temporary path is removed; that of a killed process is by the next one
+    that writes to ``path``.
     """
     aside = _aside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _clear_dead(path)
         yield aside
         # Content first: after a power cut, a renamed file whose content was not flushed is empty.
         for written in [*aside.rglob("*"), aside]:
+            _set_mode(written)
             sync(written)
         aside.replace(path)
     except (OSError, SafetensorError) as error:
@@ -48,7 +56,7 @@ def write_aside(path: Path) -> Iterator[Path]:
 
 def clear_aside(folder: Path) -> None:
     """Remove temporary files of killed processes from a folder that nobody else is writing to."""
-    for path in folder.glob(f".{'[0-9a-f]' * 32}.*"):
+    for path in folder.glob(f".{HEX * 32}.*"):
         _remove(path)
 
 
@@ -98,13 +106,19 @@ def json_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a file for reading; raise OSError for what is none, such as a pipe, which may never answer."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is not a file", str(path))
     return os.fdopen(handle, "rb")
+
+
+def open_append(path: Path) -> TextIO:
+    """Open a text file to append to it; raise OSError if it is a link, which may lead anywhere."""
+    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, how, 0o666), "a", encoding="utf-8")
 
 
 def file_digest(path: Path) -> str:
@@ -122,9 +136,32 @@ def cache_folder() -> Path:
 
 
 def _aside(path: Path) -> Path:
-    # A random name: process numbers may collide between machines that share a disk. The suffix stays last,
-    # since writers choose a format by it.
-    return path.with_name(f".{uuid4().hex}.{path.name}")
+    """Return a new hidden path; it tells the machine and the process, and ends as writers expect it."""
+    return path.with_name(f".{_machine()}{os.getpid():08x}{uuid4().hex[:16]}.{path.name}")
+
+
+def _clear_dead(path: Path) -> None:
+    """Remove what processes of this machine that are no longer alive left aside of a path."""
+    for left in path.parent.glob(f".{_machine()}{HEX * 24}.{escape(path.name)}"):
+        try:
+            os.kill(int(left.name[9:17], 16), 0)
+        except (ProcessLookupError, OverflowError):
+            _remove(left)
+        except OSError:  # alive, and somebody else's
+            pass
+
+
+def _machine() -> str:
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+def _set_mode(path: Path) -> None:
+    """Give a file the mode that the user's umask says; libraries that write tensors choose their own."""
+    mask = os.umask(0o077)  # can only be read by setting it: for a moment rather too strict than too lax
+    os.umask(mask)
+    there = path.stat()
+    if stat.S_ISREG(there.st_mode) and there.st_nlink == 1 and stat.S_IMODE(there.st_mode) != 0o666 & ~mask:
+        path.chmod(0o666 & ~mask)
 
 
 def _remove(path: Path) -> None:

@@ -97,9 +97,7 @@ def _acquire(folder: Path) -> int | str | None:
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # not through a link: a folder that somebody sent may have one to any file
-            how = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            handle = os.open(path, how, 0o666)
+            handle = _open(path)
         except OSError as error:
             reason = f"{path} is a symbolic link" if error.errno == errno.ELOOP else error.strerror
             raise CofimaError(f"{folder} cannot be written: {reason}") from error
@@ -123,6 +121,15 @@ def _acquire(folder: Path) -> int | str | None:
                 stacklevel=5,
             )
             return None
+
+
+def _open(path: Path) -> int:
+    """Open the file of a lock, which may not be there; not through a link, which may lead to any file."""
+    how = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, how | os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:  # another user's, in a folder that several may write to
+        return os.open(path, how | os.O_RDONLY)
 
 
 def _same_file(path: Path, handle: int) -> bool:

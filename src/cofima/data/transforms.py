@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -13,6 +14,11 @@ from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.options import Preset
 
 Color = tuple[float, float, float]
+MOST_PIXELS = 16_384
+# checked where a view is read from a file
+Pixels = Annotated[int, Field(ge=1, le=MOST_PIXELS)]
+Level = Annotated[float, Field(allow_inf_nan=False)]
+Spread = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 IMAGENET: tuple[Color, Color] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 # how training images differ from dataset to dataset in SLCA's code, which is also that of CoFiMA
@@ -47,18 +53,18 @@ class View:
             ``stored`` pixels, or rows of a pixel format with ``whole``.
     """
 
-    size: int
-    stored: int
-    mean: Color
-    std: Color
+    size: Pixels
+    stored: Pixels
+    mean: tuple[Level, Level, Level]
+    std: tuple[Spread, Spread, Spread]
     flip: bool = False
     crop: float = 1.0
     interpolation: str = "bicubic"
     preset: str = "timm"
-    whole: int = 0
+    whole: Annotated[int, Field(ge=0, le=MOST_PIXELS)] = 0
     window: bool = False
-    brightness: float = 0.0
-    shape: tuple[int, int] | None = None
+    brightness: Annotated[float, Field(ge=0, le=1)] = 0.0
+    shape: tuple[Pixels, Pixels] | None = None
 
     def __post_init__(self) -> None:
         if self.stored < self.size:

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from cofima.core.progress import SILENT, Progress
 from cofima.core.settings import uncounted
 from cofima.core.signals import Interrupted, handle_signals
 from cofima.data import datasets
+from cofima.experiment import metrics_log
 from cofima.experiment.config import difference
 from cofima.experiment.metrics_log import Listener
 from cofima.experiment.run import run
@@ -71,6 +72,9 @@ def _continue(
         if not is_run(model.history):
             raise CofimaError(f"{folder} is in use (cofima history {folder}): a run cannot continue it")
         if len(model.tasks) >= min(model.planned, tasks or model.planned):
+            if distributed.rank() == 0:
+                with suppress(CofimaError):  # the run is complete without it
+                    metrics_log.mend(folder, model.history)
             progress.say(f"done: {folder} has learned {len(model.tasks)} of {model.planned} tasks")
             return model
         at = f", at {checkpoint.describe(midway)}" if midway else ""

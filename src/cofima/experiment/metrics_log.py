@@ -15,8 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from cofima.core import distributed
-from cofima.core.atomic import write_text
+from cofima.core.atomic import open_append, write_text
 from cofima.core.errors import CofimaError, CofimaWarning
+from cofima.core.lock import folder_lock
 from cofima.store.history import HistoryRow
 
 METRICS = "metrics.jsonl"
@@ -51,6 +52,14 @@ def complete(folder: Path, history: Sequence[HistoryRow]) -> list[LogLine]:
     logged = {line["task"] for line in lines if line["kind"] == "task"}
     last: LogLine = lines[-1] if lines else {"step": 0, "time": 0.0}
     return lines + [_task_line(row, last["step"], last["time"]) for row in history if row.task not in logged]
+
+
+def mend(folder: Path, history: Sequence[HistoryRow]) -> None:
+    """Write the lines of tasks that are only in the history: the last one, after a kill at the very end."""
+    if (folder / METRICS).is_file() and len(complete(folder, history)) > len(read(folder)):
+        with folder_lock(folder):
+            lines = complete(folder, history)
+            write_text(folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _task_line(row: HistoryRow, step: int, when: float) -> LogLine:
@@ -139,7 +148,7 @@ class MetricsLog:
             write_text(self.file, "".join(json.dumps(each) + "\n" for each in self.lines))
             self.rewrite = False
             return
-        with self.file.open("a", encoding="utf-8") as file:
+        with open_append(self.file) as file:
             file.write(json.dumps(line) + "\n")
 
     def _tell(self, line: LogLine) -> None:

@@ -220,7 +220,7 @@ def _from_before(model: Model, folder: Path) -> float | None:
 def _from_start(model: Model) -> float | None:
     """Return the distance from the pre-trained weights, which are read again instead of kept in memory."""
     how = model.config.model.model_copy(update={"img_size": model.backbone.size})
-    start, facts = backbone.create(model.backbone.name, how, model.config.seed)
+    start, facts = backbone.create(model.backbone.source, how, model.config.seed)
     if facts.sha256 != model.backbone.sha256:
         return None
     return weight_distance(_parameters(start), _parameters(model.method.net.backbone))

@@ -4,9 +4,10 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from cofima.core.errors import CofimaError
@@ -18,16 +19,25 @@ from cofima.models.registry import ALIASES
 ELSEWHERE = ("hf-hub:", "hf_hub:", "local-dir:")  # how names begin that timm does not keep itself
 
 
+# Model folders hold these facts, and anybody may have written one: a name is timm's own, so that building the
+# network downloads nothing and reads no file, and sizes are such that a network can be built.
+PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?$", max_length=200)]
+Pixels = Annotated[int, Field(ge=1, le=4096)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Level = Annotated[float, Field(allow_inf_nan=False)]
+Spread = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True)
 class BackboneFacts:
     """Identity of a backbone, and the preparation of its images."""
 
-    name: str
-    features: int
-    size: int
-    crop_pct: float
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    name: PlainName
+    features: Annotated[int, Field(ge=1, le=2**16)]
+    size: Pixels
+    crop_pct: Share
+    mean: tuple[Level, Level, Level]
+    std: tuple[Spread, Spread, Spread]
     interpolation: str
     classifier: str
     sha256: str
@@ -37,6 +47,11 @@ class BackboneFacts:
     overlap: str = ""
     layout: str = ""
     final_norm: str = "pretrained"
+
+    @property
+    def source(self) -> str:
+        """Name that the weights are found by, where that is not timm's own."""
+        return self.alias if self.alias.startswith(ELSEWHERE) else self.name
 
     @property
     def stored(self) -> int:
@@ -77,7 +92,7 @@ def identify(name: str, module: nn.Module, options: ModelOptions, layout: str) -
         interpolation=data["interpolation"],
         classifier=classifier(module),
         sha256=fingerprint(module.state_dict()),
-        alias=name if alias else "",
+        alias=name if alias or name.startswith(ELSEWHERE) else "",
         tag=tag,
         pretraining=_pretraining(name, tag, options),
         layout=layout,
@@ -90,7 +105,7 @@ def _full_name(name: str, module: nn.Module, options: ModelOptions) -> tuple[str
     resolved = registry.resolve(name)
     architecture, _, tag = resolved.partition(".")
     if resolved.startswith(ELSEWHERE):
-        return resolved, ""
+        return str(getattr(module, "pretrained_cfg", {}).get("architecture") or resolved), ""
     if not tag and options.pretrained and options.checkpoint is None:
         tag = getattr(module, "pretrained_cfg", {}).get("tag") or ""
     return (f"{architecture}.{tag}" if tag else architecture), tag

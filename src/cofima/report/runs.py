@@ -145,8 +145,8 @@ class StudyLine(BaseModel):
 def read(folder: str | Path) -> Run:
     """Read the current generation of a run folder; raise if a file was altered."""
     folder = Path(folder)
-    generation = model_folder.read(folder)
-    return _run(folder, folder, generation.record, generation.history())
+    record, rows = model_folder.read_with(folder, lambda found: (found.record, found.history()))
+    return _run(folder, folder, record, rows)
 
 
 def read_study(file: Path) -> list[Run]:
@@ -173,7 +173,7 @@ def collect(folders: Iterable[Path], file: Path) -> None:
         if folder.name not in names:
             run = read(folder)
             # checksums of files that are not in the study are of no use in it
-            record = run.record.model_copy(update={"files": {}})
+            record = run.record.model_copy(update={"files": {}, "parent": None})
             line = StudyLine(name=folder.name, record=record, history=run.history)
             kept.append(json.dumps(line.model_dump(mode="json")))
     write_text(file, "".join(f"{line}\n" for line in kept))

@@ -7,16 +7,16 @@ Runs, ``learn``, ``extend``, ``rename``, ``remove_class`` and ``merge`` write ro
 import datetime
 import json
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cofima.core.errors import problems
 
 Kind = Literal["task", "learn", "extend", "more images", "rename", "remove class", "merge"]
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=10**15)]
 
 
 def now() -> str:
@@ -71,7 +71,7 @@ class HistoryRow(BaseModel):
     top5: list[Percent] | None = None
     task_aware: list[Percent] | None = None
     """Accuracy if the task of each image were known."""
-    lam: float | None = None
+    lam: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Share of the new weights in the average."""
     distance: Distance = Distance()
     seconds: dict[str, Amount] = {}
@@ -90,6 +90,12 @@ class HistoryRow(BaseModel):
     """The command that repeats it, with names of folders in place of paths; empty if not recorded."""
     processes: Annotated[int, Field(ge=1)] = 1
     old: OldClasses | None = None
+
+    @model_validator(mode="after")
+    def _one_size_each(self) -> Self:
+        if len(self.accuracy) != len(self.sizes):
+            raise ValueError(f"{len(self.accuracy)} accuracies, and {len(self.sizes)} numbers of images")
+        return self
 
     @property
     def measured(self) -> list[float]:

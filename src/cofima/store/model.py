@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from cofima import methods
 from cofima.core import plugins
-from cofima.core.errors import CofimaError
+from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
 from cofima.core.seeds import Seeds
@@ -26,8 +26,17 @@ from cofima.models.net import Net
 from cofima.store import model_folder
 from cofima.store.config import Config
 from cofima.store.held_out import HeldOut, no_images
-from cofima.store.history import HistoryRow
-from cofima.store.model_folder import FEATURES, IMAGES, STATE, WEIGHTS, Generation, MethodFacts, Record
+from cofima.store.history import HistoryRow, describe_errors
+from cofima.store.model_folder import (
+    CONFIG,
+    FEATURES,
+    IMAGES,
+    STATE,
+    WEIGHTS,
+    Generation,
+    MethodFacts,
+    Record,
+)
 from cofima.training import device
 from cofima.training.context import Context
 
@@ -165,14 +174,22 @@ def _load(folder: Path, read: Generation, where: str, any_size: bool, progress: 
     changed: dict[str, Any] = {"config": read.record.config | {"device": where}}
     if any_size:
         changed["preprocess"] = read.record.preprocess | {"shape": None}
-    record = read.record.model_copy(update=changed)
-    model = _build(record, read.weights(), read.state(), progress)
-    model.history, images, features = read.history(), read.images(), read.features()
-    model.generation = read
-    if images is not None:
-        model.images = image_set(images["pixels"], images["labels"])
-    if features is not None:
-        model.held_out = HeldOut(**features)
+    record, weights, state = read.record.model_copy(update=changed), read.weights(), read.state()
+    history, images, features = read.history(), read.images(), read.features()
+    try:
+        model = _build(record, weights, state, progress)
+        if images is not None:
+            model.images = image_set(images["pixels"], images["labels"])
+        if features is not None:
+            model.held_out = HeldOut(**features)
+    except CofimaError:
+        raise
+    except ValidationError as error:
+        raise problems(f"model folder {folder}", describe_errors(f"{read.path / CONFIG}", error)) from error
+    except Exception as error:  # the hashes are right: what does not fit was written so
+        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        raise CofimaError(f"model folder {folder}: the files in {read.name} do not fit: {reason}") from error
+    model.history, model.generation = history, read
     return model
 
 
@@ -202,11 +219,13 @@ def copy_model(model: Model, progress: Progress = SILENT) -> Model:
 
 def _build(record: Record, weights: dict[str, Tensor], state: dict[str, Tensor], progress: Progress) -> Model:
     """Build the network and the method that a record describes, and fill them."""
+    config = Config.model_validate(record.config)
     facts = TypeAdapter(BackboneFacts).validate_python(record.backbone)
     view = TypeAdapter(View).validate_python(record.preprocess)
+    if view.size != facts.size:
+        raise ValueError(f"images of {view.size} px, for a network of {facts.size} px")
     empty = build_empty(facts.name, facts.size, facts.final_norm)
     net = Net(empty, facts.features, [len(task) for task in record.tasks])
-    config = Config.model_validate(record.config)
     model = attach(config, facts, view, net, record.planned_tasks, progress)
     model.tasks = [tuple(task) for task in record.tasks]
     model.data, model.serving = record.data, record.serving

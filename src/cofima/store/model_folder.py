@@ -23,15 +23,16 @@ import json
 import os
 import platform
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cofima.core.atomic import (
     clear_aside,
@@ -44,12 +45,14 @@ from cofima.core.atomic import (
 )
 from cofima.core.errors import CofimaError, problems
 from cofima.core.lock import folder_lock
-from cofima.store.history import HistoryRow, dump_rows, parse_rows
+from cofima.store.history import HistoryRow, describe_errors, dump_rows, parse_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+MOST = 10**9  # of anything that is counted: what is more was not counted
+Number = Annotated[int, Field(ge=0, le=MOST)]
 
 FORMAT = 3
 CURRENT = "CURRENT"
@@ -81,8 +84,32 @@ class MethodFacts(BaseModel):
     keeps_images: bool = False
 
 
+class _Serving(BaseModel):
+    """The facts for predicting that are relied on; a classifier may have more of them."""
+
+    class Counts(BaseModel):
+        """Held-out images of each class, and how many of them were answered right."""
+
+        right: dict[str, Number]
+        images: dict[str, Annotated[int, Field(ge=1, le=MOST)]]
+
+        @model_validator(mode="after")
+        def _fit(self) -> Self:
+            if self.right.keys() != self.images.keys():
+                raise ValueError("right answers and images are of other classes")
+            return self
+
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    distances: list[list[Annotated[float, Field(allow_inf_nan=False)]]] = []
+    accuracy: Counts | None = None
+    keep_images: Number = 0
+
+
 class Record(BaseModel):
     """Content of config.json: how a generation was made, and the sha256 of its other files.
+
+    Its author may be anybody: whoever reads it relies on nothing that is not checked here, or, for what
+    torch is needed to know, by :func:`cofima.store.model.load_model`.
 
     Attributes:
         config: The resolved configuration.
@@ -105,12 +132,26 @@ class Record(BaseModel):
     preprocess: dict[str, Any]
     data: dict[str, Any]
     tasks: list[list[str]]
-    planned_tasks: int = Field(gt=0)
+    planned_tasks: int = Field(gt=0, le=MOST)
     serving: dict[str, Any] = {}
     plugins: list[dict[str, str]] = []
     parent: str | None = None
     versions: dict[str, str] = {}
     files: dict[str, str] = {}
+
+    @field_validator("tasks")
+    @classmethod
+    def _names_differ(cls, tasks: list[list[str]]) -> list[list[str]]:
+        names = [name for task in tasks for name in task]
+        if len(set(names)) < len(names) or not all(name.strip() for name in names):
+            raise ValueError("names of classes are missing, or the same twice")
+        return tasks
+
+    @field_validator("serving")
+    @classmethod
+    def _can_serve(cls, serving: dict[str, Any]) -> dict[str, Any]:
+        _Serving.model_validate(serving)
+        return serving
 
     @property
     def classes(self) -> list[str]:
@@ -175,10 +216,14 @@ class Generation:
                 pass
 
     def _tensors(self, name: str) -> dict[str, "Tensor"]:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file  # here, so that histories are read without torch
 
         with self._verified(name) as path:
-            return load_file(path)
+            try:
+                return load_file(path)
+            except (SafetensorError, RuntimeError, ValueError, KeyError, AttributeError) as error:
+                raise self._damaged(f"{path}: not a safetensors file ({error})") from error
 
     @contextmanager
     def _verified(self, name: str) -> Iterator[Path]:
@@ -193,8 +238,8 @@ class Generation:
                     raise self._damaged(f"{path}: was replaced while it was read")
         except FileNotFoundError as error:
             raise self._damaged(f"{path}: missing") from error
-        except OSError as error:
-            raise self._damaged(f"{path}: unreadable ({error.strerror or error})") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._damaged(f"{path}: unreadable ({error})") from error
 
     def _damaged(self, fault: str) -> CofimaError:
         return _damaged(self.path.parent, self.path, fault)
@@ -434,23 +479,32 @@ def _is_intact(folder: Path, path: Path) -> bool:
 
 def _is_foreign(path: Path) -> bool:
     """Return True if something of the name of a generation is not one, nor the remains of one."""
-    return not _is_generation(path) or not {file.name for file in path.iterdir()} <= FILES
+    return not _is_generation(path) or not _names(path) <= FILES
 
 
 def _is_generation(path: Path) -> bool:
     """Return True for a folder of the name of a generation, and not a link to one elsewhere."""
-    return bool(NUMBER.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+    try:
+        return bool(NUMBER.fullmatch(path.name)) and stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def _numbered(folder: Path) -> list[Path]:
     """Return everything that has the name of a generation, by number."""
-    found = [path for path in folder.iterdir() if NUMBER.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name))
+    return [folder / name for name in sorted(filter(NUMBER.fullmatch, _names(folder)), key=int)]
 
 
 def _generations(folder: Path) -> list[Path]:
-    found = _numbered(folder) if folder.is_dir() else []
-    return [path for path in found if _is_generation(path) and (path / CONFIG).is_file()]
+    return [path for path in _numbered(folder) if _is_generation(path) and CONFIG in _names(path)]
+
+
+def _names(folder: Path) -> set[str]:
+    """Return the names in a folder; none where it cannot be read, which whoever needs it will say."""
+    try:
+        return {path.name for path in folder.iterdir()}
+    except OSError:
+        return set()
 
 
 def _pointer(folder: Path) -> str | None:
@@ -470,19 +524,24 @@ def _read_record(folder: Path, path: Path) -> tuple[Record, str]:
     try:
         with open_file(file) as opened:
             text = opened.read()
-        content: dict[str, Any] = json.loads(text)
+        content: dict[str, Any] = json.loads(text, parse_constant=_no_number)
         written, number = content.pop("sha256", None), int(content["format"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        digest = json_digest(content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _damaged(folder, path, f"{file}: unreadable ({error})") from error
     if number != FORMAT:
         age, advice = ("a newer", "update cofima") if number > FORMAT else ("an older", "make it again")
         raise CofimaError(f"{folder} was written by {age} cofima (format {number}, here {FORMAT}): {advice}")
-    if written != json_digest(content):
+    if written != digest:
         raise _damaged(folder, path, f"{file}: {CHANGED}")
     try:
         return Record.model_validate(content), hashlib.sha256(text).hexdigest()
     except ValidationError as error:
-        raise _damaged(folder, path, f"{file}: {error.errors()[0]['msg']}") from error
+        raise _damaged(folder, path, describe_errors(f"{file}", error)[0]) from error
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
 
 
 def _not_a_model(folder: Path) -> CofimaError:

@@ -15,7 +15,6 @@ killed at any step, even with kill -9 during a write, ends with the same bits as
 import hashlib
 import json
 import os
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from cofima.core import signals
-from cofima.core.atomic import clear_aside, write_aside
+from cofima.core.atomic import clear_aside, remove_aside, write_aside
 from cofima.core.errors import CofimaError
 from cofima.models.info import fingerprint
 from cofima.weights.mmap import create_mapped, spec_of
@@ -198,11 +197,17 @@ class RunCheckpoint(Checkpoint):
             self.learner.note(f"the state in the middle of this task was not taken up: {error}")
             remove(self.folder)
             return
-        self._note_environment(description["environment"])
-        training.load(tensors, description)
-        own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
-        self.learner.restore_task_state(own)
-        self.learner.add_seconds(description["seconds"])
+        try:
+            self._note_environment(description["environment"])
+            training.load(tensors, description)
+            own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
+            self.learner.restore_task_state(own)
+            self.learner.add_seconds(description["seconds"])
+        except Exception as error:  # the hashes are right: what does not fit was written so
+            raise CofimaError(
+                f"{self.folder / FILE} does not fit this task ({type(error).__name__}: {error}): remove it, "
+                "and the task is learned from its beginning"
+            ) from error
 
     def _note_environment(self, before: dict[str, Any]) -> None:
         now = self.facts["environment"]
@@ -390,9 +395,10 @@ def pending(folder: Path, parent: str) -> dict[str, Any]:
     """Return the description of the task in progress; {} unless it started from generation ``parent``."""
     try:
         description = read_description(folder) or {}
-    except ValueError:
+        known = description.get("parent") == parent and describe(description)
+    except (ValueError, LookupError, TypeError):
         return {}  # the run reports it when it tries to resume
-    return description if description.get("parent") == parent else {}
+    return description if known else {}
 
 
 def describe(description: dict[str, Any]) -> str:
@@ -410,6 +416,8 @@ def write(folder: Path, tensors: dict[str, Tensor], description: dict[str, Any])
     text = json.dumps(description | {"tensors": fingerprint(tensors)})
     header = {"description": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     kinds = {key: spec_of(value) for key, value in tensors.items()}
+    if folder.is_symlink():
+        raise CofimaError(f"{folder} is a symbolic link, and nothing is written through links")
     clear_aside(folder)  # what a process killed during a write left, as large as a checkpoint
     with write_aside(folder / FILE) as aside, create_mapped(aside, kinds, header) as file:
         for key, value in tensors.items():
@@ -428,7 +436,12 @@ def read_description(folder: Path) -> dict[str, Any] | None:
     text = header.get("description", "")
     if header.get("sha256") != hashlib.sha256(text.encode()).hexdigest():
         raise ValueError("its description is not what was written (sha256 differs)")
-    description: dict[str, Any] = json.loads(text)
+    try:
+        description = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its description is nested too deeply") from error
+    if not isinstance(description, dict):
+        raise ValueError("its description is not a mapping")
     return description
 
 
@@ -438,11 +451,11 @@ def read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]
         tensors = load_file(folder / FILE)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"its tensors cannot be read: {error}") from error
-    if fingerprint(tensors) != description["tensors"]:
+    if fingerprint(tensors) != description.get("tensors"):
         raise ValueError("its tensors are not what was written (sha256 differs)")
     return tensors
 
 
 def remove(folder: Path) -> None:
     """Remove a checkpoint."""
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_aside(folder)

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima.core.atomic import write_aside
 from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.models.info import fingerprint
+from cofima.weights.mmap import write_tensors
 
 LIMIT = 4_000_000_000  # bytes of all caches; above it, the least recently used ones are removed
 KEY_BYTES = 16
@@ -66,7 +67,7 @@ class FeatureCache:
         keys = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, KEY_BYTES)
         content = {"names": keys, "rows": torch.stack(list(rows.values()))}
         with write_aside(folder / f"{_hash(folder, content)}.safetensors") as aside:
-            save_file(content, aside)
+            write_tensors(aside, content)
 
     def _read(self, file: Path) -> None:
         """Read all rows of a file, or discard it if its content does not match its name."""

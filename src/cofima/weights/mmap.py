@@ -5,6 +5,7 @@ model may be larger than the memory. The format is that of https://github.com/hu
 the length of a header (8 bytes), the header (JSON), and the bytes of the tensors one after the other.
 """
 
+import errno
 import json
 import math
 import os
@@ -115,9 +116,20 @@ def create_mapped(path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping
         file.write(len(text).to_bytes(8, "little") + text)
         file.flush()
         _allocate(file.fileno(), first + end)
-    whole = torch.from_file(str(path), shared=True, size=first + end, dtype=torch.uint8)[first:]
+    try:
+        whole = torch.from_file(str(path), shared=True, size=first + end, dtype=torch.uint8)[first:]
+    except RuntimeError as error:  # what torch makes of an error of the disk
+        raise OSError(errno.EIO, str(error), str(path)) from error
     tensors = {key: whole[at].view(specs[key].dtype).view(specs[key].shape) for key, at in places.items()}
     return MappedFile(path, tensors, {key: first + at.start for key, at in places.items()})
+
+
+def write_tensors(path: Path, tensors: Weights, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file; that library's own writer, if it is killed, leaves another file beside it."""
+    specs = {key: spec_of(value) for key, value in tensors.items()}
+    with create_mapped(path, specs, metadata or {}) as file:
+        for key, value in tensors.items():
+            file.put(key, 0, value.detach().cpu().contiguous().reshape(-1))
 
 
 def _allocate(handle: int, size: int) -> None:

@@ -15,6 +15,7 @@ import pytest
 from cofima.core.errors import CofimaError
 from cofima.experiment import metrics_log, trackers
 from cofima.experiment.trackers.base import scalars
+from cofima.experiment.trackers.tensorboard import TensorBoard
 
 CONFIG = {"method": "coma", "options": {"lam": 0.4}, "train": {"epochs": 2}}
 ROW = {
@@ -257,3 +258,13 @@ def test_a_run_is_tracked_as_it_goes(tmp_path: Path, tiny: Any) -> None:
     assert losses() == pytest.approx(known)  # a finished run is shown as it is
     track(folder, [f"tensorboard:{tmp_path / 'all'}"])
     assert list((tmp_path / "all" / "run").iterdir())
+
+
+@pytest.mark.parametrize("names", [(), ("wandb",), ("deep", "er")])
+def test_nothing_is_written_through_a_link(names: tuple[str, ...], run: Path, tmp_path: Path) -> None:
+    tracker = TensorBoard(run, CONFIG, "")
+    (run / "trackers" / Path(*names)).parent.mkdir(exist_ok=True, parents=True)
+    assert tracker.place("deep", "other") == run / "trackers" / "deep" / "other"
+    (run / "trackers" / Path(*names)).symlink_to(tmp_path)
+    with pytest.raises(CofimaError, match="is a symbolic link"):
+        tracker.place(*names, "more")

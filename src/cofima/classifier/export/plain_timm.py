@@ -6,7 +6,7 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima.classifier.export.formats import Exported, as_text, compare, metadata
@@ -16,6 +16,7 @@ from cofima.methods import Method
 from cofima.models.backbone import build_empty
 from cofima.models.head import Head
 from cofima.store.model import Model
+from cofima.weights.mmap import write_tensors
 
 
 def to_timm(model: Model, path: Path, images: Tensor) -> Exported:
@@ -27,7 +28,7 @@ def to_timm(model: Model, path: Path, images: Tensor) -> Exported:
     bias = f"{model.backbone.classifier}.bias"
     weights[bias] = model.offset(weights[bias])
     with write_aside(path) as aside:
-        save_file(weights, aside, meta)
+        write_tensors(aside, weights, meta)
         with torch.random.fork_rng(devices=[]):
             net = timm.create_model(settings["architecture"], **settings["arguments"])
         net.load_state_dict(load_file(aside))

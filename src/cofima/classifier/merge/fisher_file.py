@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from cofima.classifier.classifier import load
@@ -20,11 +19,12 @@ from cofima.core.progress import SILENT, Progress
 from cofima.data.image_set import ImageSet
 from cofima.data.splits import choose_images
 from cofima.methods.state import declared
-from cofima.store import model_folder
 from cofima.store.model import Model
+from cofima.store.model_folder import WEIGHTS
 from cofima.training.loop import plain_batches
 from cofima.weights.fisher.diagonal import diagonal_fisher
 from cofima.weights.fisher.labels import LabelMode
+from cofima.weights.mmap import write_tensors
 from cofima.weights.ops import Weights
 
 
@@ -85,17 +85,18 @@ def fisher(
     columns = _columns(known, loaded.classes) if logits == "local" else None
     progress.say(f"measuring {size / 1e6:,.1f} MB of weights on {len(known)} images")
     measured = _measure(loaded, known, labels, columns, seed)
+    assert loaded.generation is not None
     said = {
         "estimator": "sample",
         "labels": labels,
         "logits": logits,
         "images": len(known),
         "data": known.fingerprint(),
-        MODEL: model_folder.read(model).record.files[model_folder.WEIGHTS],
+        MODEL: loaded.generation.record.files[WEIGHTS],
         "classes": json.dumps(loaded.classes, ensure_ascii=False),
     }
     with write_aside(out) as aside:
-        save_file(measured, aside, {key: str(value) for key, value in said.items()})
+        write_tensors(aside, measured, {key: str(value) for key, value in said.items()})
     return Measured(out, len(known), len(known.counts()))
 
 

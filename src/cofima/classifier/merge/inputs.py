@@ -208,8 +208,9 @@ def open_checkpoint(path: Path) -> CheckpointFile:
 
 
 def _open_folder(path: Path) -> ModelFolder:
-    generation = model_folder.read(path)
-    record, weights, state = generation.record, generation.weights(), generation.state()
+    record, weights, state = model_folder.read_with(
+        path, lambda found: (found.record, found.weights(), found.state())
+    )
     plugins.require(path, record.plugins)
     method = methods.find(record.config["method"])
     entries = check(method, state, [len(task) for task in record.tasks])

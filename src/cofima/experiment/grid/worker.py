@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from cofima.core.atomic import open_append
 from cofima.core.errors import CofimaError
 from cofima.core.lock import folder_lock
 from cofima.core.progress import Progress
@@ -79,7 +80,7 @@ def logged(folder: Path) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
-    with (folder / LOG).open("a", encoding="utf-8") as file:
+    with open_append(folder / LOG) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     streams = sys.stdout, sys.stderr

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from cofima.core.errors import CofimaError
 from cofima.experiment.metrics_log import LogLine
 
 
@@ -50,6 +51,15 @@ class Tracker(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Mark the run as ended."""
+
+    def place(self, *names: str) -> Path:
+        """Return a path below ``trackers`` in the run's folder; raise if that would follow a link."""
+        path = self.folder
+        for name in ("trackers", *names):
+            path = path / name
+            if path.is_symlink():
+                raise CofimaError(f"{path} is a symbolic link, and nothing is written through links")
+        return path
 
     def run_id(self, first: LogLine) -> str:
         """Return an id that a resumed run has again."""

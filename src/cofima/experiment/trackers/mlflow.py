@@ -26,10 +26,10 @@ class Mlflow(Tracker):
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
-        place = self.folder / "trackers"
-        uri = self.where or f"sqlite:///{(place / 'mlflow.db').resolve()}"
+        place = self.place("mlflow.db")
+        uri = self.where or f"sqlite:///{place.resolve()}"
         if uri.startswith("sqlite"):
-            place.mkdir(parents=True, exist_ok=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
         self.client = MlflowClient(tracking_uri=uri)
         found = self.client.get_experiment_by_name("cofima")
         experiment = found.experiment_id if found else self.client.create_experiment("cofima")

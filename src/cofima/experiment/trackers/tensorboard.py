@@ -17,8 +17,7 @@ class TensorBoard(Tracker):
         """Start a new event file in place of the old ones."""
         from torch.utils.tensorboard import SummaryWriter
 
-        own = self.folder / "trackers" / "tensorboard"
-        place = Path(self.where) / self.folder.name if self.where else own
+        place = Path(self.where) / self.folder.name if self.where else self.place("tensorboard")
         for old in place.glob("events.out.tfevents.*"):  # all lines are sent again
             old.unlink()
         self.writer = SummaryWriter(str(place))

@@ -18,7 +18,7 @@ class Wandb(Tracker):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # no crash reports to its makers
         import wandb
 
-        online, place = self.where == "online", self.folder / "trackers"
+        online, place = self.where == "online", self.place("wandb").parent
         if not online:
             shutil.rmtree(place / "wandb", ignore_errors=True)  # all lines are sent again
         place.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,49 @@
+"""Every command that writes, with a fault at its n-th call: said, repeatable, and never a mixture."""
+
+from pathlib import Path
+
+import pytest
+
+from faults.harness import ERROR, LEARN, RUN, Command, Fault, Server, Sweep
+
+pytestmark = pytest.mark.slow  # tests/store/test_model_folder.py has kills and errors without processes
+FORMATS = ("md", "csv", "tex", "html")
+COMMANDS = {
+    "rename": Command(("rename", "a", "class 0", "zero"), {"a": 3}),
+    "remove-class": Command(("remove-class", "a", "class 0"), {"a": 2}),
+    "undo": Command(("undo", "a"), {"a": 2}),
+    "merge": Command(("merge", "a", "b", "-o", "both"), {"both": 5}),
+    "merge --force": Command(("merge", "b", "b", "-o", "a", "--force"), {"a": 2}),
+    "fisher": Command(("fisher", "a", "photos", "-o", "a.safetensors"), files=["a.safetensors"]),
+    "card": Command(("card", "a", "-o", "README.md"), files=["README.md"]),
+    "export": Command(("export", "a", "--timm", "plain.safetensors"), files=["plain.safetensors"]),
+    "learn": Command(("learn", "photos", *LEARN, "-o", "new"), {"new": 2}),
+    "extend": Command(("extend", "b", "more", "train.epochs=0"), {"b": 3}),
+    "extend -o": Command(("extend", "b", "more", "train.epochs=0", "-o", "new"), {"new": 3}),
+    "run": Command((*RUN, "--out", "run"), {"run": 6}),
+    "report": Command(("report", "done", "-o", "tables"), files=[f"tables/report.{e}" for e in FORMATS]),
+    "data prepare": Command(("data", "prepare", "folder:photos", "-o", "manifest")),
+    "evaluate": Command(("evaluate", "a", "photos", "-o", "page"), files=["page/index.html"]),
+}
+
+
+@pytest.fixture
+def sweep(request: pytest.FixtureRequest, server: Server, prepared: Path, tmp_path: Path) -> Sweep:
+    return Sweep(server, prepared, tmp_path, COMMANDS[request.param])
+
+
+@pytest.mark.parametrize("sweep", COMMANDS, indirect=True)
+def test_a_kill_and_an_error_at_every_call(sweep: Sweep) -> None:
+    faults = list(sweep.faults())
+    wrong = list(filter(None, map(sweep.check, faults)))
+    print(f"{sweep.calls} calls, {len(faults)} faults, {len(wrong)} failures")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("sweep", ["rename", "merge", "card", "fisher"], indirect=True)
+def test_an_error_at_every_call_that_opens_a_file(sweep: Sweep) -> None:
+    reads = sweep.server.run(sweep._copy("reads"), sweep.command.words, Fault(reads=True)).count
+    faults = [Fault(ERROR, at, 5, reads=True) for at in range(1, reads + 1)]
+    wrong = list(filter(None, map(sweep.check, faults)))
+    print(f"{reads} calls, {len(faults)} faults, {len(wrong)} failures")
+    assert not wrong, "\n".join(wrong)
