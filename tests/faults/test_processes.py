@@ -84,7 +84,7 @@ def reads(folder: Path, goal: Goal, seen: Any, reader: int) -> None:
     """Load again and again: the classes of the record are those that its history tells of."""
     while goal.is_far():
         model = load_model(folder)
-        named = [f"class {number}" for number in range(WRITERS)]
+        named = [f"blob {number}" for number in range(WRITERS)]
         for row in model.history:
             if row.kind == "rename":
                 old, new = row.classes
@@ -103,19 +103,9 @@ def undoes(folder: Path, goal: Goal, done: Any) -> None:
                 raise
 
 
-def first_names(folder: Path) -> None:
-    """Call the classes ``class 0``, ``class 1``, ... in order, whatever the dataset called them."""
-    with changing(folder) as made:
-        for number, name in enumerate(made.classes):
-            if name != f"class {number}":
-                made.rename(name, f"class {number}")
-        made.model.history[:] = [row for row in made.model.history if row.kind != "rename"]
-
-
 @pytest.mark.parametrize("seconds", [0.3, pytest.param(30.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("python", [False, True])
 def test_no_change_is_lost_and_nothing_mixed_is_read(python: bool, seconds: float, folder: Path) -> None:
-    first_names(folder)
     done, seen = FORK.Array("l", WRITERS), FORK.Array("l", READERS)
     goal = Goal(seconds, done, seen)
     running = [start(renames, folder, writer, goal, done, python) for writer in range(WRITERS)]
@@ -126,14 +116,13 @@ def test_no_change_is_lost_and_nothing_mixed_is_read(python: bool, seconds: floa
     print(f"{sum(done)} changes, {sum(seen)} readings")
     model = load_model(folder)
     assert min(sum(done), sum(seen)) > 1
-    wanted = [f"{writer}.{done[writer]}" if done[writer] else f"class {writer}" for writer in range(WRITERS)]
+    wanted = [f"{writer}.{done[writer]}" if done[writer] else f"blob {writer}" for writer in range(WRITERS)]
     assert model.classes == wanted
     assert len([row for row in model.history if row.kind == "rename"]) == sum(done)
 
 
 @pytest.mark.parametrize("seconds", [0.3, pytest.param(30.0, marks=pytest.mark.slow)])
 def test_nothing_mixed_is_read_while_others_undo(seconds: float, folder: Path) -> None:
-    first_names(folder)
     changed, undone, seen = FORK.Array("l", WRITERS), FORK.Array("l", 1), FORK.Array("l", READERS)
     goal = Goal(seconds, changed, undone, seen)
     running = [start(renames, folder, 0, goal, changed, False), start(undoes, folder, goal, undone)]
