@@ -27,7 +27,8 @@ def share_of_runs(folder: Path, by: str = "last") -> Result:
             f"{folder}: no two finished runs that compare have different numbers as options.lam; "
             "cofima grid lambda.yaml makes some"
         )
-    figures, rows = {}, []
+    figures: dict[str, str] = {}
+    rows: list[dict[str, object]] = []
     for some in sorted(sets, key=_place):
         name = "_".join(("lambda", *_place(some)))
         name = name if name not in figures else f"{name}_{len(figures) + 1}"
