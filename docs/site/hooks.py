@@ -76,6 +76,7 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def _mathml(formula: str, *, block: bool) -> str:
+    formula = re.sub(r"\\arg(?![a-z])", r"\\operatorname{arg}", formula)  # which the converter does not know
     made = convert(formula, display="block" if block else "inline")
     return f'<div class="formula">{made}</div>' if block else made
 

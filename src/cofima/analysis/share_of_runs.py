@@ -28,7 +28,7 @@ def share_of_runs(folder: Path, by: str = "last") -> Result:
             "cofima grid lambda.yaml makes some"
         )
     figures: dict[str, str] = {}
-    rows = []
+    rows: list[dict[str, object]] = []
     for some in sorted(sets, key=_place):
         name = "_".join(("lambda", *_place(some)))
         name = name if name not in figures else f"{name}_{len(figures) + 1}"

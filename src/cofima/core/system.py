@@ -1,4 +1,4 @@
-"""What Unix and Windows do in different ways: peak memory, writing at a place of a file, waiting for a file.
+"""Differences between Unix and Windows: peak memory, writing at a place of a file, waiting for a file.
 
 Everything that only Unix has is here, beside its counterpart; other modules ask these functions. (Locks of
 folders, signals and the flushing of folders are in :mod:`cofima.core.lock`, ``signals`` and ``atomic``.)
