@@ -7,6 +7,7 @@ case. ``python benchmarks/scaling.py`` prints the section of RESULTS.md.
 import math
 import multiprocessing
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -120,6 +121,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 def curve(title: str, sizes: Sequence[int], cases: Sequence[Case], stages: Sequence[str]) -> list[str]:
     """Return the rows of a curve, and its exponents."""
+    print(f"{title} ...", file=sys.stderr, flush=True)
     found = [alone(learn, case) for case in cases]
     rows = []
     for size, one in zip(sizes, found, strict=True):
