@@ -100,7 +100,7 @@ def evaluate(tasks: int) -> dict[str, float]:
         for _ in range(2):
             pixels = torch.randint(256, (64, 3, SIDE, SIDE), dtype=torch.uint8, generator=chance)
             parts.append(ImageSet(pixels, torch.arange(64), torch.arange(64) % 2 + 2 * index))
-        seen.append(Task(index, range(2 * index, 2 * index + 2), *parts))
+        seen.append(Task(index, range(2 * index, 2 * index + 2), (f"{index}a", f"{index}b"), *parts))
         method.learn(seen[-1])
         method.score(seen)
     return {"images": float(sum(passed)), "seconds": time.process_time() - start}
