@@ -47,20 +47,7 @@ def main() -> None:
         "",
     ]
     sections = []
-    parts = (
-        fisher,
-        averaging,
-        alignment,
-        epoch,
-        bare,
-        inflight,
-        features,
-        photographs,
-        pipeline,
-        grid,
-        merge,
-    )
-    for part in parts:
+    for part in (fisher, averaging, alignment, epoch, inflight, features, photographs, pipeline, grid, merge):
         print(f"{part.__name__} ...", flush=True)
         sections.append(part.main())
         print(sections[-1], flush=True)
