@@ -14,7 +14,6 @@ import torch
 
 import alignment
 import averaging
-import bare
 import cofima
 import epoch
 import features
@@ -24,7 +23,6 @@ import inflight
 import merge
 import photographs
 import pipeline
-import scaling
 
 
 def processor() -> str:
@@ -49,20 +47,7 @@ def main() -> None:
         "",
     ]
     sections = []
-    parts = (
-        fisher,
-        averaging,
-        alignment,
-        epoch,
-        bare,
-        inflight,
-        features,
-        photographs,
-        pipeline,
-        grid,
-        merge,
-    )
-    for part in (*parts, scaling):
+    for part in (fisher, averaging, alignment, epoch, inflight, features, photographs, pipeline, grid, merge):
         print(f"{part.__name__} ...", flush=True)
         sections.append(part.main())
         print(sections[-1], flush=True)

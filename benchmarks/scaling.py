@@ -7,6 +7,7 @@ case. ``python benchmarks/scaling.py`` prints the section of RESULTS.md.
 import math
 import multiprocessing
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -99,7 +100,7 @@ def evaluate(tasks: int) -> dict[str, float]:
         for _ in range(2):
             pixels = torch.randint(256, (64, 3, SIDE, SIDE), dtype=torch.uint8, generator=chance)
             parts.append(ImageSet(pixels, torch.arange(64), torch.arange(64) % 2 + 2 * index))
-        seen.append(Task(index, range(2 * index, 2 * index + 2), *parts))
+        seen.append(Task(index, range(2 * index, 2 * index + 2), (f"{index}a", f"{index}b"), *parts))
         method.learn(seen[-1])
         method.score(seen)
     return {"images": float(sum(passed)), "seconds": time.process_time() - start}
@@ -120,6 +121,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 def curve(title: str, sizes: Sequence[int], cases: Sequence[Case], stages: Sequence[str]) -> list[str]:
     """Return the rows of a curve, and its exponents."""
+    print(f"{title} ...", file=sys.stderr, flush=True)
     found = [alone(learn, case) for case in cases]
     rows = []
     for size, one in zip(sizes, found, strict=True):
