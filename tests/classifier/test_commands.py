@@ -66,7 +66,7 @@ def test_extend_history_undo_rename_and_remove_class(
     code, out, _ = run("extend", model, photos(tmp_path / "new", (3, 4)), "--epochs", "1")
     assert code == 0
     assert "Learned 2 new classes: class 3, class 4" in out
-    assert "measured on 6 images kept" in out
+    assert "measured on the features of 30 images" in out
     assert run("rename", model, "class 3", "third")[0] == 0
     assert cofima.load(model).classes == ["class 0", "class 1", "class 2", "third", "class 4"]
     code, out, _ = run("remove-class", model, "third")

@@ -36,7 +36,7 @@ def test_new_classes_are_learned_and_old_ones_kept(
     assert again.model.images.counts() == dict.fromkeys(range(3 + len(classes)), 2)
     assert len(again.model.serving["distances"]) == 3 + len(classes)
     row = again.history[-1]
-    assert row.old.rests_on == "measured on 6 images kept in the model folder"
+    assert row.old.rests_on == "measured on the features of 30 images"
     assert (row.accuracy[1], row.sizes) == (outcome.accuracy.percent, [27, 10 * len(classes)])
     assert row.kept_features == 30 + 10 * len(classes)
     assert row.seconds["total"] >= row.seconds["statistics"] > 0
@@ -50,7 +50,7 @@ def test_the_classifier_stays_as_it_was_when_learning_fails(
     before = {key: value.clone() for key, value in clf.model.weights().items()}
     stopped = stop_at(1)
     with pytest.raises(stopped):
-        clf.extend(photos(tmp_path / "new", (3, 4, 5)))
+        clf.extend(photos(tmp_path / "new", (3, 4, 5)), epochs=2)
     same_bits(clf.model.weights(), before)
     same_bits(cofima.load(model).model.weights(), before)
     assert len(clf.classes) == 3

@@ -57,20 +57,26 @@ def test_an_image_that_is_there_twice_is_never_held_out(tmp_path: Path) -> None:
     assert out(find_images(tmp_path).read(SQUARE), 0.9) == ["a/04.png", "a/05.png"]
 
 
-def test_a_test_part_is_held_out_and_nothing_else(tmp_path: Path) -> None:
+def test_a_test_part_is_reported_on_and_chooses_nothing(tmp_path: Path) -> None:
     folder(tmp_path / "train", a=8, b=8)
     folder(tmp_path / "test", b=2)
     found = find_images(tmp_path)
-    assert out(found.read(SQUARE), 0.5) == ["b/00.png", "b/01.png"]
+    read = found.read(SQUARE)
+    split = read.split(["a", "b"], ["a", "b"], 0.5, 0)
+    assert split.tested
+    assert {read.files[row].part for row in split.report.rows.tolist()} == {"test"}
+    assert (split.train.counts(), split.choose.counts()) == ({0: 4, 1: 4}, {0: 4, 1: 4})
+    assert {read.files[row].part for row in split.choose.rows.tolist()} == {"train"}
     assert found.only("test").classes == ["b"]
     assert {file.class_name for file in found.of(["a"]).files} == {"a"}
 
 
 def test_split_takes_some_classes(tmp_path: Path) -> None:
     read = find_images(folder(tmp_path, a=10, b=10, c=10)).read(SQUARE)
-    train, held = read.split(["a", "c"], ["c", "old", "a"], 0.2, 0)
-    assert (train.counts(), held.counts()) == ({0: 8, 2: 8}, {0: 2, 2: 2})
-    assert not set(train.rows.tolist()) & set(held.rows.tolist())
+    split = read.split(["a", "c"], ["c", "old", "a"], 0.2, 0)
+    parts = (split.train, split.choose, split.report)
+    assert [part.counts() for part in parts] == [{0: 8, 2: 8}, {0: 1, 2: 1}, {0: 1, 2: 1}]
+    assert len({row for part in parts for row in part.rows.tolist()}) == 20
 
 
 def test_a_csv_file_holds_out_as_folders_of_the_same_names_do(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_other_methods_and_seeds_pass_no_image_again(
     def learn(name: str, groups: list[list[int]], seed: int, **options: str) -> int:
         passed.clear()
         config = tiny.config(name, network, seed=seed, options=options, **published)
-        tiny.run(tmp_path / f"{name}{seed}", config, from_groups(dataset, groups))
+        tiny.run(tmp_path / f"{name}{seed} {groups[0]}", config, from_groups(dataset, groups))
         return sum(passed)
 
     other = 3 if network == "resnet_test" else 4  # untrained weights are the seed's

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from cofima.classifier.scoring import draw_features, gaussians_of, raw_logits
+from cofima.methods.components.discriminant import SharedGaussians
 from cofima.store.model import Model
 
 OWN_OFFSET = 20  # held-out images from which on a class has an offset of its own
@@ -132,7 +133,10 @@ def remember_distances(model: Model) -> None:
     old = model.serving.get("distances", [])
     kept = old + [[] for _ in range(len(model.classes) - len(old))]
     if gaussians is not None and len(held):
-        near = gaussians.nearest(held.features)
+        near = gaussians.nearest(held.features).clone()  # not of inference mode, to be written to
+        if isinstance(gaussians, SharedGaussians) and held.taught.any():
+            mine = held.taught
+            near[mine] = gaussians.nearest_left_out(held.features[mine], held.labels[mine])
         for label in torch.unique(held.labels).tolist():
             mine = near[held.labels == label][:KEPT_DISTANCES]
             kept[label] = [round(value, 4) for value in mine.tolist()]

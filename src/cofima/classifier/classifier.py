@@ -284,20 +284,21 @@ def learn(
     said |= {"keep-images": keep_images or None, "fast": fast, "minutes": minutes}
     said |= {"skip-unreadable": skip_unreadable}
     typed = command(["learn", folder_name(photos), "-o", "MODEL"], said, settings)
-    identity = command_id(images, config.model_dump(mode="json"))
-    effort = Effort(fast, minutes, _gives_epochs(epochs, settings), identity=identity, typed=typed)
-    saving = _Saving(folder, identity, None, progress)
-    with nullcontext() if folder is None else folder_lock(Path(folder)), saving.interruptible():
-        model = learn_model(
-            images,
-            config,
-            keep=Keep(keep_images, keep_features),
-            effort=replace(effort, decided=saving.epochs),
-            skip_unreadable=skip_unreadable,
-            progress=progress,
-            save=saving.first,
-        )
-        saving.last(model)
+    with nullcontext() if folder is None else folder_lock(Path(folder)):
+        identity = command_id(images, config.model_dump(mode="json"))
+        effort = Effort(fast, minutes, _gives_epochs(epochs, settings), identity=identity, typed=typed)
+        saving = _Saving(folder, identity, None, progress)
+        with saving.interruptible():
+            model = learn_model(
+                images,
+                config,
+                keep=Keep(keep_images, keep_features),
+                effort=replace(effort, decided=saving.epochs),
+                skip_unreadable=skip_unreadable,
+                progress=progress,
+                save=saving.first,
+            )
+            saving.last(model)
     return Classifier(model, folder)
 
 

@@ -207,3 +207,22 @@ def test_a_share_so_small_that_rounding_decides_is_made_larger() -> None:
     features, labels = images([3, 2])  # of rank 3
     gaussians = remembered(features, labels, shrinkage=1e-30)
     assert torch.isfinite(gaussians.factor()).all()
+
+
+def test_a_left_out_image_is_as_far_as_if_it_had_never_been_there() -> None:
+    chance = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(60, 6, generator=chance), torch.arange(60) % 3
+    features += 3 * torch.nn.functional.one_hot(labels, 6)
+    whole = SharedGaussians(6, shrinkage=1e-6)  # so small that what the image adds to the trace is nothing
+    for label in range(3):
+        whole.add(features[labels == label])
+    found = whole.nearest_left_out(features, labels)
+    for place in (0, 31, 59):
+        others = torch.arange(60) != place
+        rest = SharedGaussians(6, shrinkage=1e-6)
+        for label in range(3):
+            rest.add(features[others & (labels == label)])
+        scale = (whole.degrees / rest.degrees) ** 0.5  # the covariance is divided by what is left
+        slow = float(rest.nearest(features[place][None])[0])
+        assert float(found[place]) == pytest.approx(slow * scale, rel=0.03)
+    assert (found >= whole.nearest(features) - 1e-4).all()

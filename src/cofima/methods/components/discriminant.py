@@ -122,6 +122,26 @@ class SharedGaussians(Gaussians):
         parts = [torch.cdist(white(some), means).amin(1) for some in torch.split(features, AT_ONCE)]
         return torch.cat(parts).float()
 
+    @torch.inference_mode()
+    def nearest_left_out(self, features: Tensor, labels: Tensor) -> Tensor:
+        r"""Return the distance of each image that is among those remembered, as if it were not.
+
+        Its own class is farther without it: with :math:`z = x - \mu_c` and :math:`a = z^\top S_a^{-1} z`,
+
+        .. math:: \Big(\frac{n}{n-1}\Big)^2 \frac{a}{1 - \frac{1 - s}{N - C} \frac{n}{n-1} a}
+
+        (Sherman and Morrison's formula; s is the shrinkage). Other classes are as far as they are.
+        """
+        factor, means = self.factor(), torch.stack(self.centers)
+        counts = torch.tensor(self.sizes, dtype=torch.float64)[labels]
+        less = counts / (counts - 1).clamp(min=1)
+        white = torch.linalg.solve_triangular(factor, features.double().T, upper=False).T
+        distances = torch.cdist(white, torch.linalg.solve_triangular(factor, means.T, upper=False).T)
+        own = distances.gather(1, labels[:, None])[:, 0].square()
+        down = (1 - self.shrinkage) / max(self.degrees, 1) * less
+        alone = less.square() * own / (1 - down * own).clamp(min=1e-9)
+        return distances.scatter(1, labels[:, None], alone.sqrt()[:, None]).amin(1).float()
+
     def span(self, label: int) -> tuple[Tensor, float]:
         """Return R and s of a class's covariance as R^T R + s I."""
         return self.factor().T.contiguous().float(), 0.0
