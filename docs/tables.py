@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ SUSTAINED = 50e12  # a second: what reproduce_table1.md assumes of a GPU
 PLACE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
+@cache
 def tables() -> dict[str, str]:
     """Return every table by its name."""
     found = {name: _method(name) for name in methods.names()}
