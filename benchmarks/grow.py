@@ -230,7 +230,7 @@ RIVALS = ("nearest mean", "LDA", "logistic regression", "RanPAC")
 
 def accuracies(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a row for each subset: accuracy after nine, twelve and fifteen classes, mean over seeds."""
-    yield "| set | px | subset | seeds | | 9 classes | +3 | +1+1+1 | seconds (learn, +3, +1) |"
+    yield "| set | px | subset | seeds | | 9 classes | +3 | +1+1+1 | CPU s (learn, +3, +1) |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for name, size, subset in SUBSETS:
         mine = [r for r in rows if (r["set"], r["size"], r["subset"]) == (name, size, subset)]
@@ -240,8 +240,8 @@ def accuracies(rows: list[dict[str, Any]]) -> Iterator[str]:
             seeds = sorted({r["seed"] for r in cell})
             at = {step: [r for r in cell if r["step"] == step] for step in range(len(STEPS))}
             values = [f"{np.mean([r['accuracy'] for r in at[step]]):.1f}" for step in (0, 1, 4)]
-            timed = (0, 1, 2) if "seconds" in cell[0] else ()
-            times = ", ".join(f"{np.mean([r['seconds'] for r in at[step]]):.0f}" for step in timed)
+            timed = (0, 1, 2) if "cpu" in cell[0] else ()
+            times = ", ".join(f"{np.mean([r['cpu'] for r in at[step]]):.0f}" for step in timed)
             cells = [name, str(size), str(subset), str(len(seeds)), label(method, fast), *values, times]
             yield f"| {' | '.join(cells)} |"
 

@@ -21,7 +21,8 @@ def script(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("name", "page"), [("desk", "DESK.md"), ("desk_search", "DESK_SEARCH.md"), ("capped", "CAPPED.md")]
+    ("name", "page"),
+    [("desk", "DESK.md"), ("desk_search", "DESK_SEARCH.md"), ("capped", "CAPPED.md"), ("grow", "GROW.md")],
 )
 def test_a_page_is_what_its_script_writes(name: str, page: str) -> None:
     assert script(name).page() == (HERE / page).read_text("utf-8")

@@ -45,6 +45,7 @@ class SharedGaussians(Gaussians):
     scatter: Tensor = field(default_factory=lambda: torch.empty(0))
     degrees: int = 0
     shrinkage: float = 1.0
+    _spectrum: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not len(self.scatter):
@@ -92,6 +93,13 @@ class SharedGaussians(Gaussians):
         """Return S, the covariance within classes as it is; 0 where every class has one image."""
         lower = self.scatter.tril()
         return (lower + lower.tril(-1).T) / max(self.degrees, 1)
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Return eigenvalues and eigenvectors of the scatter; computed once as long as it stays the same."""
+        if self._spectrum is None or self._spectrum[0] is not self.scatter:
+            values, vectors = torch.linalg.eigh(self.within * self.degrees)
+            self._spectrum = (self.scatter, values.clamp(min=0), vectors)
+        return self._spectrum[1:]
 
     def factor(self) -> Tensor:
         """Return the lower triangular factor of S_a, in double precision."""
@@ -289,8 +297,8 @@ def _leave_one_out(
     formula, and the mean is :math:`\mu_c - z / (n-1)`. One eigendecomposition serves all shares.
     """
     counts, features = torch.tensor(gaussians.counts, dtype=torch.float64), features.double().cpu()
-    values, vectors = torch.linalg.eigh(gaussians.within * gaussians.degrees)
-    values, means = values.clamp(min=0), torch.stack(gaussians.centers) @ vectors
+    values, vectors = gaussians.spectrum()
+    means = torch.stack(gaussians.centers) @ vectors
     prior = counts.log() if priors == "counts" else torch.zeros_like(counts)
     for x, own in zip(torch.split(features, AT_ONCE), torch.split(labels, AT_ONCE), strict=True):
         x, n = x @ vectors, counts[own][:, None]
