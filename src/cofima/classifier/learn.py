@@ -143,7 +143,8 @@ class Learned:
         rows: The rows of its history that are not in it yet.
         held_out: The held-out images of this command.
         moved: Kept features of old classes, as this model sees them.
-        may_choose: A mask of the model's kept features of images that may choose between two stages.
+        may_choose: A mask of images that may choose, among the model's kept features; of a method that
+            predicts from more than features, among the held-out images.
         accuracy: On held-out images of all classes that decided nothing.
     """
 
@@ -317,7 +318,7 @@ def _learn(
             new = new.join(_left_out(model, part))
     method, held_out = model.method, concatenate(*(part.held_out for part in parts))
     if not method.sees_features_only:
-        return Learned(model, rows, held_out, None, torch.zeros(0, dtype=torch.bool))
+        return Learned(model, rows, held_out, None, torch.cat([_choosing(part, still) for part in parts]))
     stayed = still or method.frozen_backbone or method.fixed_features
     if not still:
         new = _held_out(model, parts, decided=not stayed and how.patience is not None)
@@ -374,10 +375,11 @@ def _measured(learned: Learned, typed: str = "") -> Learned:
         fit_to_report = kept.exact & ~kept.chose
         remember_distances(model)
     else:
-        images = learned.held_out if model.images is None else concatenate(model.images, learned.held_out)
+        images = learned.held_out if model.images is None else concatenate(learned.held_out, model.images)
         model.serving.pop("offsets", None)
         logits, labels = logits_of(model, images), images.labels
         fit_to_report = torch.ones_like(labels, dtype=torch.bool)
+        fit_to_report[: len(learned.held_out)] = ~learned.may_choose
     answers = honest_answers(model, logits, labels)
     learned.accuracy = Accuracy.of(answers[fit_to_report], labels[fit_to_report], model.classes)
     calibrate(model, logits, labels)
@@ -401,7 +403,7 @@ def learn_part(
     """Learn a task, with early stopping on images that may choose, or with the backbone as it is."""
     task = make_task(model, part, still)
     kind: Kind = "more images" if task.known else "extend" if task.index else "learn"
-    progress.expect(expected_work(model, [task], how))
+    progress.expect(len(task.train) if still else expected_work(model, [task], how))
     with progress.stage(f"{model.method.label}: {some(task.names, 3)}"):
         row = learn_task(model, task, kind, train=how, patience=how.patience, still=still)
     split = part.split

@@ -18,7 +18,6 @@ from cofima.store.model import Model
 from cofima.training.options import TrainOptions
 
 MINUTES = 2.0  # of fine-tuning on a CPU
-STEP = 3.0  # a training step of an image, in forward passes
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,7 @@ def plan_fine_tuning(
     an_image = sum(row.seconds.get("statistics", 0.0) for row in rows) / images
     tasks = 1 if before is None else 10**6  # the cost of a first task, or of a later one
     for epochs in range(how.epochs, 0, -1):
-        cost = first.method.cost(Plan(epochs, images, 0, tasks))
-        seconds = an_image * (STEP * cost.steps + cost.forward)
+        seconds = an_image * first.method.cost(Plan(epochs, images, 0, tasks)).work
         if seconds <= allowed:
             return FineTuning(
                 _with_epochs(how, epochs), f"fine-tuning for {_about(seconds)} at most (--fast leaves it out)"

@@ -214,7 +214,7 @@ def _row(one: Prediction) -> list[str]:
 
 def _said(done: Extension, name: str) -> str:
     accuracy = done.accuracy.percent
-    known = "" if accuracy is None else f", {accuracy:.0f} % right on the images held out of them"
+    known = "" if accuracy is None else f", {accuracy:.0f} % right on images that it had not seen"
     what = f"Learned **{_html(name)}** from {done.train_images} images{known}."
     if done.old is None:
         return f"{what} What this cost the other classes is not known."
