@@ -1,5 +1,7 @@
 """Folders of tiny photographs, and settings with which a tiny network learns them in a moment."""
 
+import io
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 from PIL import Image
 
 import cofima
+from cofima.cli.main import main
 from cofima.data.sources.in_memory import blobs
 
 IMAGES = blobs(8, per_class=40, side=16).train
@@ -61,3 +64,22 @@ def model(three: Path, tmp_path: Path) -> Path:
     import shutil
 
     return Path(shutil.copytree(three, tmp_path / "model"))
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Return what does as the command ``cofima`` does, in this process."""
+
+    def call(*words: str | Path, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["cofima", *map(str, words)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        monkeypatch.setenv("COLUMNS", "200")
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return call

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,29 +15,9 @@ import pytest
 
 import cofima
 from cofima.classifier import learn as learning
-from cofima.cli.main import main
 from cofima.store import model_folder
 
 Photos = Callable[..., Path]
-
-
-@pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Return what does as the command ``cofima`` does, in this process."""
-
-    def call(*words: str | Path, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cofima", *map(str, words)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        monkeypatch.setenv("COLUMNS", "200")
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    return call
 
 
 def test_learn_says_what_it_rests_on_and_what_to_do_next(

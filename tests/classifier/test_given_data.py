@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,28 +11,11 @@ import pytest
 
 import cofima
 from cofima.classifier.web.page import figure
-from cofima.cli.main import main
 from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.store import model_folder
 
 Photos = Callable[..., Path]
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return what does as the command ``cofima`` does, in this process."""
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cofima", *map(str, words)])
-        monkeypatch.setenv("COLUMNS", "200")
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    return call
 
 
 def test_evaluate_only_known_leaves_the_others_out_and_names_them(

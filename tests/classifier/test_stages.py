@@ -171,5 +171,6 @@ def test_a_saved_model_keeps_no_features_if_asked(
     assert made.calibrated
     assert not len(cofima.load(tmp_path / "m").model.kept)
     assert not (model_folder.current(tmp_path / "m") / model_folder.FEATURES).exists()
+    assert "--fast --no-keep-features" in made.history[0].command
     made.extend(photos(tmp_path / "new", (2,)), fast=True)
     assert not len(made.model.kept)  # as before

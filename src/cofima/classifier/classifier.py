@@ -166,6 +166,7 @@ class Classifier:
         }
         said |= {"keep-images": keep_images, "only-new": only_new, "epochs": epochs, "fast": fast}
         said |= {"minutes": minutes, "skip-unreadable": skip_unreadable}
+        said |= {"no-keep-features": keep_features is False}
         typed = command(["extend", "MODEL", folder_name(photos)], said, settings)
         identity = command_id(Path(photos), how.model_dump(mode="json"))
         effort = Effort(fast, minutes, _gives_epochs(epochs, settings), identity=identity, typed=typed)
@@ -282,7 +283,7 @@ def learn(
         "seed": seed,
     }
     said |= {"keep-images": keep_images or None, "fast": fast, "minutes": minutes}
-    said |= {"skip-unreadable": skip_unreadable}
+    said |= {"skip-unreadable": skip_unreadable, "no-keep-features": not keep_features}
     typed = command(["learn", folder_name(photos), "-o", "MODEL"], said, settings)
     with nullcontext() if folder is None else folder_lock(Path(folder)):
         identity = command_id(images, config.model_dump(mode="json"))

@@ -393,7 +393,7 @@ def _measured(learned: Learned, typed: str = "") -> Learned:
 def _first_answer(first: Learned) -> str:
     percent = first.accuracy.percent
     seconds = sum(row.seconds["total"] for row in first.rows)
-    found = "no image was held out" if percent is None else f"{percent:.1f} % on held-out images"
+    found = "accuracy unknown" if percent is None else f"{percent:.1f} % on images that it had not seen"
     return f"first answer after {seconds:.0f} s, with the backbone as it was: {found}"
 
 
