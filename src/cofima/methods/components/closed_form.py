@@ -14,6 +14,7 @@ from cofima.methods.components.discriminant import (
     SharedGaussians,
     choose_shrinkage,
     discriminant,
+    leave_one_out_losses,
     oas,
 )
 from cofima.methods.components.projection import ProjectedHead, RidgeSums, best_ridge
@@ -31,7 +32,7 @@ class ClosedFormOptions(BaseModel):
     priors: Priors = "equal"
     """For lda: all classes are equally likely, or as likely as they have images (counts)."""
     shrinkage: Shrinkage = "loo"
-    """For lda, share of the identity in the covariance: computed (oas), or the best multiple of it (loo)."""
+    """For lda, share of the identity in the covariance: computed (oas), or best for images left out (loo)."""
     projection: Annotated[int, Field(ge=1)] = 10_000
     """For ridge: number of hidden features."""
     ridge: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
@@ -43,11 +44,16 @@ def shrink(
 ) -> str:
     """Set the shrinkage after a task with these images; return the choice in words.
 
-    Only a discriminant is worth leaving out images: what it would get wrong, other heads do not.
+    The losses of images that earlier tasks left out count too. Only a discriminant is worth leaving out
+    images: what it would get wrong, other heads do not.
     """
     if how.shrinkage == "loo" and classifier == "lda":
-        gaussians.shrinkage, said = choose_shrinkage(gaussians, features, labels, how.priors)
-        return said
+        losses = leave_one_out_losses(gaussians, features, labels, how.priors)
+        if losses is not None:
+            gaussians.losses = gaussians.losses + losses
+        gaussians.shrinkage = choose_shrinkage(gaussians, gaussians.losses)
+        left_out = "left out" if gaussians.losses.any() else "computed: no image can be left out"
+        return f"shrinkage {gaussians.shrinkage:.3g}, {left_out}"
     if isinstance(how.shrinkage, float):
         gaussians.shrinkage = how.shrinkage
         return f"shrinkage {how.shrinkage:g}"
