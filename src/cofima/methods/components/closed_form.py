@@ -78,14 +78,20 @@ class RidgeReadout:
 
     def clear(self) -> None:
         """Forget all images; the projection stays."""
-        self.sums, self.chosen = RidgeSums.empty(self.how.projection), 1.0
+        self.sums, self.chosen, self.judges = RidgeSums.empty(self.how.projection), 1.0, 2
 
     def add(self, features: Tensor, labels: Tensor, classes: int, task: int) -> str:
-        """Add a task's images, and choose the strength by them; return the choice in words."""
+        """Add a task's images, and choose the strength by them; return the choice in words.
+
+        A task of fewer classes than the one that chose chooses nothing: it would suit its few classes, and
+        one class is told from none, whatever the strength.
+        """
         self.sums.add_images(self.blank, features, labels, classes)
+        mine = len(torch.unique(labels))
         if self.how.ridge != "auto":
             self.chosen = self.how.ridge
-        elif len(torch.unique(labels)) > 1:  # one class is told from none, whatever the strength
+        elif mine >= self.judges:
+            self.judges = mine
             self.chosen = best_ridge(self.blank, features, labels, self.seeds.generator("ridge", task))
         return f"ridge {self.chosen:g}"
 
@@ -102,19 +108,21 @@ class RidgeReadout:
 
     def state(self) -> dict[str, Tensor]:
         """Return the sums and the strength; of the projection only a sample, to recognize it."""
-        ridge = torch.tensor(self.chosen, dtype=torch.float64)
-        return vars(self.sums) | {"ridge": ridge, "projection": self.blank.sample()}
+        ridge, judges = torch.tensor(self.chosen, dtype=torch.float64), torch.tensor(self.judges)
+        return vars(self.sums) | {"ridge": ridge, "judges": judges, "projection": self.blank.sample()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore the sums, if the projection is the one that they were made with."""
         if not torch.equal(state["projection"], self.blank.sample()):
             raise CofimaError("this version of torch draws another random projection from the same seed")
         self.sums, self.chosen = RidgeSums(state["packed"], state["cross"]), float(state["ridge"])
+        self.judges = int(state["judges"])
 
 
 READOUT = (
     Entry("readout.packed", keeps_removed="the sums of the regression include its images, as of no class"),
     Entry("readout.cross", axis="class", dim=1),
     Entry("readout.ridge"),
+    Entry("readout.judges"),
     Entry("readout.projection", predicts="a random projection"),
 )
