@@ -167,6 +167,7 @@ def test_what_is_kept_grows_with_classes_alone(tiny) -> None:
             "readout.packed": (32 * 33 // 2,),
             "readout.cross": (32, task.classes.stop),
             "readout.ridge": (),
+            "readout.judges": (),
             "readout.projection": (16,),
         }
 
