@@ -14,6 +14,7 @@ from cofima.experiment.grid.cells import name
 from cofima.report.paper.published import TextNumber
 from cofima.report.runs import read as read_run
 from cofima.store import model_folder
+from cofima.store.generation import CURRENT
 
 RECIPE = {
     "dataset": "blobs",
@@ -179,7 +180,7 @@ def test_cells_go_on_after_an_interruption(recipe: str, tmp_path: Path, in_proce
     how = Sweep(["coma"], [0.5], tested="none")
     sweep(recipe, [], how, tmp_path)
     (folder,) = (tmp_path / "cells").iterdir()
-    (folder / model_folder.CURRENT).write_text("0001\n")  # as if it had been killed in the second task
+    (folder / CURRENT).write_text("0001\n")  # as if it had been killed in the second task
     sweep(recipe, [], how, tmp_path)
     assert len(model_folder.read(folder).record.tasks) == 2
     assert len(in_process) == 2

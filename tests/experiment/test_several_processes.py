@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from cofima import methods
 from cofima.store import model_folder
+from cofima.store.generation import CURRENT
 from forked import Forked
 
 HERE = Path(__file__).parent
@@ -138,7 +139,7 @@ def children(parent: int) -> dict[int, int]:
 
 def kill_one(process: "subprocess.Popen[str]", folder: Path) -> None:
     """Kill the second of two processes in the middle of the second task."""
-    while not (folder / model_folder.CURRENT).is_file():
+    while not (folder / CURRENT).is_file():
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
     time.sleep(0.5)
@@ -161,11 +162,10 @@ def test_a_killed_process_ends_the_job_and_the_same_command_continues(tmp_path: 
     kill_one(process, again)
     assert "continuing" in finish(process)  # torchrun itself gave the command again
     finish(start(2, *arguments, str(whole)))
-    states = [model_folder.current(folder) for folder in (cut, again, whole)]
-    for name in (model_folder.WEIGHTS, model_folder.STATE):
-        first, second, third = (load_file(generation / name) for generation in states)
-        same_bits(first, third)
-        same_bits(second, third)
+    found = [model_folder.read(folder) for folder in (cut, again, whole)]
+    first, second, third = (generation.weights() | generation.state() for generation in found)
+    same_bits(first, third)
+    same_bits(second, third)
     rows = model_folder.read_history(cut)
     assert [row.processes for row in rows] == [2, 2, 2]
     finish(start(1, *arguments, str(one)))

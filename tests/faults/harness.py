@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cofima.store import model_folder
+from cofima.store.generation import CURRENT
 
 HERE = Path(__file__).parent
 COUNT, ERROR, KILL = range(3)
@@ -157,7 +158,7 @@ class Sweep:
 
 
 def known_models(folder: Path) -> list[str]:
-    return [path.parent.name for path in folder.glob(f"*/{model_folder.CURRENT}")]
+    return [path.parent.name for path in folder.glob(f"*/{CURRENT}")]
 
 
 def classes(folder: Path) -> list[str]:

@@ -24,8 +24,10 @@ from cofima.core.errors import CofimaError
 from cofima.report import runs
 from cofima.report.history import history_table
 from cofima.store import model_folder
+from cofima.store.generation import CURRENT, shared_name
 from cofima.store.model import load_model, save_model
-from cofima.store.model_folder import CONFIG, CURRENT, HISTORY, INFLIGHT, STATE, WEIGHTS
+from cofima.store.model_folder import INFLIGHT
+from cofima.store.record import BACKBONE, CONFIG, HEAD, HISTORY, STATE
 
 VALUES: list[Any] = [
     None,
@@ -125,10 +127,13 @@ def record(folder: Path) -> Any:
     return content
 
 
-def rehash(folder: Path) -> None:
-    """Make the hashes right for files that were changed."""
-    content, path = record(folder), model_folder.current(folder)
-    content["files"] = {name: file_digest(path / name) for name in content["files"]}
+def rehash(folder: Path, changed: Path) -> None:
+    """Make the hash right for a file that was changed; a backbone gets the name of its content."""
+    content = record(folder)
+    name, digest = (BACKBONE if changed.parent == folder else changed.name), file_digest(changed)
+    if name == BACKBONE:
+        shutil.copyfile(changed, folder / shared_name(digest))
+    content["files"][name] = digest
     rewrite(folder, content)
 
 
@@ -174,7 +179,7 @@ def test_every_field_of_a_history_may_be_anything(share: int | None, folder: Pat
 
     def write(case: Any) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in [*rows[:-1], changed(rows[-1], *case)]))
-        rehash(folder)
+        rehash(folder, path)
 
     try_all(folder, sample(cases, share) if share else cases, write)
 
@@ -191,10 +196,11 @@ def odd_tensors(value: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 @pytest.mark.parametrize("share", [8, pytest.param(None, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [WEIGHTS, STATE])
+@pytest.mark.parametrize("name", [BACKBONE, HEAD, STATE])
 def test_every_tensor_may_be_anything(name: str, share: int | None, folder: Path) -> None:
-    path = model_folder.current(folder) / name
+    path = model_folder.read(folder).place(name)
     whole = load_file(path)
+    path = folder / name if name == BACKBONE else path
     whole = {key: value.clone() for key, value in whole.items()}
     cases: list[tuple[tuple[Any, ...], Any]] = [((key,), ...) for key in whole] + [((), {})]
     cases += [((key,), odd) for key, value in whole.items() for odd in odd_tensors(value)]
@@ -207,7 +213,7 @@ def test_every_tensor_may_be_anything(name: str, share: int | None, folder: Path
         if value is ...:
             del tensors[key]
         save_file({} if case == ((), {}) else {k: v.contiguous() for k, v in tensors.items()}, path)
-        rehash(folder)
+        rehash(folder, path)
 
     try_all(folder, sample(cases, share) if share else cases, write)
 
@@ -218,6 +224,8 @@ def test_bytes_at_random(number: int, made: Path, tmp_path: Path) -> None:
     chance = random.Random(1)
     folder = Path(shutil.copytree(made, tmp_path / "model"))
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
+    generation = model_folder.read(folder)
+    read = {generation.place(name) for name in (CONFIG, *generation.record.files)}
     for _ in range(number):
         path = chance.choice(files)
         whole, at = path.read_bytes(), chance.randrange(path.stat().st_size)
@@ -231,14 +239,10 @@ def test_bytes_at_random(number: int, made: Path, tmp_path: Path) -> None:
             )
         )
         use(folder)
-        if path.parent == model_folder_current(made, folder) and path.read_bytes() != whole:
+        if path in read and path.read_bytes() != whole:
             with pytest.raises(CofimaError):
                 load_model(folder)
         path.write_bytes(whole)
-
-
-def model_folder_current(made: Path, folder: Path) -> Path:
-    return folder / model_folder.current(made).name
 
 
 @pytest.mark.parametrize(
@@ -263,10 +267,10 @@ def test_what_is_hardly_json_is_one_sentence(text: str, folder: Path) -> None:
         load_model(folder)
 
 
-@pytest.mark.parametrize("name", [CONFIG, WEIGHTS, STATE, HISTORY, CURRENT])
+@pytest.mark.parametrize("name", [CONFIG, BACKBONE, HEAD, STATE, HISTORY, CURRENT])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself", "link to nothing", "secret"])
 def test_what_is_no_file_is_one_sentence(kind: str, name: str, folder: Path) -> None:
-    path = folder / name if name == CURRENT else model_folder.current(folder) / name
+    path = folder / name if name == CURRENT else model_folder.read(folder).place(name)
     path.unlink()
     if kind == "pipe":
         os.mkfifo(path)
@@ -283,7 +287,11 @@ def test_what_is_no_file_is_one_sentence(kind: str, name: str, folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "name", [INFLIGHT, "metrics.jsonl", "0009", CURRENT, f".{'0a' * 16}.x", ".lock.holder"]
+    "name",
+    [
+        *(INFLIGHT, "metrics.jsonl", "0009", CURRENT, f".{'0a' * 16}.x", ".lock.holder"),
+        *(BACKBONE, shared_name("0" * 64)),
+    ],
 )
 def test_nothing_is_written_or_removed_through_a_link(name: str, folder: Path, tmp_path: Path) -> None:
     """A file, and a folder of files that look like ours, elsewhere."""
@@ -292,6 +300,9 @@ def test_nothing_is_written_or_removed_through_a_link(name: str, folder: Path, t
     (elsewhere / f".{'0b' * 16}.mine").write_text("mine")
     (elsewhere / "checkpoint.safetensors").write_text("mine")
     target = elsewhere / "deep" / CURRENT if name in (CURRENT, "metrics.jsonl", ".lock.holder") else elsewhere
+    if name == BACKBONE:
+        name = model_folder.read(folder).place(BACKBONE).name
+        target = elsewhere / "deep" / name
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(target)
     before = {str(path): path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
@@ -316,12 +327,14 @@ def as_nobody() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "0003", "0002", CURRENT, *(f"0003/{file}" for file in (CONFIG, WEIGHTS, STATE))]
+    "name",
+    ["", "0003", "0002", CURRENT, BACKBONE, *(f"0003/{file}" for file in (CONFIG, HEAD, STATE))],
 )
 def test_what_may_not_be_read_is_one_sentence(name: str, made: Path) -> None:
     with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to others
         Path(place).chmod(0o755)
         folder = Path(shutil.copytree(made, Path(place) / "model"))
+        name = model_folder.read(folder).place(name).name if name == BACKBONE else name
         (folder / name).chmod(0)
         with as_nobody():
             use(folder)

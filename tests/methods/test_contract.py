@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima import methods
@@ -82,9 +81,9 @@ class Tripwire(Progress):
 
 def tensors(folder: Path) -> dict[str, Tensor]:
     """Return everything that is kept of a model."""
-    generation = model_folder.current(folder)
-    weights = {f"model.{k}": v for k, v in load_file(generation / model_folder.WEIGHTS).items()}
-    return weights | {f"state.{k}": v for k, v in load_file(generation / model_folder.STATE).items()}
+    generation = model_folder.read(folder)
+    weights = {f"model.{k}": v for k, v in generation.weights().items()}
+    return weights | {f"state.{k}": v for k, v in generation.state().items()}
 
 
 def scores(model: Model) -> list[Any]:

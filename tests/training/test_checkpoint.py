@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima import methods
@@ -82,11 +81,9 @@ def go_on(tiny, config: Any, stream: Stream, folder: Path, progress: Progress = 
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    generation = model_folder.current(folder)
-    weights = {f"model.{key}": value for key, value in load_file(generation / model_folder.WEIGHTS).items()}
-    return weights | {
-        f"state.{key}": value for key, value in load_file(generation / model_folder.STATE).items()
-    }
+    generation = model_folder.read(folder)
+    weights = {f"model.{key}": value for key, value in generation.weights().items()}
+    return weights | {f"state.{key}": value for key, value in generation.state().items()}
 
 
 def scores(model: Model) -> list[Any]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima import methods
@@ -87,11 +86,9 @@ def kill(names: list[str], times: int, folder: Path) -> dict[str, int]:
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    generation = model_folder.current(folder)
-    weights = {f"model.{key}": value for key, value in load_file(generation / model_folder.WEIGHTS).items()}
-    return weights | {
-        f"state.{key}": value for key, value in load_file(generation / model_folder.STATE).items()
-    }
+    generation = model_folder.read(folder)
+    weights = {f"model.{key}": value for key, value in generation.weights().items()}
+    return weights | {f"state.{key}": value for key, value in generation.state().items()}
 
 
 def killed_runs_are_the_same(names: list[str], folder: Path, same_bits) -> None:
