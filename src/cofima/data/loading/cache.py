@@ -21,8 +21,9 @@ from torch import Tensor
 
 from cofima.core.atomic import cache_folder, json_digest, write_text
 from cofima.core.errors import CofimaError
+from cofima.core.lock import lock_file, try_lock_file
 from cofima.core.progress import Progress
-from cofima.core.system import lock_file, try_lock_file
+from cofima.core.system import allocate, size_on_disk
 from cofima.data.loading.pixel_format import PixelFormat
 
 FORMAT = 1
@@ -91,7 +92,7 @@ def remove_old(used: Cache, limit: int) -> None:
     """
     with suppress(OSError):  # another process does the same; or nothing may be written here
         os.utime(used.place)
-        sizes = {path.parent: path.stat().st_blocks * 512 for path in used.place.parent.glob(f"*/{PIXELS}")}
+        sizes = {path.parent: size_on_disk(path) for path in used.place.parent.glob(f"*/{PIXELS}")}
         sizes = {place: size for place, size in sizes.items() if size < limit}
         for place in sorted(sizes, key=lambda place: place.stat().st_mtime):
             if sum(sizes.values()) <= SMALL_CACHES:
@@ -105,8 +106,7 @@ def _build(cache: Cache, fill: FillRows, progress: Progress) -> list[HashAndFaul
     try:
         with (cache.place / PIXELS).open("ab") as file:
             file.truncate(cache.bytes)
-            if hasattr(os, "posix_fallocate"):  # a full disk is told here, and not by a signal later
-                os.posix_fallocate(file.fileno(), 0, cache.bytes)
+            allocate(file.fileno(), cache.bytes)
         found = _resume_journal(cache, progress)
         shape = (cache.count, *cache.pixel_format.shape)
         pixels = np.memmap(cache.place / PIXELS, np.uint8, mode="r+", shape=shape)
@@ -189,7 +189,7 @@ def _require_space(cache: Cache) -> None:
             f"images cannot be kept in {cache.place}: {there} may not be written to; set COFIMA_CACHE to a "
             "folder that may"
         )
-    written = (cache.place / PIXELS).stat().st_blocks * 512 if (cache.place / PIXELS).is_file() else 0
+    written = size_on_disk(cache.place / PIXELS) if (cache.place / PIXELS).is_file() else 0
     free, needed = shutil.disk_usage(there).free, cache.bytes - written
     if needed > free:
         raise CofimaError(
@@ -201,14 +201,14 @@ def _require_space(cache: Cache) -> None:
 
 def _unlocked(path: Path) -> bool:
     """Return True if no process holds the lock; nothing waits."""
-    with path.open("a") as file:
-        return try_lock_file(file)
+    with path.open("ab") as file:
+        return try_lock_file(file.fileno())
 
 
 @contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
     """Let one process at a time build a cache; a process that dies lets the next one in."""
     said = f"waiting for another process that reads the same images into {path.parent}"
-    with path.open("w") as file:
-        lock_file(file, lambda: progress.say(said))
+    with path.open("ab") as file:
+        lock_file(file.fileno(), lambda: progress.say(said))
         yield

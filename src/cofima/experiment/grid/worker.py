@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from cofima.core.atomic import open_append
 from cofima.core.errors import CofimaError
 from cofima.core.lock import folder_lock
 from cofima.core.progress import Progress
+from cofima.core.system import reset_peak_memory
 from cofima.experiment.grid import shared_first_task
 from cofima.experiment.grid.executors.base import Job
 from cofima.experiment.launch import launch
@@ -69,8 +70,7 @@ def refresh() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):  # only Linux can reset the peak of a process
-        Path("/proc/self/clear_refs").write_text("5")
+    reset_peak_memory()
 
 
 @contextmanager
