@@ -47,6 +47,28 @@ def packed(folder: Path, name: str, *tops: str) -> bytes:
 # how each dataset is published: a layout, where its files lie, and what is packed into which file
 PUBLISHED: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
     "cifar100": ("python", ".", {"cifar-100-python.tar.gz": ("cifar-100-python",)}),
+    "cub200": ("raw", ".", {"CUB_200_2011.tgz": ("CUB_200_2011", "attributes.txt")}),
+    "imagenet_r": ("unsplit", ".", {"imagenet-r.tar": ("imagenet-r",)}),
+    "cars196": (
+        "devkit",
+        "stanford_cars",
+        {
+            "car_devkit.tgz": ("devkit",),
+            "cars_train.tgz": ("cars_train",),
+            "cars_test.tgz": ("cars_test",),
+            "cars_test_annos_withlabels.mat": ("cars_test_annos_withlabels.mat",),
+        },
+    ),
+    "vtab": ("folders", "vtab-cil", {"vtab.zip": ("vtab",)}),
+    "fashion_mnist": (
+        "idx",
+        "FashionMNIST/raw",
+        {
+            f"{stem}-{kind}-ubyte.gz": (f"{stem}-{kind}-ubyte.gz",)
+            for stem in ("train", "t10k")
+            for kind in ("images-idx3", "labels-idx1")
+        },
+    ),
 }
 
 
@@ -56,7 +78,8 @@ def publish(web: Web, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def put(name: str, digests: bool = True) -> Download:
         layout, inside, archives = PUBLISHED[name]
-        make(name, layout, tmp_path / "made")
+        more = {"compressed": True} if name == "fashion_mnist" else {}
+        make(name, layout, tmp_path / "made", **more)
         (tmp_path / "made" / "attributes.txt").write_text("beside the folder, as in CUB's archive")
         contents = {
             file: (tmp_path / "made" / inside / tops[0]).read_bytes()
@@ -225,6 +248,26 @@ def test_terms_are_accepted_before_anything_is_fetched(
         get("cifar100", tmp_path / "data")
     assert not web.asked
     get("cifar100", tmp_path / "data", accept_license=True)
+
+
+@pytest.mark.parametrize("name", ["cars196", "vtab"])
+def test_what_no_program_can_fetch_says_what_a_person_can_do(
+    name: str, publish: Any, web: Web, tmp_path: Path
+) -> None:
+    plan = publish(name)
+    with pytest.raises(CofimaError) as said:
+        get(name, tmp_path / "data", accept_license=True)
+    assert f"{name} has to be fetched by hand: {plan.by_hand}; put {plan.files[0].name}" in str(said.value)
+    assert f"cofima data get {name} --from FOLDER" in str(said.value)
+    assert not web.asked
+
+
+def test_the_list_says_which_can_be_fetched() -> None:
+    lines = CliRunner().invoke(app, ["list", "datasets"], env={"COLUMNS": "400"}).output.splitlines()
+    said = {line.split()[0]: line for line in lines if line.strip()}
+    assert "downloads it" in said["cub200"]
+    assert "by hand" in said["vtab"]
+    assert "by hand" not in said["digits"]
 
 
 def test_a_name_that_cannot_be_fetched_has_a_hint(tmp_path: Path) -> None:

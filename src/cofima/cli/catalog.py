@@ -83,13 +83,15 @@ def _datasets() -> Table:
     """Return the datasets with their classes, sizes and folders."""
     from cofima.data import datasets, sources
 
-    table = plain_table("name", "what it is", "found")
+    table = plain_table("name", "what it is", "cofima data get", "found")
     for name in datasets.names():
-        where = ""
+        where = fetched = ""
         if name in sources.names():
+            plan = sources.info(name).download
+            fetched = "" if plan is None else "downloads it" if all(f.url for f in plan.files) else "by hand"
             copies = sources.copies(name, None)
             where = "\n".join(f"{copy.layout} in {copy.path}" for copy in copies) or "no"
-        table.add_row(name, datasets.describe(name), where)
+        table.add_row(name, datasets.describe(name), fetched, where)
     return table
 
 

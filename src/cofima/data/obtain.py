@@ -65,13 +65,13 @@ def obtain(
     options = DataOptions(root=root)
     if sources.copies(name, root):
         return Obtained(sources.find(name, options, progress), {})
-    if plan.terms and not accept_license:
-        raise CofimaError(f"{name}: {plan.terms}; accept this with --accept-license")
     if place is None and (lacking := [file.name for file in plan.files if not file.url]):
         raise CofimaError(
             f"{name} has to be fetched by hand: {plan.by_hand}; put {', '.join(lacking)} into a folder, and "
             f"say: cofima data get {name} --from FOLDER --data-root {root}"
         )
+    if plan.terms and not accept_license:
+        raise CofimaError(f"{name}: {plan.terms}; accept this with --accept-license")
     if (root / plan.target).exists():
         raise CofimaError(f"{root / plan.target} is there, and is no copy of {name}: move it away")
     work = root / WORK / name
