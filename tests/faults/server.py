@@ -1,39 +1,64 @@
 """The process that trials are forked from: it has imported everything, and knows the tests' tiny networks.
 
 It reads one JSON object a line (words, folder, fault) and answers with the exit code, the number of calls
-that a fault could have hit, and what the command said.
+that a fault could have hit, those by which a generation came into force, and what the command said.
 """
 
 import ctypes
+import gc
+import importlib
 import json
+import multiprocessing
 import os
+import pkgutil
 import signal
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import cofima
 import tiny  # noqa: F401 - registers the networks
 from cofima.cli.main import main
+from cofima.experiment.grid.executors import local
+from cofima.training.checkpoint import Budget
 
 SHIM = ctypes.CDLL(None)
-SHIM.fault_count.restype = ctypes.c_long
+SHIM.fault_count.restype = SHIM.fault_mark.restype = ctypes.c_long
+SHIM.fault_mark.argtypes = [ctypes.c_long]
+BECOME_PARENT_OF_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
+SECONDS = 120  # of a trial, at most
+
+
+def import_everything() -> None:
+    """Import all modules, so that no trial has to; those of frameworks that are not installed stay away."""
+    for module in pkgutil.walk_packages(cofima.__path__, "cofima."):
+        if not module.name.startswith(("cofima.integrations", "cofima.classifier.web", "cofima.__main__")):
+            with suppress(ImportError):
+                importlib.import_module(module.name)
+    gc.collect()
+    gc.freeze()  # the memory stays shared with forked processes
 
 
 def trial(order: dict[str, Any]) -> dict[str, Any]:
-    """Fork a process that does what the command line says, with a fault."""
+    """Fork a process that does what the command line says, with a fault; wait for all that it started."""
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as counted:
         child = os.fork()
         if not child:
             run(order, said.fileno(), counted.fileno())
         _, status = os.waitpid(child, 0)
+        with suppress(ChildProcessError):
+            while True:
+                os.wait()
         said.seek(0)
         counted.seek(0)
+        count, *marks = map(int, counted.read().split() or [0])
         code = os.waitstatus_to_exitcode(status)
-        return {"code": code, "count": int(counted.read() or 0), "said": said.read()}
+        return {"code": code, "count": count, "marks": marks, "said": said.read()}
 
 
 def run(order: dict[str, Any], said: int, counted: int) -> None:
@@ -43,7 +68,10 @@ def run(order: dict[str, Any], said: int, counted: int) -> None:
     os.dup2(said, 2)
     os.chdir(order["folder"])
     os.environ.update(order["environment"])
-    signal.alarm(120)
+    signal.alarm(SECONDS)
+    local.get_context = lambda _: multiprocessing.get_context("fork")  # workers that import nothing anew
+    if order["checkpoints"]:
+        Budget.due = lambda self: True
     words, fault = order["words"], order["fault"]
     sys.argv = ["cofima", *words]
     SHIM.fault_arm(os.fsencode(order["folder"]), fault["how"], fault["at"], fault["error"], fault["reads"])
@@ -56,13 +84,16 @@ def run(order: dict[str, Any], said: int, counted: int) -> None:
         code = 70
     sys.stdout.flush()
     sys.stderr.flush()
-    os.write(counted, str(SHIM.fault_count()).encode())
+    marks = [mark for number in range(64) if (mark := SHIM.fault_mark(number))]
+    os.write(counted, " ".join(map(str, [SHIM.fault_count(), *marks])).encode())
     os._exit(code)
 
 
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what is printed by accident is not an answer
+    SHIM.prctl(BECOME_PARENT_OF_ORPHANS, 1)
+    import_everything()
     print("ready", file=answers)
     for line in sys.stdin:
         print(json.dumps(trial(json.loads(line))), file=answers)

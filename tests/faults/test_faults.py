@@ -7,7 +7,8 @@ import pytest
 from faults.harness import ERROR, LEARN, RUN, Command, Fault, Server, Sweep
 
 pytestmark = pytest.mark.slow  # tests/store/test_model_folder.py has kills and errors without processes
-FORMATS = ("md", "csv", "tex", "html")
+TABLES = [f"tables/report.{ending}" for ending in ("md", "csv", "tex", "html")]
+CELLS = ["grid/blobs-vit_test-coma-1993-a", "grid/blobs-vit_test-coma-1993-b"]
 COMMANDS = {
     "rename": Command(("rename", "a", "class 0", "zero"), {"a": 3}),
     "remove-class": Command(("remove-class", "a", "class 0"), {"a": 2}),
@@ -15,15 +16,23 @@ COMMANDS = {
     "merge": Command(("merge", "a", "b", "-o", "both"), {"both": 5}),
     "merge --force": Command(("merge", "b", "b", "-o", "a", "--force"), {"a": 2}),
     "fisher": Command(("fisher", "a", "photos", "-o", "a.safetensors"), files=["a.safetensors"]),
-    "card": Command(("card", "a", "-o", "README.md"), files=["README.md"]),
+    "card": Command(("card", "a", "-o", "README.md"), files=["README.md"], over=True),
     "export": Command(("export", "a", "--timm", "plain.safetensors"), files=["plain.safetensors"]),
     "learn": Command(("learn", "photos", *LEARN, "-o", "new"), {"new": 2}),
-    "extend": Command(("extend", "b", "more", "train.epochs=0"), {"b": 3}),
-    "extend -o": Command(("extend", "b", "more", "train.epochs=0", "-o", "new"), {"new": 3}),
-    "run": Command((*RUN, "--out", "run"), {"run": 6}),
-    "report": Command(("report", "done", "-o", "tables"), files=[f"tables/report.{e}" for e in FORMATS]),
+    "learn --fast": Command(("learn", "photos", *LEARN, "--fast", "-o", "new"), {"new": 2}),
+    "extend": Command(("extend", "b", "many", "train.epochs=1"), {"b": 6}),
+    "extend --fast": Command(("extend", "b", "more", "--fast"), {"b": 3}),
+    "extend -o": Command(("extend", "b", "many", "train.epochs=1", "-o", "new"), {"new": 6}),
+    "run": Command((*RUN, "method=seq_ft", "--out", "run"), {"run": 6}),
+    "run, checkpoints": Command((*RUN, "method=seq_ft", "--out", "run"), {"run": 6}, checkpoints=True),
+    "grid": Command(
+        ("grid", "grid.yaml", "--out", "grid", "--jobs", "1"), dict.fromkeys(CELLS, 6), workers=True
+    ),
+    "report": Command(("report", "done", "-o", "tables"), files=TABLES, over=True),
     "data prepare": Command(("data", "prepare", "folder:photos", "-o", "manifest")),
     "evaluate": Command(("evaluate", "a", "photos", "-o", "page"), files=["page/index.html"]),
+    "pixel cache": Command(("learn", "photos", *LEARN, "--fast", "-o", "new"), {"new": 2}, cache=True),
+    "feature cache": Command((*RUN, "method=prototype", "--out", "run"), {"run": 6}, cache=True),
 }
 
 
@@ -42,7 +51,7 @@ def test_a_kill_and_an_error_at_every_call(sweep: Sweep) -> None:
 
 @pytest.mark.parametrize("sweep", ["rename", "merge", "card", "fisher"], indirect=True)
 def test_an_error_at_every_call_that_opens_a_file(sweep: Sweep) -> None:
-    reads = sweep.server.run(sweep._copy("reads"), sweep.command.words, Fault(reads=True)).count
+    reads = sweep._run(sweep._copy("reads"), Fault(reads=True)).count
     faults = [Fault(ERROR, at, 5, reads=True) for at in range(1, reads + 1)]
     wrong = list(filter(None, map(sweep.check, faults)))
     print(f"{reads} calls, {len(faults)} faults, {len(wrong)} failures")

@@ -8,9 +8,8 @@ import json
 import os
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from cofima.report.history import history_table
 from cofima.store import model_folder
 from cofima.store.model import load_model, save_model
 from cofima.store.model_folder import CONFIG, CURRENT, HISTORY, INFLIGHT, STATE, WEIGHTS
+from faults.nobody import as_nobody, open_folder
 
 VALUES: list[Any] = [
     None,
@@ -302,26 +302,12 @@ def test_nothing_is_written_or_removed_through_a_link(name: str, folder: Path, t
     assert {str(path): path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()} == before
 
 
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Be a user without rights, where the tests run as one who has all."""
-    if os.geteuid():
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 @pytest.mark.parametrize(
     "name", ["", "0003", "0002", CURRENT, *(f"0003/{file}" for file in (CONFIG, WEIGHTS, STATE))]
 )
 def test_what_may_not_be_read_is_one_sentence(name: str, made: Path) -> None:
-    with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to others
-        Path(place).chmod(0o755)
-        folder = Path(shutil.copytree(made, Path(place) / "model"))
+    with open_folder() as place:
+        folder = Path(shutil.copytree(made, place / "model"))
         (folder / name).chmod(0)
         with as_nobody():
             use(folder)
