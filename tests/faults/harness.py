@@ -5,6 +5,7 @@ Trials are forked from one process (``server.py``), which takes milliseconds.
 """
 
 import errno
+import fnmatch
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ KILLED = -9
 SETTINGS = ("train.epochs=1", "data.flip=false", "data.crop=1", "device=cpu", "model.pretrained=false")
 RUN = ("run", "demo.yaml", "dataset=blobs", "backbone=vit_test", "train.batch_size=16", *SETTINGS)
 RUN += ("data.max_train_per_class=4",)
-LEARN = ("--backbone", "vit_test", *SETTINGS)
+LEARN = ("--backbone", "vit_test", "val_fraction=0.4", *SETTINGS)
 GRID = """
 dataset: blobs
 backbone: vit_test
@@ -74,7 +75,7 @@ class Command:
 
     Attributes:
         words: After ``cofima``; run in a copy of the prepared folder.
-        models: The model folders that it may change, with the number of classes after it.
+        models: The model folders that it may change, or patterns, with the number of classes after it.
         files: The other files that it writes, whole or not at all.
         over: The files are there before, with other content.
         cache: It is given a cache of its own, which is empty: this is what it builds, and what it makes is
@@ -161,8 +162,14 @@ class Sweep:
         assert done.code == 0, done.said
         self.calls, self.after, self.names = done.count, states(whole), names(whole)
         self.new, self.logged = self._files(whole), logs(whole)
+        self.models = [
+            name for pattern in command.models for name in sorted(fnmatch.filter(self.after, pattern))
+        ]
         found = {name: len(state.classes) for name, state in self.after.items()}
-        assert found == {name: len(state.classes) for name, state in self.before.items()} | command.models
+        wanted = {name: len(state.classes) for name, state in self.before.items()}
+        for pattern, number in command.models.items():
+            wanted |= dict.fromkeys(fnmatch.filter(self.models, pattern) or [pattern], number)
+        assert found == wanted
         assert None not in self.new.values(), f"{self.new.keys()} should be there"
         self._expect_between(done.marks)
 
@@ -239,7 +246,7 @@ class Sweep:
 
     def _wrong_next(self, folder: Path) -> Iterator[str]:
         """Make another change, and yield what the faulty command left behind in spite of it."""
-        for name in self.command.models:
+        for name in self.models:
             done = self.server.run(folder, ("rename", name, self.after[name].classes[0], "another name"))
             if done.code:
                 yield done.said[-500:]
@@ -271,7 +278,7 @@ class Sweep:
         return folder
 
     def _remove_made(self, folder: Path) -> None:
-        for name in self.command.models:
+        for name in self.models:
             shutil.rmtree(folder / name, ignore_errors=True)
         for name in self.command.files:
             (folder / name).unlink(missing_ok=True)

@@ -8,7 +8,9 @@ from faults.harness import ERROR, LEARN, RUN, Command, Fault, Server, Sweep
 
 pytestmark = pytest.mark.slow  # tests/store/test_model_folder.py has kills and errors without processes
 TABLES = [f"tables/report.{ending}" for ending in ("md", "csv", "tex", "html")]
-CELLS = ["grid/blobs-vit_test-coma-1993-a", "grid/blobs-vit_test-coma-1993-b"]
+TABLES += ["tables/accuracy.svg", "tables/distance.svg"]
+PAGE = [f"page/{name}" for name in ("evaluation.html", "classes.csv", "confusion.csv", "confusion.svg")]
+PHOTOS = ("dataset=folder:many", "data.test_fraction=0.3", "stream.base_classes=2", "stream.increment=2")
 COMMANDS = {
     "rename": Command(("rename", "a", "class 0", "zero"), {"a": 3}),
     "remove-class": Command(("remove-class", "a", "class 0"), {"a": 2}),
@@ -19,20 +21,20 @@ COMMANDS = {
     "card": Command(("card", "a", "-o", "README.md"), files=["README.md"], over=True),
     "export": Command(("export", "a", "--timm", "plain.safetensors"), files=["plain.safetensors"]),
     "learn": Command(("learn", "photos", *LEARN, "-o", "new"), {"new": 2}),
-    "learn --fast": Command(("learn", "photos", *LEARN, "--fast", "-o", "new"), {"new": 2}),
     "extend": Command(("extend", "b", "many", "train.epochs=1"), {"b": 6}),
-    "extend --fast": Command(("extend", "b", "more", "--fast"), {"b": 3}),
     "extend -o": Command(("extend", "b", "many", "train.epochs=1", "-o", "new"), {"new": 6}),
-    "run": Command((*RUN, "method=seq_ft", "--out", "run"), {"run": 6}),
-    "run, checkpoints": Command((*RUN, "method=seq_ft", "--out", "run"), {"run": 6}, checkpoints=True),
-    "grid": Command(
-        ("grid", "grid.yaml", "--out", "grid", "--jobs", "1"), dict.fromkeys(CELLS, 6), workers=True
+    "run": Command((*RUN, "method=seq_ft", "-o", "run"), {"run": 6}),
+    "run, with checkpoints": Command(
+        (*RUN, "method=seq_ft", "-o", "run"), {"run": 6}, checkpoints=True, step=7
     ),
+    "grid": Command(("grid", "grid.yaml", "-o", "grid", "-j", "1"), {"grid/*": 6}, workers=True, step=3),
     "report": Command(("report", "done", "-o", "tables"), files=TABLES, over=True),
-    "data prepare": Command(("data", "prepare", "folder:photos", "-o", "manifest")),
-    "evaluate": Command(("evaluate", "a", "photos", "-o", "page"), files=["page/index.html"]),
-    "pixel cache": Command(("learn", "photos", *LEARN, "--fast", "-o", "new"), {"new": 2}, cache=True),
-    "feature cache": Command((*RUN, "method=prototype", "--out", "run"), {"run": 6}, cache=True),
+    "evaluate": Command(("evaluate", "a", "photos", "-o", "page"), files=PAGE),
+    "data prepare": Command(
+        ("data", "prepare", "folder:photos", "-o", "manifest"), files=["manifest/folder-photos-seed0.jsonl"]
+    ),
+    "pixel cache": Command((*RUN, *PHOTOS, "method=prototype", "-o", "run"), {"run": 4}, cache=True),
+    "feature cache": Command((*RUN, "method=prototype", "-o", "run"), {"run": 6}, cache=True),
 }
 
 
