@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cofima.data.sources.in_memory import blobs
-from faults.harness import GRID, LEARN, RUN, Server
+from data.conftest import cifar100_archive
+from faults.harness import GRID, LEARN, PUBLISHED, RUN, Server
 
 PHOTOS = {"photos": (0, 1), "others": (2, 3), "more": (4,), "many": (4, 5, 6, 7)}
 
@@ -28,6 +29,7 @@ def prepared(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prepared")
     draw_photos(folder)
     (folder / "grid.yaml").write_text(GRID)
+    cifar100_archive((folder / PUBLISHED).parent)
     for words in (
         ("learn", "photos", *LEARN, "--fast", "-o", "a"),
         ("extend", "a", "more", "--fast"),

@@ -26,6 +26,7 @@ KILLED = -9
 SETTINGS = ("train.epochs=1", "data.flip=false", "data.crop=1", "device=cpu", "model.pretrained=false")
 RUN = ("run", "demo.yaml", "dataset=blobs", "backbone=vit_test", "train.batch_size=16", *SETTINGS)
 RUN += ("data.max_train_per_class=4",)
+PUBLISHED = "published/cifar-100-python.tar.gz"
 LEARN = ("--backbone", "vit_test", "val_fraction=0.4", *SETTINGS)
 GRID = """
 dataset: blobs
@@ -82,6 +83,7 @@ class Command:
             made once more from what is in there after a fault.
         checkpoints: It writes the task in progress after every step.
         workers: Other processes work for it, and may be hit in its place.
+        published: It fetches a small dataset, by its digest, from a web server on this machine.
         step: Only every so many calls are hit.
     """
 
@@ -92,6 +94,7 @@ class Command:
     cache: bool = False
     checkpoints: bool = False
     workers: bool = False
+    published: bool = False
     step: int = 1
 
 
@@ -132,6 +135,7 @@ class Server:
         *,
         cache: str = "cache",
         checkpoints: bool = False,
+        published: bool = False,
     ) -> Outcome:
         """Run a command in a folder, which may be hit by the fault."""
         assert self._process.stdin is not None
@@ -139,6 +143,7 @@ class Server:
         environment = {"COFIMA_CACHE": str(folder / cache)}
         order: dict[str, Any] = {"words": list(words), "folder": str(folder), "environment": environment}
         order |= {"fault": vars(fault or Fault()), "checkpoints": checkpoints}
+        order["published"] = str(folder / PUBLISHED) if published else None
         print(json.dumps(order), file=self._process.stdin)
         return Outcome(**json.loads(self._process.stdout.readline()))
 
@@ -256,9 +261,13 @@ class Sweep:
             yield from (f"litter {each}" for each in sorted(theirs))
 
     def _run(self, folder: Path, fault: Fault | None = None) -> Outcome:
-        cache = "cold" if self.command.cache else "cache"
         return self.server.run(
-            folder, self.command.words, fault, cache=cache, checkpoints=self.command.checkpoints
+            folder,
+            self.command.words,
+            fault,
+            cache="cold" if self.command.cache else "cache",
+            checkpoints=self.command.checkpoints,
+            published=self.command.published,
         )
 
     def _is_done(self, folder: Path) -> bool:

@@ -329,7 +329,7 @@ def change_structure(folder: Path, elsewhere: Path, chance: random.Random) -> No
     path, other = chance.choice(paths), chance.choice(paths)
     how = chance.randrange(7)
     if how == 0:
-        (folder / CURRENT).unlink(missing_ok=True)
+        discard(folder / CURRENT)
         (folder / CURRENT).write_text(chance.choice(POINTERS), "utf-8", errors="surrogateescape")
     elif how == 1 and path != other:
         target = path.with_name(chance.choice([name for name in NUMBERS if name]))
@@ -344,11 +344,15 @@ def change_structure(folder: Path, elsewhere: Path, chance: random.Random) -> No
         path.unlink()
         path.write_bytes(content)
     elif how > 3:
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        discard(path)
         if how == 4:
             path.symlink_to(chance.choice([elsewhere, elsewhere / "photo.jpg", other, folder, path]))
         elif how == 5:
             chance.choice([Path.mkdir, Path.touch, os.mkfifo])(path)
+
+
+def discard(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 MINE = {"0500": "photo.jpg", ".2024.my_photos": "photo.jpg", "mine": "notes.txt"}
@@ -371,7 +375,7 @@ def test_structures_at_random(number: int, made: Path, tmp_path: Path) -> None:
         for name in (INFLIGHT, f".{'0a' * 16}.0004"):
             (folder / name).mkdir()
             (folder / name / "checkpoint.safetensors").write_bytes(chance.randbytes(30))
-        (folder / "metrics.jsonl").write_text('{"kind": "task", "task": 1, "step": 0}\n')
+        (folder / "metrics.jsonl").write_text('{"kind": "task", "task": 1, "step": 0, "time": 0}\n')
         for _ in range(chance.randint(1, 4)):
             change_structure(folder, elsewhere, chance)
         before = contents(elsewhere) | contents(*(folder / name for name in MINE))
