@@ -86,6 +86,14 @@ def test_a_second_look_reads_no_picture(samples: list[Sample]) -> None:
     assert (first.hashes, first.faults) == (again.hashes, again.faults)
 
 
+def test_a_journal_beside_the_index_goes(samples: list[Sample], on_disk: Path) -> None:
+    """A kill after the index was written leaves one."""
+    load(samples, FORM)
+    (built(on_disk) / cache.JOURNAL).touch()
+    load(samples, FORM)
+    assert {file.name for file in built(on_disk).iterdir()} == {cache.PIXELS, cache.INDEX}
+
+
 def test_size_and_place_are_said_first(samples: list[Sample], on_disk: Path) -> None:
     listener = Listener()
     load(samples, FORM, progress=listener)

@@ -26,6 +26,7 @@ KILLED = -9
 SETTINGS = ("train.epochs=1", "data.flip=false", "data.crop=1", "device=cpu", "model.pretrained=false")
 RUN = ("run", "demo.yaml", "dataset=blobs", "backbone=vit_test", "train.batch_size=16", *SETTINGS)
 RUN += ("data.max_train_per_class=4",)
+COLD = "cold"  # an empty cache
 PUBLISHED = "published/cifar-100-python.tar.gz"
 LEARN = ("--backbone", "vit_test", "val_fraction=0.4", *SETTINGS)
 GRID = """
@@ -51,6 +52,8 @@ class Fault:
     error: int = errno.ENOSPC
     reads: bool = False
     """Count calls that open a file for reading as well."""
+    below: str = ""
+    """Count only calls that touch this part of the folder."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,8 @@ class Command:
         models: The model folders that it may change, or patterns, with the number of classes after it.
         files: The other files that it writes, whole or not at all.
         over: The files are there before, with other content.
-        cache: It is given a cache of its own, which is empty: this is what it builds, and what it makes is
-            made once more from what is in there after a fault.
+        cache: It is given a cache of its own, which is empty. Faults are in building this, and what the
+            command makes is made once more from what is in there after a fault.
         checkpoints: It writes the task in progress after every step.
         workers: Other processes work for it, and may be hit in its place.
         published: It fetches a small dataset, by its digest, from a web server on this machine.
@@ -177,6 +180,8 @@ class Sweep:
         assert found == wanted
         assert None not in self.new.values(), f"{self.new.keys()} should be there"
         self._expect_between(done.marks)
+        if command.cache:
+            self.calls = self._run(self._copy("cache"), Fault(below=COLD)).count
 
     def _expect_between(self, marks: Sequence[int]) -> None:
         """Learn the states between the one before and the one after: those that come into force on the way.
@@ -196,8 +201,9 @@ class Sweep:
     def faults(self) -> Iterator[Fault]:
         """Yield a kill and an error at every call."""
         for at in range(1, self.calls + 1, self.command.step):
-            yield Fault(KILL, at)
-            yield Fault(ERROR, at, errno.EIO if at // self.command.step % 2 else errno.ENOSPC)
+            error = errno.EIO if at // self.command.step % 2 else errno.ENOSPC
+            for how in (KILL, ERROR):
+                yield Fault(how, at, error, below=COLD if self.command.cache else "")
 
     def check(self, fault: Fault) -> str:
         """Run one trial; return what it did wrong, or nothing."""
@@ -265,7 +271,7 @@ class Sweep:
             folder,
             self.command.words,
             fault,
-            cache="cold" if self.command.cache else "cache",
+            cache=COLD if self.command.cache else "cache",
             checkpoints=self.command.checkpoints,
             published=self.command.published,
         )

@@ -105,7 +105,8 @@ def run(order: dict[str, Any], said: int, counted: int) -> None:
     if order["published"]:
         words = [*words, "--from", publish(Path(order["published"]))]
     sys.argv = ["cofima", *words]
-    SHIM.fault_arm(os.fsencode(order["folder"]), fault["how"], fault["at"], fault["error"], fault["reads"])
+    root = os.fsencode(Path(order["folder"]) / fault["below"])
+    SHIM.fault_arm(root, fault["how"], fault["at"], fault["error"], fault["reads"])
     try:
         main()
     except SystemExit as error:

@@ -3,7 +3,7 @@
 A cache is a folder with ``pixels.u8``, the images one after the other, and ``index.json``, which is
 written last: without it, the folder is one that was cut off, and its journal says how far it came. Both
 have checksums of the pixels, which are compared whenever a cache is opened: a flipped bit would be another
-image. Only who holds the lock beside the folder writes or removes anything in it.
+image. Only who holds the lock beside the folder builds it, or removes it where it is damaged.
 """
 
 import errno
@@ -136,7 +136,6 @@ def _build(cache: Cache, fill: FillRows, progress: Progress) -> None:
         pass
     said = {"format": FORMAT, "form": asdict(cache.pixel_format), "pieces": pieces}
     write_text(cache.place / INDEX, json.dumps(said | {"sha256": json_digest(said)}))
-    (cache.place / JOURNAL).unlink(missing_ok=True)
 
 
 def _read(
@@ -201,7 +200,11 @@ def _open(cache: Cache, progress: Progress) -> Opened | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # damaged
         return None
     found = [one for piece in intact for one in piece.found]
-    return (pixels, found) if len(found) == cache.count else None
+    if len(found) != cache.count:
+        return None
+    with suppress(OSError):  # of a process that was killed between its last two steps; or a read-only cache
+        (cache.place / JOURNAL).unlink()
+    return pixels, found
 
 
 def _delete_damaged(cache: Cache, progress: Progress) -> None:
