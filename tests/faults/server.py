@@ -60,9 +60,11 @@ def trial(order: dict[str, Any]) -> dict[str, Any]:
                 os.wait()
         said.seek(0)
         counted.seek(0)
-        count, *marks = map(int, counted.read().split() or [0])
-        code = os.waitstatus_to_exitcode(status)
-        return {"code": code, "count": count, "marks": marks, "said": said.read()}
+        found = json.loads(counted.read() or '{"count": 0, "marks": [], "imported": []}')
+        for name in found.pop("imported"):  # so that the next trial need not
+            with suppress(Exception):
+                importlib.import_module(name)
+        return found | {"code": os.waitstatus_to_exitcode(status), "said": said.read()}
 
 
 def publish(file: Path) -> str:
@@ -106,6 +108,7 @@ def run(order: dict[str, Any], said: int, counted: int) -> None:
         words = [*words, "--from", publish(Path(order["published"]))]
     sys.argv = ["cofima", *words]
     root = os.fsencode(Path(order["folder"]) / fault["below"])
+    before = set(sys.modules)
     SHIM.fault_arm(root, fault["how"], fault["at"], fault["error"], fault["reads"])
     try:
         main()
@@ -116,8 +119,9 @@ def run(order: dict[str, Any], said: int, counted: int) -> None:
         code = 70
     sys.stdout.flush()
     sys.stderr.flush()
-    marks = [mark for number in range(64) if (mark := SHIM.fault_mark(number))]
-    os.write(counted, " ".join(map(str, [SHIM.fault_count(), *marks])).encode())
+    found: dict[str, Any] = {"count": SHIM.fault_count(), "imported": [*{*sys.modules} - before]}
+    found["marks"] = [mark for number in range(64) if (mark := SHIM.fault_mark(number))]
+    os.write(counted, json.dumps(found).encode())
     os._exit(code)
 
 
