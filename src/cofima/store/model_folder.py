@@ -27,7 +27,6 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
@@ -44,6 +43,7 @@ from cofima.core.atomic import (
     write_text,
 )
 from cofima.core.errors import CofimaError, problems
+from cofima.core.extras import installed_version
 from cofima.core.lock import folder_lock
 from cofima.store.history import HistoryRow, describe_errors, dump_rows, parse_rows
 
@@ -412,7 +412,7 @@ def is_empty(folder: Path) -> bool:
 
 def _completed(path: Path, record: Record) -> Record:
     """Return the record completed with the sha256 of the other files, and versions."""
-    versions = {name: version(name) for name in ("cofima", "torch", "timm", "numpy")}
+    versions = {name: installed_version(name) for name in ("cofima", "torch", "timm", "numpy")}
     versions["python"] = platform.python_version()
     files = {file.name: file_digest(file) for file in sorted(path.iterdir())}
     return record.model_copy(update={"format": FORMAT, "versions": versions, "files": files})
