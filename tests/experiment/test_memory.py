@@ -13,7 +13,7 @@ from cofima.store.model import Model
 from cofima.store.record import STATE
 
 CLASSES = 12
-DEALT = (2, 3, 6)
+DEALT = (2, 3, 4)
 AVERAGE = {"coma": "average", "cofima": "fisher_average"}
 
 

@@ -7,7 +7,6 @@ and evaluates and saves by itself.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cofima.core import distributed
+from cofima.core.extras import installed_version
 from cofima.core.progress import Progress
 from cofima.core.system import peak_memory
 from cofima.data.stream import Stream, Task
@@ -127,8 +127,8 @@ def _checkpoint(model: Model, folder: Path) -> Checkpoint:
         "config": model.config.model_dump(mode="json"),
         "data": model.data,
         "environment": {
-            "cofima": version("cofima"),
-            "torch": version("torch"),
+            "cofima": installed_version("cofima"),
+            "torch": installed_version("torch"),
             "device": model.method.context.device.type,
             "threads": torch.get_num_threads(),
         },

@@ -33,6 +33,7 @@ from cofima.training import device
 from cofima.training.context import Context
 
 LARGE = 200_000_000  # bytes; larger models are announced before they are written
+_FACTS, _VIEW = TypeAdapter(BackboneFacts), TypeAdapter(View)
 
 
 @dataclass
@@ -217,8 +218,8 @@ def copy_model(model: Model, progress: Progress = SILENT) -> Model:
 def _build(record: Record, weights: dict[str, Tensor], state: dict[str, Tensor], progress: Progress) -> Model:
     """Build the network and the method that a record describes, and fill them."""
     config = Config.model_validate(record.config)
-    facts = TypeAdapter(BackboneFacts).validate_python(record.backbone)
-    view = TypeAdapter(View).validate_python(record.preprocess)
+    facts = _FACTS.validate_python(record.backbone)
+    view = _VIEW.validate_python(record.preprocess)
     if view.size != facts.size:
         raise ValueError(f"images of {view.size} px, for a network of {facts.size} px")
     empty = build_empty(facts.name, facts.size, facts.final_norm)

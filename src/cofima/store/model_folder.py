@@ -25,13 +25,13 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from cofima.core.atomic import clear_aside, file_digest, open_file, remove_aside, write_aside, write_text
 from cofima.core.errors import CofimaError
+from cofima.core.extras import installed_version
 from cofima.core.lock import folder_lock
 from cofima.store.generation import (
     CURRENT,
@@ -247,7 +247,7 @@ def _has_content(path: Path, digest: str) -> bool:
 
 def _completed(path: Path, record: Record, backbone: str) -> Record:
     """Return the record completed with the sha256 of the other files, and versions."""
-    versions = {name: version(name) for name in ("cofima", "torch", "timm", "numpy")}
+    versions = {name: installed_version(name) for name in ("cofima", "torch", "timm", "numpy")}
     versions["python"] = platform.python_version()
     files = {BACKBONE: backbone} | {file.name: file_digest(file) for file in sorted(path.iterdir())}
     return record.model_copy(update={"format": FORMAT, "versions": versions, "files": files})

@@ -1,6 +1,7 @@
 """Cells through submitit, with its own executor in the place of Slurm."""
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable
@@ -19,6 +20,31 @@ from cofima.experiment.grid.worker import LOG
 submitit = pytest.importorskip("submitit", reason="the extra [slurm] is not installed")
 
 
+class Handle:
+    """A job of submitit in this process, after its end."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self.function(*self.arguments)
+
+
+@pytest.fixture(params=["here", pytest.param("process", marks=pytest.mark.slow)])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run jobs in this process, as if they came out of submitit's file, or in processes that it starts."""
+
+    def submit(self: Any, *job: Any) -> Handle:
+        return Handle(*pickle.loads(pickle.dumps(job)))
+
+    if request.param == "here":
+        monkeypatch.setattr(submitit.AutoExecutor, "submit", submit)
+
+
+@pytest.mark.usefixtures("where")
 def test_a_grid_runs_through_submitit(
     tmp_path: Path,
     small: Callable[..., Any],
@@ -31,19 +57,6 @@ def test_a_grid_runs_through_submitit(
     assert not outcome.failed
     learned_here(found, tmp_path / "here")
     same_cells(outcome.done, tmp_path / "here")
-
-
-class Handle:
-    """A job of submitit in this process, after its end."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.function, self.arguments = function, arguments
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Any:
-        return self.function(*self.arguments)
 
 
 def test_a_job_that_fails_or_is_lost_says_so(
