@@ -195,7 +195,7 @@ def measure(chosen: argparse.Namespace) -> None:
             if chosen.only not in ("", name, f"{name}-{size}"):
                 continue
             cells = [(method, True) for method in METHODS]
-            cells += [("cofima", False)] if chosen.slow else []
+            cells += [("cofima", False), ("seq_ft", False)] if chosen.slow else []
             for method, fast in cells:
                 if (name, size, subset, seed, method, fast) not in done:
                     _write(list(grow(name, size, subset, seed, method, fast)))
@@ -250,6 +250,8 @@ def label(method: str, fast: bool) -> str:
     """Return a classifier's name in the tables: for ours, the command."""
     if method in RIVALS:
         return method
+    if method == "seq_ft":
+        return "fine-tuning (`learn --method seq_ft`)"
     if method != "cofima":
         return f"`learn --method {method}`"
     return "`learn --fast`" if fast else "`learn`"

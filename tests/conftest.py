@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 
 from cofima.core import signals
+from windows import need_unix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from cofima.data.image_set import ImageSet
     from cofima.training.context import Batch
     from tiny import Tiny
+
+collect_ignore = [] if hasattr(os, "fork") else need_unix(Path(__file__).parent)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -29,7 +29,7 @@ from cofima.core.lock import folder_lock
 from cofima.core.progress import SILENT, Progress
 from cofima.data.duplicates import refuse_model_among_photos
 from cofima.data.loading.loader import ImageLike
-from cofima.store import model_folder
+from cofima.store import hub, model_folder
 from cofima.store.generation import Generation
 from cofima.store.history import HistoryRow
 from cofima.store.model import Model, load_model, save_model
@@ -56,6 +56,7 @@ class Classifier:
     ``save(folder)``              write the model folder
     ``model``                     the :class:`~cofima.store.model.Model` below: network, method, preprocessing
     ``folder``                    path it was loaded from or last saved to, or None
+    ``origin``                    the commit on the hub that it was loaded from, or None
     ``accuracy``                  on images held out when it last learned, class by class, or None
     ``calibrated``                True if the probabilities were fitted on held-out images
     ============================  ==============================================================
@@ -64,8 +65,8 @@ class Classifier:
     [3, H, W]; whole numbers count to 255, floats to 1. ``images`` is one or a sequence of them.
     """
 
-    def __init__(self, model: Model, folder: PathLike | None = None) -> None:
-        self.model = model
+    def __init__(self, model: Model, folder: PathLike | None = None, *, origin: str | None = None) -> None:
+        self.model, self.origin = model, origin
         self.folder = None if folder is None else Path(folder)
 
     def __repr__(self) -> str:
@@ -399,5 +400,17 @@ def _without_path(setting: str) -> str:
 
 
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:
-    """Load the classifier of a model folder, written by ``learn``, ``extend``, ``merge`` or a run."""
+    """Load the classifier of a model folder, written by ``learn``, ``extend``, ``merge`` or a run.
+
+    Args:
+        folder: The model folder, or ``hf://OWNER/NAME`` on the hub, best with a commit: ``@REVISION``. What
+            comes from the hub is saved only where a folder is given.
+        device: Name of the device.
+        progress: Receives the progress of the work.
+    """
+    if isinstance(folder, str) and hub.is_address(folder):
+        found = hub.fetch(folder)
+        progress.say(f"{found} is in {found.folder}")
+        model = load_model(found.folder, where=device, progress=progress, any_size=True)
+        return Classifier(model, origin=str(found))
     return Classifier(load_model(folder, where=device, progress=progress, any_size=True), folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -14,8 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import typer
 from rich.table import Table
 
-from cofima.cli.console import DataRoot, Overrides, out, out_option, plain_table, progress, register, say
-from cofima.core.errors import CofimaWarning, first_problems
+from cofima.cli.console import (
+    DataRoot,
+    Overrides,
+    interruptible,
+    out,
+    out_option,
+    plain_table,
+    progress,
+    register,
+    say,
+)
+from cofima.core.errors import CofimaError, CofimaWarning, first_problems
 from cofima.core.wording import some
 
 if TYPE_CHECKING:
@@ -72,13 +83,15 @@ def _datasets() -> Table:
     """Return the datasets with their classes, sizes and folders."""
     from cofima.data import datasets, sources
 
-    table = plain_table("name", "what it is", "found")
+    table = plain_table("name", "what it is", "cofima data get", "found")
     for name in datasets.names():
-        where = ""
+        where = fetched = ""
         if name in sources.names():
+            plan = sources.info(name).download
+            fetched = "" if plan is None else "downloads it" if all(f.url for f in plan.files) else "by hand"
             copies = sources.copies(name, None)
             where = "\n".join(f"{copy.layout} in {copy.path}" for copy in copies) or "no"
-        table.add_row(name, datasets.describe(name), where)
+        table.add_row(name, datasets.describe(name), fetched, where)
     return table
 
 
@@ -220,14 +233,47 @@ def prepare(
     _print("manifest", str(path))
 
 
+def get(
+    name: Name,
+    data_root: DataRoot = None,
+    place: Annotated[
+        str | None,
+        typer.Option("--from", help="Folder or web address with the published files, for the official one."),
+    ] = None,
+    accept_license: Annotated[
+        bool, typer.Option("--accept-license", help="Accept the terms of the dataset, where it has some.")
+    ] = False,
+) -> None:
+    """Download a public dataset from its official place, check it, and unpack it into COFIMA_DATA.
+
+    A download that broke off goes on. Files are compared with the published digests; where there is none, the
+    counts of images are, and the file is called unverified.
+    """
+    from cofima.core.signals import handle_signals
+    from cofima.data.obtain import obtain
+
+    root = os.environ.get("COFIMA_DATA")
+    if not root:
+        raise CofimaError("no folder for datasets: give --data-root FOLDER, or set COFIMA_DATA")
+    with handle_signals(), interruptible("what was downloaded is kept, and the same command goes on with it"):
+        done = obtain(name, Path(root), place=place, accept_license=accept_license, progress=progress())
+    _print_expected(name)
+    for file, text in done.files.items():
+        _print("file", f"{file}: {text}")
+    if not done.files:
+        _print("file", "nothing was downloaded: it was there")
+    _print_found(done.source)
+
+
 data = typer.Typer(
     no_args_is_help=True,
-    help="Check a dataset, or write the manifest of its training and test images.",
+    help="Download a dataset, check it, or write the manifest of its training and test images.",
     epilog="Example: cofima data check cub200",
 )
 register(
     data,
     "cofima data",
+    (get, "get cifar100 --data-root /datasets"),
     (check, "check cub200 --data-root /datasets"),
     (prepare, "prepare imagenet_r data.split_seed=1 --out splits"),
 )

@@ -112,7 +112,36 @@ def out_option(help: str) -> Any:
     return typer.Option("--out", "-o", help=help)
 
 
-ModelFolder = Annotated[Path, typer.Argument(help="A model folder.")]
+def read_model(text: str) -> Path:
+    """Return the folder of a model to read: the folder itself, or the place of what the hub has."""
+    from cofima.store import hub
+
+    if not hub.is_address(text):
+        return Path(text)
+    with progress().stage(f"fetching {text}"):
+        found = hub.fetch(text)
+    say(f"{found} is in {found.folder}", err())
+    return found.folder
+
+
+def _own_model(text: str) -> Path:
+    from cofima.store import hub
+
+    if hub.is_address(text):
+        raise CofimaError(
+            f"{text} is on the hub and cannot be changed there: fetch it (hf download), change the copy, and "
+            "push it (cofima push)"
+        )
+    return Path(text)
+
+
+ModelFolder = Annotated[Path, typer.Argument(parser=_own_model, metavar="MODEL", help="A model folder.")]
+AnyModel = Annotated[
+    Path,
+    typer.Argument(
+        parser=read_model, metavar="MODEL", help="A model folder, or hf://OWNER/NAME[@REVISION] of the hub."
+    ),
+]
 Photos = Annotated[Path, typer.Argument(help="A folder per class, or a CSV file (path,label).")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the images, at most.")]

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from cofima.cli.console import (
+    AnyModel,
     Epochs,
     ModelFolder,
     Photos,
@@ -105,7 +106,7 @@ def learn(
 
 
 def extend(
-    model: Annotated[Path, typer.Argument(help="A model folder, of cofima learn or cofima run.")],
+    model: AnyModel,
     photos: Photos,
     settings: Annotated[
         list[str] | None,
@@ -140,9 +141,11 @@ def extend(
     """
     from cofima.classifier.classifier import load
     from cofima.classifier.forgetting_check import ForgettingError
-    from cofima.store import model_folder
+    from cofima.store import hub, model_folder
 
     model_folder.require_model(model)
+    if folder is None and hub.is_snapshot(model):
+        raise CofimaError(f"{model} is a download of the hub, which others may use: give a folder with --out")
     with folder_lock(folder or model), interruptible("the model is as it was; run the same command again"):
         classifier = load(model, progress=progress())  # locked: what is read here is what is replaced
         try:
@@ -174,7 +177,7 @@ def extend(
 
 
 def predict(
-    model: ModelFolder,
+    model: AnyModel,
     images: Annotated[
         list[str], typer.Argument(help="Images, folders of images, or - for a list of paths on stdin.")
     ],
@@ -262,7 +265,7 @@ def _write_csv(answer: Prediction, first: bool) -> None:
 
 
 def evaluate(
-    model: ModelFolder,
+    model: AnyModel,
     photos: Photos,
     folder: Annotated[
         Path | None, out_option("Folder of a page, a figure and tables; none by default.")
@@ -305,7 +308,7 @@ def _print_evaluation(found: Evaluation) -> None:
         out().print(pairs)
 
 
-def history(model: ModelFolder) -> None:
+def history(model: AnyModel) -> None:
     """Show the history of a model: what it learned, when, from how many images, and its accuracy."""
     from cofima.report.history import history_table
     from cofima.store import model_folder

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cofima.classifier.web.limits import Limits
-from cofima.cli.console import ModelFolder, interruptible, out_option, progress, say, started, warn
+from cofima.cli.console import AnyModel, ModelFolder, interruptible, out_option, progress, say, started, warn
 from cofima.cli.model import find_images
 from cofima.core.atomic import write_text
 from cofima.core.errors import CofimaError
@@ -32,15 +32,23 @@ License = Annotated[
 
 
 def export(
-    model: ModelFolder,
+    model: AnyModel,
     onnx: Annotated[
         Path | None, typer.Option(help="Write an ONNX file: uint8 images in, probabilities out.")
     ] = None,
+    pt2: Annotated[
+        Path | None, typer.Option(help="Write a program of torch.export (.pt2) that needs torch alone.")
+    ] = None,
     torchscript: Annotated[
-        Path | None, typer.Option(help="Write a TorchScript archive that needs torch alone.")
+        Path | None,
+        typer.Option(help="Write a TorchScript archive, for old versions of torch: --pt2 replaces it."),
     ] = None,
     timm: Annotated[
         Path | None, typer.Option(help="Write safetensors that plain timm loads, where the method allows it.")
+    ] = None,
+    timm_hub: Annotated[
+        Path | None,
+        typer.Option(help="Write a folder for the hub, which timm.create_model('hf_hub:...') loads."),
     ] = None,
     images: Annotated[
         list[str] | None,
@@ -55,12 +63,17 @@ def export(
     from cofima.store.model import load_model
 
     wanted = [  # first what may be refused: a slower export would have been done for nothing
+        (timm_hub, plain_timm.to_timm_hub),
         (timm, plain_timm.to_timm),
         (onnx, formats.to_onnx),
+        (pt2, formats.to_pt2),
         (torchscript, formats.to_torchscript),
     ]
     if not any(path for path, _ in wanted):
-        raise CofimaError("give a file to write: --onnx FILE, --torchscript FILE or --timm FILE")
+        raise CofimaError(
+            "give a file to write: --onnx FILE, --pt2 FILE, --torchscript FILE, --timm FILE, or "
+            "--timm-hub FOLDER"
+        )
     loaded = formats.on_squares(load_model(model, where="cpu", progress=progress()))
     pixels, source = (
         _read_images(images, loaded.view.pixel_format) if images else formats.sample_images(loaded)
@@ -71,7 +84,7 @@ def export(
                 continue
             with progress().stage(f"writing {path}"):
                 done = write(loaded, path, pixels)
-            say(f"Wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+            say(f"Wrote {path} ({_size(path) / 1e6:.1f} MB)")
             say(
                 f"  compared with the model on {done.images} images {source}: logits differ by at most "
                 f"{done.difference:.1e} (the largest is {done.largest:.1f})"
@@ -80,6 +93,12 @@ def export(
         settings = plain_timm.timm_settings(loaded)
         arguments = "".join(f", {key}={value}" for key, value in settings["arguments"].items())
         say(f"  timm.create_model('{settings['architecture']}'{arguments}, checkpoint_path='{timm}')")
+    if timm_hub is not None:
+        say(f"  timm.create_model('local-dir:{timm_hub}', pretrained=True)")
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
 
 
 def _read_images(given: list[str], pixel_format: PixelFormat) -> tuple[Tensor, str]:
@@ -93,7 +112,7 @@ def _read_images(given: list[str], pixel_format: PixelFormat) -> tuple[Tensor, s
 
 
 def card(
-    model: ModelFolder,
+    model: AnyModel,
     path: Annotated[
         Path | None, out_option("Write to this file, e.g. README.md, instead of the terminal.")
     ] = None,

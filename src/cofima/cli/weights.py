@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cofima.classifier.merge.request import MergeMethod
-from cofima.cli.console import Command, Force, ModelFolder, SkipUnreadable, out_option, progress, say
+from cofima.cli.console import AnyModel, Command, Force, SkipUnreadable, out_option, progress, read_model, say
 from cofima.core.wording import count, some
 
 LISTS = ("--weights", "--fisher", "--skip", "--classes")
@@ -43,7 +43,13 @@ def _is_number(word: str) -> bool:
 
 def merge(
     models: Annotated[
-        list[Path], typer.Argument(help="Model folders, or .safetensors and .pth files; the order matters.")
+        list[Path],
+        typer.Argument(
+            parser=read_model,
+            metavar="MODELS...",
+            help="Model folders, models of the hub (hf://...), or .safetensors and .pth files; the order "
+            "matters.",
+        ),
     ],
     output: Annotated[Path, out_option("The merged folder or file.")],
     method: Annotated[
@@ -118,7 +124,7 @@ def merge(
 
 
 def fisher(
-    model: ModelFolder,
+    model: AnyModel,
     images: Annotated[
         Path, typer.Argument(help="Images: a folder per class, named as in the model, or a CSV file.")
     ],

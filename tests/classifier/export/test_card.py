@@ -1,10 +1,6 @@
 """The card tells the whole of a model, and the hub gets the model and its card, or a clear refusal."""
 
-import base64
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +18,7 @@ from cofima.store.generation import shared_name
 from cofima.store.history import HistoryRow
 from cofima.store.model import load_model, save_model
 from cofima.store.record import BACKBONE
+from fake_hub import Hub, serving
 
 
 @pytest.fixture(scope="module")
@@ -120,70 +117,10 @@ def test_a_model_that_was_learned_says_its_commands(folder: Path) -> None:
     assert "cofima run" not in text
 
 
-class Hub(ThreadingHTTPServer):
-    """As much of the hub's interface as an upload talks to; it keeps what it got."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.repo: dict[str, Any] = {}
-        self.files: dict[str, bytes] = {}
-        self.tokens: set[str] = set()
-        self.refuse = 0
-
-
-class Answer(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_GET(self) -> None:
-        files = [{"type": "file", "path": n, "size": 1, "oid": "1" * 40} for n in self.server.files]
-        self.say(files if "/tree/" in self.path else {"id": "me/parts"})
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.tokens.add(self.headers["Authorization"])
-        if self.server.refuse and "/create" not in self.path:
-            self.say({"error": "you may not write here"}, self.server.refuse)
-        elif self.path == "/api/repos/create":
-            self.server.repo = json.loads(body)
-            self.say({"url": f"http://{self.headers['Host']}/me/parts", "id": "me/parts"})
-        elif "/preupload/" in self.path:
-            names = [file["path"] for file in json.loads(body)["files"]]
-            self.say({"files": [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]})
-        elif "/commit/" in self.path:
-            for line in body.splitlines():
-                item = json.loads(line)
-                if item["key"] == "file":
-                    self.server.files[item["value"]["path"]] = base64.b64decode(item["value"]["content"])
-                if item["key"] == "deletedFile":
-                    del self.server.files[item["value"]["path"]]
-            self.say({"commitUrl": f"http://{self.headers['Host']}/me/parts/commit/1", "commitOid": "1" * 40})
-        else:
-            self.say({}, 200)
-
-    def say(self, values: Any, status: int = 200) -> None:
-        content = json.dumps(values).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    server = Hub()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("HF_TOKEN", "hf_test")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with serving(monkeypatch, tmp_path / "hub") as server:
+        yield server
 
 
 def test_what_was_uploaded_is_a_model_folder_with_its_card(folder: Path, hub: Hub, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import timm
+import timm.data
 import torch
 from PIL import Image
 from safetensors import safe_open
@@ -79,6 +80,51 @@ def test_torchscript_says_what_the_model_says(method: str, learned: Any, tmp_pat
     assert facts["preprocess"]["inside"]["mean"] == list(model.view.mean)
     assert done.difference < 1e-3
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+
+
+@pytest.mark.parametrize("method", some("cofima", "l2p"))
+def test_a_program_of_torch_export_says_what_the_model_says(
+    method: str, learned: Any, tmp_path: Path
+) -> None:
+    model = learned(method)
+    model.serving["temperature"] = 2.0
+    done = formats.to_pt2(model, tmp_path / "a.pt2", images(3))
+    told = {"cofima.json": ""}
+    program = torch.export.load(tmp_path / "a.pt2", extra_files=told).module()
+    for count in (1, 2, 7):
+        with torch.no_grad():
+            logits, chances = program(images(count))
+        wanted = model.logits(images(count))
+        torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(chances, torch.softmax(wanted / 2, dim=1), rtol=1e-4, atol=1e-5)
+    assert json.loads(told["cofima.json"])["classes"] == model.classes
+    assert done.difference < 1e-3
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
+
+
+@pytest.mark.parametrize("method", some("cofima", "ranpac"))
+def test_timm_loads_the_folder_for_the_hub_or_the_reason_is_said(
+    method: str, learned: Any, tmp_path: Path
+) -> None:
+    model, folder = learned(method), tmp_path / "parts"
+    if method in NOT_PLAIN:
+        with pytest.raises(CofimaError, match=NOT_PLAIN[method]):
+            plain_timm.to_timm_hub(model, folder, images(2))
+        assert not list(tmp_path.iterdir())
+        return
+    plain_timm.to_timm_hub(model, folder, images(2))
+    assert {path.name for path in folder.iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    net = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    with torch.inference_mode():
+        logits = net(model.view.test(images(4)))
+    torch.testing.assert_close(logits, model.logits(images(4)), rtol=1e-4, atol=1e-5)
+    assert net.pretrained_cfg["label_names"] == model.classes
+    data = timm.data.resolve_model_data_config(net)
+    assert data["input_size"] == (3, model.backbone.size, model.backbone.size)
+    assert data["mean"] == pytest.approx(model.backbone.mean)
+    assert "library_name: timm" in (folder / "README.md").read_text("utf-8")
+    with pytest.raises(CofimaError, match="not an empty folder"):
+        plain_timm.to_timm_hub(model, folder, images(2))
 
 
 @pytest.mark.parametrize("method", some("cofima", "bic", *NOT_PLAIN))

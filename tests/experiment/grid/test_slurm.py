@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cofima.core.errors import CofimaError
-from cofima.experiment.grid.cells import Resources
 from cofima.experiment.grid.executors.base import Job
 from cofima.experiment.grid.executors.slurm import SlurmExecutor
+from cofima.experiment.grid.resources import Resources
 from cofima.experiment.grid.scheduler import run_grid
 from cofima.experiment.grid.worker import LOG
 

@@ -24,20 +24,21 @@ HELD_OUT = "of all classes, held out when it last learned; they also decided whe
 PLACE = re.compile(r"(folder:|(?:of )?(?=/))(.+)")
 
 
-def model_card(model: Model, name: str, license: str | None = None) -> str:
+def model_card(model: Model, name: str, license: str | None = None, library: str = "cofima") -> str:
     """Return a card in Markdown, with the front matter that the Hugging Face hub reads.
 
     Args:
         model: The model.
         name: Its name.
         license: License identifier of the hub; by default that of the backbone's weights.
+        library: Name of the library that the hub says loads it.
     """
     hub, weights_license = origin_of(model)
     found = measured(model)
     front = ModelCardData(
         license=license or weights_license or "other",
         license_name=None if license or weights_license else "unknown",
-        library_name="cofima",
+        library_name=library,
         pipeline_tag="image-classification",
         base_model=hub,
         tags=["image-classification", "continual-learning", "class-incremental-learning", "cofima"],

@@ -1,4 +1,4 @@
-"""Export to ONNX and TorchScript.
+"""Export to ONNX, torch.export and TorchScript.
 
 The exported network takes stored pixels and returns logits and probabilities, so a user only has to resize
 images. Each file is written aside, compared with the model on images, and only then given its name.
@@ -156,6 +156,20 @@ def to_torchscript(model: Model, path: Path, images: Tensor) -> Exported:
             warnings.simplefilter("ignore")
             loaded = torch.jit.load(str(aside), map_location="cpu")  # type: ignore[no-untyped-call]
         return compare(model, path, images, lambda pixels: loaded(pixels)[0])
+
+
+def to_pt2(model: Model, path: Path, images: Tensor) -> Exported:
+    """Write a program of torch.export that needs torch alone; its metadata is in its file cofima.json."""
+    extra = {"cofima.json": json.dumps(metadata(model), ensure_ascii=False)}
+    with write_aside(path) as aside:
+        with _tracing(model), _traceable(model, "a program of torch.export"):
+            batch = torch.export.Dim("batch", min=1, max=LAST)
+            program = torch.export.export(
+                Portable(model).eval(), (images[:2],), dynamic_shapes=({0: batch},), strict=False
+            )
+            torch.export.save(program, aside, extra_files=extra)
+            answer = torch.export.load(aside).module()
+        return compare(model, path, images, lambda pixels: answer(pixels)[0])
 
 
 def on_squares(model: Model) -> Model:

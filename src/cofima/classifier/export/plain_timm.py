@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from cofima.classifier.export.card import model_card, name_of
 from cofima.classifier.export.formats import Exported, as_text, compare, metadata
 from cofima.core.atomic import write_aside
 from cofima.core.errors import CofimaError
@@ -18,22 +19,67 @@ from cofima.models.head import Head
 from cofima.store.model import Model
 from cofima.weights.mmap import write_tensors
 
+# what timm has to know of an architecture to change its first or its last layer
+BUILD = ("first_conv", "classifier", "pool_size", "fixed_input_size")
+
 
 def to_timm(model: Model, path: Path, images: Tensor) -> Exported:
     """Write weights that plain timm loads, as ``timm.create_model(..., checkpoint_path=path)``."""
     refuse_not_plain(model, path)
-    settings = timm_settings(model)
-    meta = as_text(metadata(model)) | {"format": "pt", "cofima.timm": json.dumps(settings)}
+    with write_aside(path) as aside:
+        _write_weights(model, aside)
+        net = _built(model)
+        net.load_state_dict(load_file(aside))
+        return compare(model, path, images, lambda pixels: net(model.view.test(pixels)))
+
+
+def to_timm_hub(model: Model, folder: Path, images: Tensor) -> Exported:
+    """Write a folder that timm loads from the hub, or by ``timm.create_model("local-dir:FOLDER", True)``.
+
+    It holds the weights, ``config.json`` with architecture, classes and preprocessing, and the model card.
+    """
+    refuse_not_plain(model, folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CofimaError(f"{folder} is there and not an empty folder: give another one")
+    with write_aside(folder) as aside:
+        aside.mkdir()
+        _write_weights(model, aside / "model.safetensors")
+        net = _built(model)
+        (aside / "config.json").write_text(json.dumps(_hub_config(model, net), indent=2) + "\n", "utf-8")
+        card = model_card(model, name_of(folder), library="timm")
+        (aside / "README.md").write_text(card, "utf-8")
+        net.load_state_dict(load_file(aside / "model.safetensors"))
+        return compare(model, folder, images, lambda pixels: net(model.view.test(pixels)))
+
+
+def _write_weights(model: Model, path: Path) -> None:
+    meta = as_text(metadata(model)) | {"format": "pt", "cofima.timm": json.dumps(timm_settings(model))}
     weights = {key: value.detach().cpu().contiguous() for key, value in model.weights().items()}
     bias = f"{model.backbone.classifier}.bias"
     weights[bias] = model.offset(weights[bias])
-    with write_aside(path) as aside:
-        write_tensors(aside, weights, meta)
-        with torch.random.fork_rng(devices=[]):
-            net = timm.create_model(settings["architecture"], **settings["arguments"])
-        net.load_state_dict(load_file(aside))
-        net.eval()
-        return compare(model, path, images, lambda pixels: net(model.view.test(pixels)))
+    write_tensors(path, weights, meta)
+
+
+def _built(model: Model) -> Any:
+    """Return the network as timm builds it for the weights, which it does not have yet."""
+    settings = timm_settings(model)
+    with torch.random.fork_rng(devices=[]):
+        return timm.create_model(settings["architecture"], **settings["arguments"]).eval()
+
+
+def _hub_config(model: Model, net: Any) -> dict[str, Any]:
+    """Return config.json as timm reads it from a repository of the hub."""
+    settings = timm_settings(model)
+    known = {key: net.pretrained_cfg[key] for key in BUILD if net.pretrained_cfg.get(key) is not None}
+    arguments = {key: value for key, value in settings["arguments"].items() if key != "num_classes"}
+    return {
+        "architecture": net.pretrained_cfg["architecture"],
+        "num_classes": len(model.classes),
+        "num_features": net.num_features,
+        "label_names": model.classes,
+        "model_args": arguments,
+        "pretrained_cfg": known | settings["data"] | {"num_classes": len(model.classes)},
+    }
 
 
 def timm_settings(model: Model) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def missing(name: str, options: DataOptions) -> str | None:
         *(f"    {at}{'' if at.is_dir() else ' (no such folder)'}" for at in search_roots(options.root)),
         *([f"  There is only {'; '.join(also)}."] if also else []),
         f"  Get it from {known.url}, and give its place with --data-root or COFIMA_DATA.",
+        *([f"  Or say: cofima data get {name}"] if known.download else []),
     ]
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from cofima.core.errors import CofimaError, file_error, first_problems, problems
 from cofima.core.paths import expand
+from cofima.data.download import RemoteFile
 from cofima.data.loading.loader import Content, Sample
 from cofima.data.options import DataOptions
 from cofima.data.splits import (
@@ -121,6 +122,23 @@ def numbered_samples(
 
 
 @dataclass(frozen=True)
+class Download:
+    """Published files of a dataset, and what becomes of them.
+
+    Attributes:
+        target: The folder, or the one file that is read as it is, that they become below the data root.
+        files: The files; archives are unpacked into the folder.
+        terms: Terms that the user has to accept, with their source; most datasets have none.
+        by_hand: The reason why no program can fetch files without an address, and where a person can.
+    """
+
+    target: str
+    files: tuple[RemoteFile, ...]
+    terms: str = ""
+    by_hand: str = ""
+
+
+@dataclass(frozen=True)
 class DatasetInfo:
     """Published facts of a dataset, whether or not it is on this machine.
 
@@ -131,6 +149,7 @@ class DatasetInfo:
         faults: Counts of copies that are known to be wrong, with a variant and an explanation.
         class_key: Sort key of class folders, where it is not their names.
         fixed_order: Classes arrive in the order of their numbers; no seed shuffles them.
+        download: The published files, if they are known.
     """
 
     name: str
@@ -143,6 +162,7 @@ class DatasetInfo:
     faults: Mapping[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
     class_key: Callable[[str], tuple[int, str]] | None = None
     fixed_order: bool = False
+    download: Download | None = None
 
     def variant(self, train: int, test: int) -> str:
         """Name the split that has these counts; ``other`` where none is known."""

@@ -9,10 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cofima.core.errors import CofimaError, first_problems, problems
+from cofima.data.download import RemoteFile
 from cofima.data.loading.loader import Sample
-from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named
+from cofima.data.sources.base import Copy, DatasetInfo, Download, Source, folders_named
 from cofima.data.sources.folder import TRAIN_AND_TEST, train_test_copies
 
+COPIES = "https://github.com/pytorch/vision/issues/7545"
+CITED = "tensorflow_datasets/url_checksums/cars196.txt"
+FILES = {
+    "car_devkit.tgz": (330_960, "b97deb463af7d58b6bfaa18b2a4de9829f0f79e8ce663dfa9261bf7810e9accd"),
+    "cars_train.tgz": (979_269_282, "512b227b30e2f0a8aab9e09485786ab4479582073a144998da74d64b801fd288"),
+    "cars_test.tgz": (977_350_468, "bffea656d6f425cba3c91c6d83336e4c5f86c6cffd8975b0f375d3a10da8e243"),
+    "cars_test_annos_withlabels.mat": (
+        185_758,
+        "790f75be8ea34eeded134cc559332baf23e30e91367e9ddca97d26ed9b895f05",
+    ),
+}
 INFO = DatasetInfo(
     name="cars196",
     title="Stanford Cars",
@@ -24,7 +36,16 @@ INFO = DatasetInfo(
         "annos": "cars196/ (or cars/) with cars_annos.mat and car_ims/",
         "folders": f"cars196/ with {TRAIN_AND_TEST}",
     },
-    url="https://github.com/pytorch/vision/issues/7545 (the authors' own page is gone)",
+    url=f"{COPIES} (the authors' own page is gone)",
+    download=Download(
+        "stanford_cars",
+        tuple(
+            RemoteFile(name, digest=f"sha256:{digest}", cited=CITED, size=size)
+            for name, (size, digest) in FILES.items()
+        ),
+        by_hand="the authors' page, https://ai.stanford.edu/~jkrause/cars/car_dataset.html, is gone, and "
+        f"{COPIES} tells where copies are",
+    ),
     faults={
         (8_041, 8_144): (
             "swapped",

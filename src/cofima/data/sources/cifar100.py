@@ -11,10 +11,20 @@ from typing import Any
 import numpy as np
 
 from cofima.core.errors import CofimaError, file_error, problems
+from cofima.data.download import RemoteFile
 from cofima.data.loading.loader import Sample
-from cofima.data.sources.base import Copy, DatasetInfo, Source, files_named, folders_named, numbered_samples
+from cofima.data.sources.base import (
+    Copy,
+    DatasetInfo,
+    Download,
+    Source,
+    files_named,
+    folders_named,
+    numbered_samples,
+)
 from cofima.data.sources.unpickle import plain_dict
 
+URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 INFO = DatasetInfo(
     name="cifar100",
     title="CIFAR-100",
@@ -24,8 +34,19 @@ INFO = DatasetInfo(
         "python": "cifar-100-python/ with the files train, test and meta",
         "archive": "cifar-100-python.tar.gz",
     },
-    url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+    url=URL,
     crop=0.08,
+    download=Download(
+        "cifar-100-python",
+        (
+            RemoteFile(
+                "cifar-100-python.tar.gz",
+                URL,
+                "md5:eb9058c3a382ffc7106e4002c42a8d85",
+                "torchvision/datasets/cifar.py",
+            ),
+        ),
+    ),
 )
 MOST_BYTES = 200_000_000  # of a file in the archive; the largest has 155 million
 FOLDERS = ("cifar-100-python", "cifar100", "cifar-100")

@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from cofima.core.errors import file_error, first_problems
+from cofima.data.download import RemoteFile
 from cofima.data.loading.loader import Sample
-from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named
+from cofima.data.sources.base import Copy, DatasetInfo, Download, Source, folders_named
 from cofima.data.sources.folder import TRAIN_AND_TEST, train_test_copies
 
 INFO = DatasetInfo(
@@ -19,6 +20,18 @@ INFO = DatasetInfo(
         "folders": f"cub/ (or cub_200/, CUB_200_2011/) with {TRAIN_AND_TEST}",
     },
     url="https://www.vision.caltech.edu/datasets/cub_200_2011/",
+    download=Download(
+        "CUB_200_2011",
+        (
+            RemoteFile(
+                "CUB_200_2011.tgz",
+                "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+                "md5:97eceeb196236b17998738112f37df78",
+                "avalanche/benchmarks/datasets/cub200/cub200.py",
+                1_150_585_339,  # tensorflow_datasets/url_checksums/caltech_birds2011.txt, of the same file
+            ),
+        ),
+    ),
 )
 FOLDERS = ("cub", "cub200", "cub_200", "CUB_200_2011")
 LISTS = ("images.txt", "train_test_split.txt", "image_class_labels.txt")

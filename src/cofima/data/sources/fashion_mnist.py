@@ -11,9 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cofima.core.errors import problems
+from cofima.data.download import RemoteFile
 from cofima.data.loading.loader import Sample
-from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named, numbered_samples
+from cofima.data.sources.base import Copy, DatasetInfo, Download, Source, folders_named, numbered_samples
 
+PLACE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+FILES = {
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
 INFO = DatasetInfo(
     name="fashion_mnist",
     title="Fashion-MNIST",
@@ -24,6 +32,13 @@ INFO = DatasetInfo(
         "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, each as it is or as .gz",
     },
     url="https://github.com/zalandoresearch/fashion-mnist, or Debian's package dataset-fashion-mnist",
+    download=Download(
+        "fashion-mnist",
+        tuple(
+            RemoteFile(name, f"{PLACE}/{name}", f"md5:{digest}", "torchvision/datasets/mnist.py")
+            for name, digest in FILES.items()
+        ),
+    ),
 )
 FOLDERS = ("fashion-mnist", "fashion")
 NAMES = (

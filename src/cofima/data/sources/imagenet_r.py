@@ -7,13 +7,15 @@ from functools import partial
 from pathlib import Path
 
 from cofima.core.errors import CofimaError
+from cofima.data.download import RemoteFile
 from cofima.data.loading.decoder import read_file
 from cofima.data.loading.loader import Sample
-from cofima.data.sources.base import Copy, DatasetInfo, Source, files_named, folders_named
+from cofima.data.sources.base import Copy, DatasetInfo, Download, Source, files_named, folders_named
 from cofima.data.sources.folder import TRAIN_AND_TEST, train_test_copies
 from cofima.data.sources.listing import SUFFIXES, list_images
 from cofima.data.sources.split_file import split_by_names, two_lists
 
+URL = "https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar"
 INFO = DatasetInfo(
     name="imagenet_r",
     title="ImageNet-R",
@@ -25,8 +27,20 @@ INFO = DatasetInfo(
         "unsplit": "imagenet-r/WNID/*.jpg; data.test_fraction of each class is tested on, by data.split_seed",
         "tar": "imagenet-r.tar, not compressed, not unpacked; split as an unsplit folder",
     },
-    url="https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",
+    url=URL,
     crop=0.08,
+    download=Download(
+        "imagenet-r.tar",  # as it is: images are read out of it
+        (
+            RemoteFile(
+                "imagenet-r.tar",
+                URL,
+                "sha256:18c6bf493b39a0d975d48e587437f562caab9c52ae6327dcfa9dd8eb54aa1b52",
+                "tensorflow_datasets/datasets/imagenet_r/checksums.tsv",
+                2_191_079_936,
+            ),
+        ),
+    ),
 )
 FOLDERS = ("imagenet-r", "imagenetr")
 

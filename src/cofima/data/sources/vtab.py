@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from cofima.core.errors import problems
+from cofima.data.download import RemoteFile
 from cofima.data.loading.loader import Sample
-from cofima.data.sources.base import Copy, DatasetInfo, Source, folders_named
+from cofima.data.sources.base import Copy, DatasetInfo, Download, Source, folders_named
 from cofima.data.sources.folder import TRAIN_AND_TEST, has_train_and_test, train_test_copies
 from cofima.data.sources.listing import list_images
 
@@ -16,6 +17,7 @@ def _numeric(name: str) -> tuple[int, str]:
     return (int(name), name) if name.isdecimal() else (-1, name)
 
 
+REPOSITORY = "https://github.com/LAMDA-CL/RevisitingCIL"
 INFO = DatasetInfo(
     name="vtab",
     title="VTAB, five datasets of ten classes",
@@ -25,7 +27,19 @@ INFO = DatasetInfo(
         "folders": f"vtab-cil/vtab/ (or vtab/) with {TRAIN_AND_TEST}, classes in the order of their names",
         "nested": "vtab/ with DATASET/train/CLASS/*.jpg and DATASET/test/CLASS/*.jpg (or val)",
     },
-    url="https://github.com/LAMDA-CL/RevisitingCIL (the file vtab.zip)",
+    url=f"{REPOSITORY} (the file vtab.zip)",
+    download=Download(
+        "vtab-cil",
+        (
+            RemoteFile(
+                "vtab.zip", digest="md5:a9c37bde6105a2516c900b0c33a437c1", cited=f"{REPOSITORY}/issues/5"
+            ),
+        ),
+        terms=f"its authors say ({REPOSITORY}) that they have no right to distribute the images of its five "
+        "datasets, whose own terms hold",
+        by_hand="its authors share it through Google Drive and OneDrive, which need a browser; links are in "
+        f"{REPOSITORY}",
+    ),
     class_key=_numeric,
     fixed_order=True,  # the five datasets arrive one after the other
 )

@@ -53,7 +53,7 @@ def learned(first: Path) -> bool:
     try:
         return model_folder.current(first) is not None
     except CofimaError:
-        shutil.rmtree(first)
+        shutil.rmtree(first, ignore_errors=True)
         return False
 
 

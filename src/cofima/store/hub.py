@@ -1,0 +1,121 @@
+"""Model folders on the Hugging Face hub, as ``cofima push`` writes them: ``hf://OWNER/NAME@REVISION``.
+
+What comes from there may be anybody's: only JSON and safetensors are fetched, and the reader of model folders
+relies on nothing that it did not check.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cofima.core.errors import CofimaError
+from cofima.core.hub import quick_hub
+from cofima.core.names import shortened
+from cofima.store.model_folder import CURRENT
+
+PREFIX = "hf://"
+FILES = (CURRENT, "*.safetensors", "*/config.json", "*/history.jsonl")
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model of the hub, on this machine.
+
+    Attributes:
+        repo: The name of the repository, ``OWNER/NAME``.
+        commit: The commit that it was fetched from.
+        folder: A model folder to read from; several may share it, so nobody writes to it.
+    """
+
+    repo: str
+    commit: str
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.repo}@{self.commit}"
+
+
+def is_address(model: object) -> bool:
+    """Return True for a text that names a model of the hub."""
+    return isinstance(model, str) and model.startswith(PREFIX)
+
+
+def is_snapshot(folder: Path) -> bool:
+    """Return True for a folder in which the hub's client keeps what it fetched."""
+    above = folder.absolute().parent
+    return above.name == "snapshots" and above.parent.name.startswith("models--")
+
+
+def fetch(address: str) -> HubModel:
+    """Return a model of the hub; what is on this machine already is not fetched again.
+
+    Without a revision the newest commit is taken. Where the hub cannot be reached, what an earlier call
+    fetched is taken, or the error says so within seconds.
+    """
+    from huggingface_hub import snapshot_download
+
+    repo, _, revision = address.removeprefix(PREFIX).partition("@")
+    with _explained(address), quick_hub(), _no_bars():
+        folder = snapshot_download(
+            repo,
+            revision=revision or None,
+            allow_patterns=list(FILES),
+            endpoint=os.environ.get("HF_ENDPOINT") or None,
+        )
+    found = HubModel(repo, Path(folder).name, Path(folder))
+    if not (found.folder / CURRENT).is_file():
+        raise CofimaError(f"{found} is no model of cofima: it has no file {CURRENT}")
+    return found
+
+
+@contextmanager
+def _explained(address: str) -> Iterator[None]:
+    """Turn the errors of the hub's client into one sentence each."""
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name = shortened(address)
+    try:
+        yield
+    except HFValidationError as error:
+        raise CofimaError(f"'{name}' is no address: it is {PREFIX}OWNER/NAME, or with @REVISION") from error
+    except RevisionNotFoundError as error:
+        raise CofimaError(f"{name}: the repository has no such branch, tag or commit") from error
+    except RepositoryNotFoundError as error:
+        raise CofimaError(
+            f"{name}: the hub has no such repository, or it is private and needs a token (hf auth login)"
+        ) from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise CofimaError(
+            f"{name}: the hub cannot be reached, and the model is not on this machine"
+        ) from error
+    except HfHubHTTPError as error:
+        raise CofimaError(f"{name}: the hub refused it ({_first_line(error)})") from error
+    except OSError as error:
+        raise CofimaError(f"{name} could not be fetched ({_first_line(error)})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Keep the client's own bars away from the output, as far as they are shown at all."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    before = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()
