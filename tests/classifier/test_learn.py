@@ -8,6 +8,7 @@ import torch
 
 import cofima
 from cofima.classifier import learn as learning
+from cofima.classifier.calibrate import fit
 from cofima.core.errors import CofimaError
 from cofima.experiment import config as configs
 from cofima.models import efficientnet_lite
@@ -171,3 +172,33 @@ def test_the_command_is_recorded_without_paths(three: Path, model: Path, photos,
     clf.extend(photos(tmp_path / "more photos", (3, 4)), epochs=1, settings=["train.lr=0.02"], only_new=True)
     said = "cofima extend MODEL 'more photos' --only-new --epochs 1 train.lr=0.02"
     assert clf.history[-1].command == said
+
+
+def test_unequal_classes_are_alike_or_as_likely_as_they_have_photographs(
+    photos: Callable[..., Path], settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = photos(tmp_path / "photos", (0,), per_class=36)
+    photos(folder, (1, 2), per_class=6)
+    unseen = list(photos(tmp_path / "unseen", (0, 1, 2), 4, first=36).rglob("*.png"))
+    found = {}
+    for priors in ("equal", "counts"):
+        given = [*settings, f"options.closed_form.priors={priors}"]
+        clf = cofima.learn(folder, fast=True, settings=given)
+        found[priors] = clf.probabilities(unseen)
+        shares = clf.model.method.class_shares()
+        assert (shares is None) if priors == "equal" else shares.tolist() == [0.75, 0.125, 0.125]
+        clf.extend(photos(tmp_path / priors, (3,), per_class=6), fast=True)
+        assert len(clf.classes) == 4
+    likelier = found["counts"][:, 0] - found["equal"][:, 0]
+    assert (likelier > 0).all()
+
+
+def test_offsets_of_classes_do_not_undo_their_shares() -> None:
+    """Images that tell nothing are answered by the shares of the classes."""
+    counts = torch.tensor([200, 40])
+    labels, shares = torch.repeat_interleave(counts), counts.double() / counts.sum()
+    logits = shares.log().expand(len(labels), 2)
+    for given, expected in ((shares, shares), (None, torch.tensor([0.5, 0.5]))):
+        found = fit(logits, labels, torch.tensor([0, 0]), given)
+        answer = torch.softmax((logits[0] + found.offsets) / found.temperature, 0)
+        torch.testing.assert_close(answer.double(), expected.double(), atol=0.02, rtol=0)

@@ -22,7 +22,7 @@ from PIL import Image
 import cofima
 import tiny
 from cofima.core import lock, system
-from cofima.core.atomic import file_digest, open_append, write_aside
+from cofima.core.atomic import open_append, write_aside
 from cofima.core.errors import CofimaError
 from cofima.core.signals import handle_signals
 from cofima.data.sources.in_memory import blobs
@@ -47,7 +47,7 @@ def show(step: str, folder: Path) -> None:
     """Print the classes and the hash of the weights in force."""
     generation = model_folder.read(folder)
     generation.verify()
-    weights = file_digest(generation.path / model_folder.WEIGHTS)
+    weights = generation.record.weights_digest
     print(step, len(generation.record.classes), weights, sorted(path.name for path in folder.iterdir()))
 
 

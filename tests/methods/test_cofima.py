@@ -392,3 +392,25 @@ def test_a_step_out_of_reach_is_noted(tiny, monkeypatch: pytest.MonkeyPatch) -> 
 def test_equal_steps_are_refused_where_they_mean_nothing(method: str, options: dict, message: str) -> None:
     with pytest.raises(CofimaError, match=message):
         check({"method": method, "options": options | {"fisher": {"share": "equal"}}})
+
+
+@pytest.mark.parametrize("history", ["last", "accumulate"])
+def test_fisher_information_may_be_kept_in_half_the_room(history: str, tiny, tmp_path, same_bits) -> None:
+    """Rounded when it is kept, so that a run that is continued ends with the same bits."""
+    stream, found = tiny.stream((2, 2)), {}
+    for kept in ("float32", "bfloat16"):
+        options = {"fisher": {"kept": kept}, "fisher_history": history}
+        config = tiny.config("cofima", train={"epochs": 1}, options=options)
+        cut, found[kept] = (tiny.model(config, stream).method for _ in range(2))
+        for method in (cut, found[kept]):
+            method.learn(stream[0])
+        state = {key: value.clone() for key, value in cut.state().items()}
+        assert {value.dtype for key, value in state.items() if key.startswith("fisher.")} == {
+            getattr(torch, kept)
+        }
+        cut.restore(state)
+        for method in (cut, found[kept]):
+            method.learn(stream[1])
+        same_bits(cut.net.state_dict(), found[kept].net.state_dict())
+    exact, rounded = (snapshot(method.net) for method in found.values())
+    assert 0 < weight_distance(rounded, exact) < 0.01 * found["float32"].facts["trained_distance"]

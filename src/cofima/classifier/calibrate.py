@@ -7,7 +7,8 @@ https://arxiv.org/abs/1706.04599):
 .. math:: p = \mathrm{softmax}((z + o) / T)
 
 A class of many held-out images has an offset of its own, close to its task's. Targets are smoothed, as few
-images cannot show that a classifier never errs, and every class counts the same.
+images cannot show that a classifier never errs. Every class counts the same, or as likely as the method takes
+it to be.
 """
 
 import math
@@ -20,7 +21,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from cofima.classifier.scoring import draw_features, gaussians_of, raw_logits
-from cofima.methods.components.discriminant import SharedGaussians
 from cofima.store.model import Model
 
 OWN_OFFSET = 20  # held-out images from which on a class has an offset of its own
@@ -37,7 +37,7 @@ class Calibration:
     offsets: Tensor
 
 
-def fit(logits: Tensor, labels: Tensor, task_of: Tensor) -> Calibration:
+def fit(logits: Tensor, labels: Tensor, task_of: Tensor, shares: Tensor | None = None) -> Calibration:
     """Return the calibration with the smallest cross-entropy.
 
     Gaussian priors hold the offsets of tasks near 0, and those of classes near their task's.
@@ -46,10 +46,12 @@ def fit(logits: Tensor, labels: Tensor, task_of: Tensor) -> Calibration:
         logits: Of held-out images [images, classes].
         labels: The class of each image.
         task_of: The task of each class.
+        shares: How likely each class is; None where all are alike.
     """
     logits, classes, images = logits.double().clone(), len(task_of), len(labels)
     counts = torch.bincount(labels, minlength=classes)
-    weights = images / (int((counts > 0).sum()) * counts[labels].double())  # every class counts the same
+    likely = torch.ones(classes, dtype=torch.float64) if shares is None else shares
+    weights = images / (float(likely[counts > 0].sum()) * counts[labels].double()) * likely[labels]
     smooth = 1 / (images + 2)  # the rule of succession
     own = (counts >= OWN_OFFSET).nonzero().flatten()
     tasks = int(task_of.max()) + 1
@@ -100,7 +102,7 @@ def calibrate(model: Model, logits: Tensor, labels: Tensor) -> None:
     if gaussians is not None and any(without):
         features, theirs = draw_features(gaussians, without, model)
         logits, labels = torch.cat([logits, raw_logits(model, features)]), torch.cat([labels, theirs])
-    found = fit(logits, labels, task_of_class(model))
+    found = fit(logits, labels, task_of_class(model), model.method.class_shares())
     model.serving["temperature"] = found.temperature
     if found.offsets.any():
         model.serving["offsets"] = found.offsets.tolist()
@@ -122,7 +124,7 @@ def honest_answers(model: Model, logits: Tensor, labels: Tensor) -> Tensor:
     first = torch.arange(len(labels)) % 2 == 0
     for mine in (first, ~first):
         if len(tasks) > 1 and mine.any() and (~mine).any():
-            found = fit(logits[~mine], labels[~mine], tasks)
+            found = fit(logits[~mine], labels[~mine], tasks, model.method.class_shares())
             answers[mine] = (logits[mine] + found.offsets).argmax(1)
     return answers
 
@@ -133,10 +135,7 @@ def remember_distances(model: Model) -> None:
     old = model.serving.get("distances", [])
     kept = old + [[] for _ in range(len(model.classes) - len(old))]
     if gaussians is not None and len(held):
-        near = gaussians.nearest(held.features).clone()  # not of inference mode, to be written to
-        if isinstance(gaussians, SharedGaussians) and held.taught.any():
-            mine = held.taught
-            near[mine] = gaussians.nearest_left_out(held.features[mine], held.labels[mine])
+        near = gaussians.nearest(held.features, torch.where(held.taught, held.labels, -1))
         for label in torch.unique(held.labels).tolist():
             mine = near[held.labels == label][:KEPT_DISTANCES]
             kept[label] = [round(value, 4) for value in mine.tolist()]

@@ -5,7 +5,8 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,20 +21,16 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from cofima.classifier.classifier import Classifier
-from cofima.classifier.learn import (
-    Part,
-    empty_model,
-    learn_part,
-    refusals,
-    resolve,
-)
+from cofima.classifier.learn import KEEP, Part, empty_model, learn_parts, refusals, resolve
 from cofima.classifier.predict import BATCH, probabilities
+from cofima.classifier.stages import Effort
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT
 from cofima.data.image_set import image_set
 from cofima.data.loading.decoder import decode
-from cofima.data.sources.listing import Split
-from cofima.store.config import DEFAULT_METHOD
+from cofima.data.sources.listing import MIN_TO_HOLD_OUT, Split
+from cofima.data.splits import choose_images, every_other, share_of
+from cofima.store.config import DEFAULT_METHOD, Config
 from cofima.store.model import Model, copy_model, load_model, save_model
 
 
@@ -47,7 +44,10 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         backbone: Name of the pre-trained network; EfficientNet-Lite0 by default, of ``cofima[lite]``.
         method: Name of the method.
-        epochs: Passes over the images; by default the recipe's number.
+        fine_tune: Train the backbone too, and take it if it is better on images held out for that; otherwise
+            the answer is there after one pass, as of ``cofima learn --fast``. A method whose head is not
+            solved always trains.
+        epochs: Passes over the images in training, at most; by default as many as ``cofima learn`` takes.
         image_shape: (H, W, 3) or (H, W) of an image whose pixels are a row of ``X``.
         settings: Other ``key=value`` items of the configuration.
         random_state: Seed or generator of the random numbers.
@@ -61,6 +61,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         backbone: str | None = None,
         method: str = DEFAULT_METHOD,
+        fine_tune: bool = False,
         epochs: int | None = None,
         image_shape: tuple[int, ...] | None = None,
         settings: Sequence[str] = (),
@@ -68,6 +69,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.backbone = backbone
         self.method = method
+        self.fine_tune = fine_tune
         self.epochs = epochs
         self.image_shape = image_shape
         self.settings = settings
@@ -77,9 +79,10 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Learn all classes at once, from the pre-trained weights."""
         images, labels = self._checked(X, y, first=True)
         self.classes_, places = np.unique(labels, return_inverse=True)
-        self.model_ = self._empty()
-        names = [str(label) for label in self.classes_]
-        _learn(self.model_, names, self._pixels(images), places)
+        config = self._config()
+        self.model_ = empty_model(config)
+        part = self._part(self.classes_.tolist(), self._pixels(images), places)
+        self.model_ = self._learned(lambda: empty_model(config), None, [part])
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "ImageClassifier":
@@ -95,16 +98,17 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         more = self.classes_[np.isin(self.classes_, found)].tolist()
         if wrong := refusals(self.model_.method, [str(label) for label in more]):
             raise ValueError(f"partial_fit: {wrong[0]}")
-        learned, pixels = copy_model(self.model_), self._pixels(images)
+        pixels, parts = self._pixels(images), []
         all_classes = np.concatenate([self.classes_, np.asarray(new, dtype=found.dtype)])
         place = {label: at for at, label in enumerate(all_classes.tolist())}
         for labels_now in (more, new):
             if labels_now:
                 mine = np.isin(labels, labels_now)
                 places = np.array([place[label] for label in labels[mine].tolist()])
-                names = [str(label) for label in labels_now]
-                _learn(learned, names, pixels[torch.from_numpy(mine)], places)
-        self.model_, self.classes_ = learned, all_classes
+                parts.append(self._part(labels_now, pixels[torch.from_numpy(mine)], places))
+        before = self.model_
+        self.model_ = self._learned(lambda: copy_model(before), before, parts)
+        self.classes_ = all_classes
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -155,8 +159,39 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         except CofimaError as error:
             raise ValueError(str(error)) from error
 
-    def _empty(self) -> Model:
-        """Return a model that has learned nothing yet."""
+    def _part(self, labels: Sequence[Any], pixels: Tensor, places: NDArray[Any]) -> Part:
+        """Return images of classes as a task; a share of them is held out to judge a fine-tuning by."""
+        images = image_set(pixels, torch.from_numpy(np.asarray(places, dtype=np.int64)))
+        content = [image.tobytes() for image in pixels.numpy()]
+        often = Counter(content)
+        copied = torch.tensor([often[image] > 1 for image in content])
+        config = self.model_.config
+        share = config.val_fraction if self.fine_tune else 0.0
+
+        def how_many(count: int) -> int:
+            return share_of(count, share) if share and count >= MIN_TO_HOLD_OUT else 0
+
+        held = choose_images(images, how_many, config.seed) & ~copied
+        choose = every_other(images.labels, held)
+        train, may_choose, report = (images.select(mask) for mask in (~held, choose, held & ~choose))
+        split = Split(train, may_choose, report, copied=copied.nonzero().flatten())
+        return Part([str(label) for label in labels], split)
+
+    def _learned(self, start: Callable[[], Model], before: Model | None, parts: Sequence[Part]) -> Model:
+        """Return a model that has learned the parts, as ``cofima learn`` and ``cofima extend`` do."""
+        images = sum(len(part.everything) for part in parts)
+
+        def begin() -> Model:
+            model = start()
+            model.data = {"name": "array", "train": images, "classes": len(model.classes)}
+            return model
+
+        effort = Effort(fast=not self.fine_tune, epochs_given=self.epochs is not None)
+        learned = learn_parts(begin, before, parts, self.model_.config.train, KEEP, effort, SILENT)
+        return learned.finished(KEEP)
+
+    def _config(self) -> Config:
+        """Return the configuration of a model that has learned nothing yet."""
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -167,8 +202,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "seed": int(seed),
         }
         config = resolve("blobs", given, self.settings)
-        config = config.model_copy(update={"dataset": "array", "val_fraction": 0.0})
-        return empty_model(config)
+        return config.model_copy(update={"dataset": "array"})
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle a fitted model as the files of its folder: plain bytes, no code."""
@@ -191,15 +225,6 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     path.write_bytes(content)
                 state["model_"] = load_model(folder)
         super().__setstate__(state)
-
-
-def _learn(model: Model, names: list[str], pixels: Tensor, labels: NDArray[Any]) -> None:
-    """Learn images of new classes, or more of known ones; nothing is held out."""
-    images = image_set(pixels, torch.from_numpy(np.asarray(labels, dtype=np.int64)))
-    model.data = {"name": "array", "train": len(images), "classes": len(model.classes)}
-    none = images.select(images.labels < 0)
-    part = Part(names, Split(images, none, none))
-    model.history.append(learn_part(model, part, model.config.train, SILENT))
 
 
 def _squares(rows: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float64]:

@@ -327,6 +327,10 @@ class Method:
         """
         return None
 
+    def class_shares(self) -> Tensor | None:
+        """Return how likely each class is before its image is seen; None where all are alike."""
+        return None
+
     def class_statistics(self) -> "Gaussians | None":
         """Return the Gaussian of every class, or None if the method keeps none."""
         return None

@@ -13,6 +13,8 @@ https://arxiv.org/abs/2312.08977. CoMA with each weight averaged by its Fisher i
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import torch
+
 from cofima.data.stream import Task
 from cofima.methods.base import Share
 from cofima.methods.components.aligned import Aligned
@@ -20,7 +22,7 @@ from cofima.methods.components.averaging import averaged_in_place, distance_move
 from cofima.methods.components.cost import FISHER_PASS, Cost, Plan
 from cofima.methods.components.fisher import (
     FISHER,
-    AverageFisherOptions,
+    KeptFisherOptions,
     PassingFeatures,
     add_fisher,
     released_fisher,
@@ -53,7 +55,7 @@ class CoFiMA(Aligned):
     fallback: Share = 0.4
     weight: Literal["classes", "samples", "tasks"] = "classes"
     statistics: Literal["merged", "trained"] = "merged"
-    fisher: AverageFisherOptions = field(default_factory=AverageFisherOptions)
+    fisher: KeptFisherOptions = field(default_factory=KeptFisherOptions)
     variant: Literal["paper", "authors"] = "paper"
     fisher_history: Literal["last", "accumulate"] = "last"
 
@@ -84,7 +86,8 @@ class CoFiMA(Aligned):
 
     def first_task_key(self) -> tuple[Any, ...]:
         """Depend on the Fisher information kept: nothing is averaged yet."""
-        how = self.fisher.model_dump(exclude={"share"})
+        exact = self.fisher.kept == "float32"  # as methods keep it that have no choice
+        how = self.fisher.model_dump(exclude={"share", "kept"} if exact else {"share"})
         if self.sums:
             return ("summed fisher", how, self.weight, *self.head_key())
         return ("fisher", how if self.variant == "paper" else None, self.variant, *self.head_key())
@@ -171,3 +174,5 @@ class CoFiMA(Aligned):
             self.old_fisher = {}
             fisher.clear()  # neither is needed again: two models less in memory while F*_t is measured
             self.old_fisher = self.trained_fisher(task)  # the network holds θ*_t by now
+        kept = getattr(torch, self.fisher.kept)  # rounded here, so that a run that is continued has the same
+        self.old_fisher = {key: value.to(kept) for key, value in self.old_fisher.items()}

@@ -24,6 +24,8 @@ from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.net import Net
 from cofima.training.context import NO_HOOKS, Context, Hooks
 
+PAPER_PROJECTION = 10_000
+
 
 @dataclass(eq=False)
 class RanPAC(Method):
@@ -39,7 +41,7 @@ class RanPAC(Method):
     """
 
     petl: Petl = "adapter"
-    projection: Annotated[int, Field(ge=1)] = 10_000
+    projection: Annotated[int, Field(ge=1)] = PAPER_PROJECTION
     ridge: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     adapt: Adapt = field(default_factory=Adapt)
 
@@ -86,6 +88,11 @@ class RanPAC(Method):
         """Add the task's images to the sums, and solve for the whole head."""
         if task.index == 0:
             self.readout.clear()
+            if self.projection < PAPER_PROJECTION:
+                self.note(
+                    f"{self.projection:,} hidden features, whose sums take {_megabytes(self.projection)} MB; "
+                    f"the paper's {PAPER_PROJECTION:,} would take {_megabytes(PAPER_PROJECTION)}"
+                )
         with self.timed("statistics"):
             features, labels = self.features(task.train), task.train.labels
             self.readout.add(features, labels, task.classes.stop, task.index)
@@ -100,3 +107,8 @@ class RanPAC(Method):
     def restore(self, state: dict[str, Tensor]) -> None:
         """Restore the sums, if the projection is the one that they were made with."""
         self.readout.restore(untagged("readout", state))
+
+
+def _megabytes(width: int) -> str:
+    """Return the size of the packed sums of so many hidden features, in words."""
+    return f"{8 * width * (width + 1) / 2 / 1e6:,.3g}"

@@ -18,7 +18,13 @@ from torch import Tensor
 from cofima.data.stream import Task
 from cofima.methods.base import Method
 from cofima.methods.components.closed_form import ClosedFormOptions, Shrinkage, shrink
-from cofima.methods.components.discriminant import DISCRIMINANT, Priors, SharedGaussians, discriminant
+from cofima.methods.components.discriminant import (
+    DISCRIMINANT,
+    Priors,
+    SharedGaussians,
+    class_shares,
+    discriminant,
+)
 from cofima.methods.components.gaussians import by_class
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.training.context import NO_HOOKS, Hooks
@@ -68,6 +74,10 @@ class SLDA(Method):
     def solve(self) -> None:
         """Make the head the one that means and covariance give."""
         self.net.head.load_flat(*discriminant(self.gaussians, self.priors))
+
+    def class_shares(self) -> Tensor | None:
+        """Return the shares of the images, where they count."""
+        return class_shares(self.gaussians.counts, self.priors)
 
     def class_statistics(self) -> SharedGaussians:
         """Return the means and the covariance."""

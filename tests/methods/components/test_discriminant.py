@@ -228,7 +228,7 @@ def test_a_left_out_image_is_as_far_as_if_it_had_never_been_there() -> None:
     whole = SharedGaussians(6, shrinkage=1e-6)  # so small that what the image adds to the trace is nothing
     for label in range(3):
         whole.add(features[labels == label])
-    found = whole.nearest_left_out(features, labels)
+    found = whole.nearest(features, labels)
     for place in (0, 31, 59):
         others = torch.arange(60) != place
         rest = SharedGaussians(6, shrinkage=1e-6)

@@ -22,7 +22,12 @@ from cofima.methods.components.closed_form import (
     shrink,
 )
 from cofima.methods.components.cost import Cost, Plan
-from cofima.methods.components.discriminant import DISCRIMINANT, SharedGaussians, left_out_logits
+from cofima.methods.components.discriminant import (
+    DISCRIMINANT,
+    SharedGaussians,
+    class_shares,
+    left_out_logits,
+)
 from cofima.methods.components.drift import choose_alpha, drift_map
 from cofima.methods.components.fisher import PassingFeatures
 from cofima.methods.components.gaussians import (
@@ -267,6 +272,10 @@ class Aligned(Method):
             return None
         how = self.closed_form
         return left_out_logits(self.gaussians, features, labels, how.priors, how.shrinkage == "loo")
+
+    def class_shares(self) -> Tensor | None:
+        """Return the shares of the images, where a discriminant counts them."""
+        return class_shares(self.gaussians.counts, self.closed_form.priors) if self.is_solved else None
 
     def class_statistics(self) -> Gaussians:
         """Return the Gaussians."""

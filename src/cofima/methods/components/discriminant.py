@@ -123,7 +123,7 @@ class SharedGaussians(Gaussians):
             share = min(1.0, 10 * share)  # a share so small that rounding decides
 
     @torch.inference_mode()
-    def nearest(self, features: Tensor) -> Tensor:
+    def nearest(self, features: Tensor, left_out: Tensor | None = None) -> Tensor:
         """Return the Mahalanobis distance of each feature to the class that is nearest."""
         factor = self.factor()
 
@@ -133,10 +133,12 @@ class SharedGaussians(Gaussians):
 
         means = white(torch.stack(self.centers))
         parts = [torch.cdist(white(some), means).amin(1) for some in torch.split(features, AT_ONCE)]
-        return torch.cat(parts).float()
+        near = torch.cat(parts).float()
+        if left_out is not None and (mine := left_out >= 0).any():
+            near[mine] = self._nearest_left_out(features[mine], left_out[mine])
+        return near
 
-    @torch.inference_mode()
-    def nearest_left_out(self, features: Tensor, labels: Tensor) -> Tensor:
+    def _nearest_left_out(self, features: Tensor, labels: Tensor) -> Tensor:
         r"""Return the distance of each image that is among those remembered, as if it were not.
 
         Its own class is farther without it: with :math:`z = x - \mu_c` and :math:`a = z^\top S_a^{-1} z`,
@@ -217,8 +219,14 @@ def discriminant(gaussians: SharedGaussians, priors: Priors) -> tuple[Tensor, Te
 
 def log_priors(gaussians: SharedGaussians, priors: Priors) -> Tensor:
     """Return the logarithm of each class's probability before its image is seen, but for a constant."""
-    counts = torch.tensor(gaussians.counts, dtype=torch.float64)
-    return torch.zeros_like(counts) if priors == "equal" else (counts / counts.sum()).log()
+    found = class_shares(gaussians.counts, priors)
+    return torch.zeros(len(gaussians), dtype=torch.float64) if found is None else found.log()
+
+
+def class_shares(counts: Sequence[int], priors: Priors) -> Tensor | None:
+    """Return the share of all images that each class has; None where classes count alike."""
+    images = torch.tensor(counts, dtype=torch.float64)
+    return None if priors == "equal" else images / images.sum()
 
 
 def oas(within: Tensor, images: int) -> float:

@@ -214,8 +214,12 @@ class Gaussians(ABC):
         """Move all classes as a linear map moves features, as row vectors ``x @ matrix``."""
 
     @abstractmethod
-    def nearest(self, features: Tensor) -> Tensor:
-        """Return the Mahalanobis distance of each feature to the class that is nearest."""
+    def nearest(self, features: Tensor, left_out: Tensor | None = None) -> Tensor:
+        """Return the Mahalanobis distance of each feature to the class that is nearest.
+
+        ``left_out`` has the class of each image that is among those remembered, and -1 for others: its
+        distance is the one that it would have if it were not, where sums tell that.
+        """
 
     @abstractmethod
     def span(self, label: int) -> tuple[Tensor, float]:
@@ -283,8 +287,8 @@ class ClassGaussians(Gaussians):
         self._summed = (0, 0.0)
 
     @torch.inference_mode()
-    def nearest(self, features: Tensor) -> Tensor:
-        """Return the Mahalanobis distance of each feature to the class that is nearest."""
+    def nearest(self, features: Tensor, left_out: Tensor | None = None) -> Tensor:
+        """Return the Mahalanobis distance of each feature to the class that is nearest, with all images."""
         near = torch.full((len(features),), torch.inf)
         for one in self.classes:
             near = torch.minimum(near, one.distance(features))
