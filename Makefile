@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: demo test test-slow check format bench build docs constraints clean
 
-demo: $(READY)  ## Learn the embedded digits with five methods (two to three minutes) and write runs/demo/report.html.
+demo: $(READY)  ## Learn the embedded digits with five methods (a minute) and write runs/demo/report.html.
 	$(BIN)/cofima demo
 
 # One process a core, each with one thread: more threads than cores only wait for each other.

@@ -195,7 +195,7 @@ def measure(chosen: argparse.Namespace) -> None:
             if chosen.only not in ("", name, f"{name}-{size}"):
                 continue
             cells = [(method, True) for method in METHODS]
-            cells += [("cofima", False)] if chosen.slow else []
+            cells += [("cofima", False), ("seq_ft", False)] if chosen.slow else []
             for method, fast in cells:
                 if (name, size, subset, seed, method, fast) not in done:
                     _write(list(grow(name, size, subset, seed, method, fast)))
@@ -219,7 +219,10 @@ def floor(chance: torch.Tensor) -> float:
 
 def page() -> str:
     rows = read()
-    lines = [HEAD.read_text("utf-8").rstrip() if HEAD.is_file() else "", "\n## Accuracy\n", *accuracies(rows)]
+    lines = [HEAD.read_text("utf-8").rstrip() if HEAD.is_file() else ""]
+    for kinds in (FROZEN, (*FROZEN, *TRAINED)):
+        lines += summary(rows, kinds)
+    lines += ["\n## Accuracy, subset by subset\n", *accuracies(rows)]
     lines += ["\n## The loss of old classes, as it was reported\n", *losses(rows)]
     lines += ["\n## Probabilities\n", *calibrations(rows)]
     return "\n".join(lines) + "\n"
@@ -228,14 +231,51 @@ def page() -> str:
 RIVALS = ("nearest mean", "LDA", "logistic regression", "RanPAC")
 
 
+FROZEN = (("cofima", True), *((rival, False) for rival in RIVALS))
+TRAINED = (("cofima", False), ("seq_ft", False))
+
+
+def summary(rows: list[dict[str, Any]], kinds: tuple[tuple[str, bool], ...]) -> Iterator[str]:
+    """Yield a table of means over all subsets and seeds that every one of the classifiers has grown."""
+    found = {(cell(r), r["method"], r["fast"], r["step"]): r["accuracy"] for r in rows}
+    last = len(STEPS) - 1
+    cells = [c for c in dict.fromkeys(map(cell, rows)) if all((c, *kind, last) in found for kind in kinds)]
+    if not cells:
+        return
+    values = {
+        kind: np.array([[found[c, *kind, step] for step in (0, 1, last)] for c in cells]) for kind in kinds
+    }
+    ours = values[kinds[0]]
+    sets = ", ".join(dict.fromkeys(f"{name} {size} px" for name, size, *_ in cells))
+    yield f"\n## In one table: {len(cells)} subsets ({sets})\n"
+    yield "| | 9 classes | +3 | +1+1+1 | `learn --fast` at the end, minus this one |"
+    yield "|---|---|---|---|---|"
+    for kind, value in values.items():
+        apart = (ours - value)[:, 2]
+        error = np.std(apart, ddof=1) / len(apart) ** 0.5 if len(apart) > 1 else float("nan")
+        beside = "" if kind == kinds[0] else f"{apart.mean():+.1f} \u00b1 {error:.1f}"
+        means = " | ".join(f"{one:.1f}" for one in value.mean(0))
+        yield f"| {label(*kind)} | {means} | {beside} |"
+
+
+def in_order(rows: Iterable[dict[str, Any]]) -> list[tuple[str, bool]]:
+    """Return the classifiers of some rows, ours first."""
+    order = [("cofima", True), ("cofima", False), ("ranpac", True), ("prototype", True), ("seq_ft", False)]
+    order += [(rival, False) for rival in RIVALS]
+    return sorted({(r["method"], r["fast"]) for r in rows}, key=order.index)
+
+
+def cell(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["set"], row["size"], row["subset"], row["seed"]
+
+
 def accuracies(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a row for each subset: accuracy after nine, twelve and fifteen classes, mean over seeds."""
     yield "| set | px | subset | seeds | | 9 classes | +3 | +1+1+1 | CPU s (learn, +3, +1) |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for name, size, subset in SUBSETS:
         mine = [r for r in rows if (r["set"], r["size"], r["subset"]) == (name, size, subset)]
-        kinds = list(dict.fromkeys((r["method"], r["fast"]) for r in mine))
-        for method, fast in kinds:
+        for method, fast in in_order(mine):
             cell = [r for r in mine if (r["method"], r["fast"]) == (method, fast)]
             seeds = sorted({r["seed"] for r in cell})
             at = {step: [r for r in cell if r["step"] == step] for step in range(len(STEPS))}
@@ -250,6 +290,8 @@ def label(method: str, fast: bool) -> str:
     """Return a classifier's name in the tables: for ours, the command."""
     if method in RIVALS:
         return method
+    if method == "seq_ft":
+        return "fine-tuning (`learn --method seq_ft`)"
     if method != "cofima":
         return f"`learn --method {method}`"
     return "`learn --fast`" if fast else "`learn`"
@@ -259,7 +301,7 @@ def losses(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield how far reported drops are from those on test images."""
     yield "| | steps | told | mean signed error | 90 % interval holds the drop on test images |"
     yield "|---|---|---|---|---|"
-    for method, fast in dict.fromkeys((r["method"], r["fast"]) for r in rows if "true_drop" in r):
+    for method, fast in in_order(r for r in rows if "true_drop" in r):
         mine = [r for r in rows if (r["method"], r["fast"]) == (method, fast) and "true_drop" in r]
         told = [r for r in mine if r["drop"] is not None]
         if told:
@@ -273,7 +315,7 @@ def calibrations(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the calibration error after the last step, pooled over subsets, and its noise floor."""
     yield "| | images | calibration error | of labels drawn from the probabilities | difference |"
     yield "|---|---|---|---|---|"
-    for method, fast in dict.fromkeys((r["method"], r["fast"]) for r in rows if "chance" in r):
+    for method, fast in in_order(r for r in rows if "chance" in r):
         for step in (0, len(STEPS) - 1):
             mine = [r for r in rows if (r["method"], r["fast"], r["step"]) == (method, fast, step)]
             chance = torch.tensor(flat(r["chance"] for r in mine))

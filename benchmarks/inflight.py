@@ -81,7 +81,7 @@ def share_of_a_run() -> tuple[float, float, int]:
     RunCheckpoint._write = write
     try:
         with tempfile.TemporaryDirectory() as folder:
-            config = read("demo.yaml", ["method=joint", "options={}", "train.epochs=6"])
+            config = read("digits.yaml", ["method=joint", "options={}", "train.epochs=6"])
             history = launch(config, Path(folder) / "run").history
     finally:
         checkpoint.EVERY, RunCheckpoint._write = every, whole

@@ -84,7 +84,7 @@ def main() -> str:
         f"Two files of {MB:.0f} MB in {TENSORS} tensors (and two of Fisher information), one thread, files",
         "in the page cache: CPU time over that of copying every file that is read. `cofima.merge` also",
         "flushes its result to the disk, and needs a few megabytes of memory of its own",
-        "(`tests/merging/test_merge_memory.py`); the other ways hold whole models.",
+        "(`tests/classifier/merge/test_merge_memory.py`); the other ways hold whole models.",
         "",
         "| way | median | smallest |",
         "|---|---|---|",

@@ -1,10 +1,12 @@
 """Fixtures for tests in any folder. What computes is imported where it is used: the process that hands out
 the tests to others, and computes nothing, reads this file too."""
 
+import hashlib
 import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -14,13 +16,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 
 from cofima.core import signals
+from windows import need_unix
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cofima.data.image_set import ImageSet
+    from cofima.store.config import Config
     from cofima.training.context import Batch
     from tiny import Tiny
+
+collect_ignore = [] if hasattr(os, "fork") else need_unix(Path(__file__).parent)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,21 +43,75 @@ def tiny() -> "type[Tiny]":
     return Tiny
 
 
+Make = Callable[[Path], object]
+
+
 @pytest.fixture(scope="session")
-def pretrained(tmp_path_factory: pytest.TempPathFactory, tiny: "type[Tiny]") -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Make], Path]:
+    """Return what makes a folder once for all processes that run the tests; nobody may write there later.
+
+    A folder gets its name when it is complete. Where two processes make it at once, the first wins.
+    """
+    own = tmp_path_factory.getbasetemp()
+    common = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    common.mkdir(exist_ok=True)
+
+    def find(name: str, make: Make) -> Path:
+        folder = common / hashlib.sha256(name.encode()).hexdigest()[:16]
+        if not folder.exists():
+            aside = tmp_path_factory.mktemp("aside") / "made"
+            aside.mkdir()
+            make(aside)
+            with suppress(OSError):
+                aside.rename(folder)
+        return folder
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def pretrained(shared: Callable[[str, Make], Path], tiny: "type[Tiny]") -> Path:
     """Return a file of weights for ``vit_test`` that know blobs, but not those that the tests learn."""
     from safetensors.torch import save_file
 
     from cofima.data.sources.in_memory import blobs
     from cofima.data.stream import from_groups
 
-    others = from_groups(blobs(16, per_class=12, side=16, seed=9), [list(range(6, 16))])
-    config = tiny.config("seq_ft", train={"epochs": 20, "backbone_lr_scale": 1.0})
-    model = tiny.model(config, others)
-    model.method.learn(others[0])
-    path = tmp_path_factory.mktemp("pretrained") / "vit_test.safetensors"
-    save_file(model.method.net.backbone.state_dict(), path)
-    return path
+    def learn(folder: Path) -> None:
+        others = from_groups(blobs(16, per_class=12, side=16, seed=9), [list(range(6, 16))])
+        config = tiny.config("seq_ft", train={"epochs": 20, "backbone_lr_scale": 1.0})
+        model = tiny.model(config, others)
+        model.method.learn(others[0])
+        save_file(model.method.net.backbone.state_dict(), folder / "vit_test.safetensors")
+
+    return shared("pretrained", learn) / "vit_test.safetensors"
+
+
+@pytest.fixture(scope="session")
+def whole_run(
+    shared: Callable[[str, Make], Path], pretrained: Path, tiny: "type[Tiny]"
+) -> "Callable[..., tuple[Config, Path]]":
+    """Return what finds the run of a method, learned without an interruption: what it is, and its folder.
+
+    Its tasks have two classes, one and three. A transformer starts from weights worth staying close to.
+    """
+    from cofima import methods
+    from cofima.experiment.launch import launch
+
+    def find(method: str, network: str = "vit_test", **options: Any) -> "tuple[Config, Path]":
+        few = {"memory_size": 12} if "memory_size" in methods.find(method).__dataclass_fields__ else {}
+        config = tiny.config(
+            method,
+            network,
+            options=few | options,
+            model={"checkpoint": str(pretrained)} if network == "vit_test" else {"pretrained": False},
+            stream={"groups": [["blob 0", "blob 1"], ["blob 2"], ["blob 3", "blob 4", "blob 5"]]},
+            data={"max_train_per_class": 8, "max_test_per_class": 5},
+            train={"epochs": 3, "batch_size": 8},
+        )
+        return config, shared(f"run of {config}", lambda folder: launch(config, folder))
+
+    return find
 
 
 def _same_bits(a: "dict[str, Tensor]", b: "dict[str, Tensor]") -> None:

@@ -11,6 +11,7 @@ from typing import get_args
 import cofima
 from cofima import methods
 from cofima.data.options import Preset
+from windows import unix_only
 
 ROOT = Path(cofima.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -275,6 +276,32 @@ def test_the_one_reader_of_pickles_chooses_what_may_be_made() -> None:
     assert used == {"Unpickler", "UnpicklingError"}
     (reader,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.bases)
     assert [n.name for n in reader.body if isinstance(n, ast.FunctionDef)] == ["find_class"]
+
+
+def test_what_only_unix_has_is_in_one_module() -> None:
+    found = {str(path.relative_to(ROOT)): unix_only(path.read_text("utf-8")) for path in FILES}
+    assert found.pop("core/system.py"), "it has no reason to be there"
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_the_check_itself_sees_what_only_unix_has() -> None:
+    unix = [
+        "import fcntl",
+        "def late():\n    import os, resource",
+        "from pwd import getpwnam",
+        "from os import pwrite",
+        "handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)",
+        "if hasattr(os, 'getuid'):\n    os.getuid()",
+        "child = os.fork()",
+        "os.kill(process, 0)",
+        "signal.signal(signal.SIGHUP, handler)",
+        "taken = path.stat().st_blocks",
+        "socket.socket(socket.AF_UNIX)",
+        "text = open('/proc/self/status').read()",
+    ]
+    assert [source for source in unix if not unix_only(source)] == []
+    both = "import os, signal\nos.open(path, os.O_RDONLY)\nos.fsync(handle)\nsignal.SIGTERM\nworker.kill()"
+    assert unix_only(both) == []
 
 
 def python(code: str, **environment: str) -> str:

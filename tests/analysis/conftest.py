@@ -12,21 +12,17 @@ Kept = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def kept(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+def kept(tiny: Any, shared: Any) -> Kept:
     """Return a function that learns three tasks with a method, or finds the run if it was learned before."""
-    made: dict[str, Path] = {}
 
     def learn(method: str = "coma", network: str = "vit_test", **more: Any) -> Path:
-        name = f"{method} {network} {more}"
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("kept") / method
-            settings = {
-                "keep_checkpoints": True,
-                "train": {"epochs": 1},
-                "data": {"max_train_per_class": 8},
-            } | more
-            launch(tiny.config(method, network, **settings), made[name])
-        return made[name]
+        settings = {
+            "keep_checkpoints": True,
+            "train": {"epochs": 1},
+            "data": {"max_train_per_class": 8},
+        } | more
+        config = tiny.config(method, network, **settings)
+        return shared(f"kept {config}", lambda folder: launch(config, folder / method)) / method
 
     return learn
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from cofima.analysis.distance import distance, measure_distances
 from cofima.analysis.run_folder import by_layer, layer_of, open_run
 from cofima.core.errors import CofimaError
 from cofima.report.paper.published import text_number
+from cofima.store import model_folder
 
 
 def test_distances_are_a_metric_and_what_the_definition_says(kept: Any) -> None:
@@ -24,7 +24,7 @@ def test_distances_are_a_metric_and_what_the_definition_says(kept: Any) -> None:
         for t in states:
             assert matrix[s][t] == matrix[t][s]
             assert all(matrix[s][t] <= (matrix[s][u] + matrix[u][t]) * (1 + 1e-12) for u in states)
-    one, two = (load_file(run.folder / name / "model.safetensors") for name in ("0001", "0003"))
+    one, two = (model_folder.read(run.folder, run.folder / name).weights() for name in ("0001", "0003"))
     total = sum(float((one[k].double() - two[k].double()).square().sum()) for k in run.parameters)
     assert matrix[1][3] == pytest.approx(math.sqrt(total), rel=1e-12)
     assert "bn1.running_mean" in one

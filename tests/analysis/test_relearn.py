@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima.analysis.relearn import relearn
@@ -15,7 +14,7 @@ from cofima.analysis.share import merge_and_measure, posthoc
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.store import model_folder
-from cofima.store.model_folder import Generation
+from cofima.store.generation import Generation
 from cofima.weights import average, fisher_average, weight_distance
 
 MERGING = {
@@ -50,7 +49,7 @@ def test_merged_again_at_its_own_share_is_the_run_bit_for_bit(
     assert not [line for line in listener.heard if "gave other weights" in line]
     assert task.lam == run.history[-1].lam
     again = task.merge_again(task.lam)
-    same_bits(again.weights(), load_file(run.folder / "0003" / model_folder.WEIGHTS))
+    same_bits(again.weights(), model_folder.read(run.folder, run.folder / "0003").weights())
     measured = merge_and_measure(task, task.lam)
     assert measured.accuracy == run.history[-1].accuracy
 
@@ -58,7 +57,9 @@ def test_merged_again_at_its_own_share_is_the_run_bit_for_bit(
 def test_a_middle_task_is_relearned_too(kept: Any, same_bits: Any) -> None:
     run = open_run(kept("cofima"))
     task = relearn(run, 2, SILENT)
-    same_bits(task.merge_again(task.lam).weights(), load_file(run.folder / "0002" / model_folder.WEIGHTS))
+    same_bits(
+        task.merge_again(task.lam).weights(), model_folder.read(run.folder, run.folder / "0002").weights()
+    )
     assert len(task.seen) == 2
 
 

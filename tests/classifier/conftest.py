@@ -50,12 +50,14 @@ def settings(pretrained: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def three(tmp_path_factory: pytest.TempPathFactory, settings: tuple[str, ...]) -> Path:
+def three(shared: Callable[..., Path], settings: tuple[str, ...]) -> Path:
     """Return a model folder that has learned three classes, with two images of each kept."""
-    folder = tmp_path_factory.mktemp("three")
-    write_photos(folder / "photos", (0, 1, 2))
-    cofima.learn(folder / "photos", folder / "model", settings=settings, keep_images=2)
-    return folder / "model"
+
+    def learn(folder: Path) -> None:
+        write_photos(folder / "photos", (0, 1, 2))
+        cofima.learn(folder / "photos", folder / "model", settings=settings, keep_images=2)
+
+    return shared("three", learn) / "model"
 
 
 @pytest.fixture

@@ -141,11 +141,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def learned(method: str, folder: Path, photos: Photos, tiny: Any) -> cofima.Classifier:
-    """Learn two classes with any method, as small as it can be."""
-    more = VARIANTS.get(method, {})
-    method = method.partition(" ")[0]
-    how = tiny.config(method, train={"epochs": 1, "batch_size": 8}, options=dict(more))
+@pytest.fixture(params=[*methods.names(), *VARIANTS])
+def learned(
+    request: pytest.FixtureRequest, shared: Any, photos: Photos, tiny: Any
+) -> tuple[str, cofima.Classifier]:
+    """Return a method, or a variant, and two classes learned with it, as small as it can be."""
+    name = request.param
+    method = name.partition(" ")[0]
+    how = tiny.config(method, train={"epochs": 1, "batch_size": 8}, options=dict(VARIANTS.get(name, {})))
     options = [f"options={json.dumps(how.options)}"]
     given = [
         f"method={method}",
@@ -154,14 +157,21 @@ def learned(method: str, folder: Path, photos: Photos, tiny: Any) -> cofima.Clas
         "train.epochs=1",
         "device=cpu",
     ]
-    return cofima.learn(photos(folder / "photos", (0, 1), per_class=6), settings=[*given, *options])
+
+    def learn(folder: Path) -> None:
+        seen = photos(folder / "photos", (0, 1), per_class=6)
+        cofima.learn(seen, folder / "model", settings=[*given, *options])
+
+    return name, cofima.load(shared(f"two classes, {name}", learn) / "model")
 
 
-@pytest.mark.parametrize("method", [*methods.names(), *VARIANTS])
 def test_every_method_extends_or_refuses_before_any_work(
-    method: str, tmp_path: Path, photos: Photos, tiny: Any, monkeypatch: pytest.MonkeyPatch
+    learned: tuple[str, cofima.Classifier],
+    tmp_path: Path,
+    photos: Photos,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clf = learned(method, tmp_path, photos, tiny)
+    _, clf = learned
     new, more = photos(tmp_path / "new", (2, 3), per_class=6), photos(tmp_path / "more", (0, 1), 6, first=10)
     if clf.model.method.can_extend:
         outcome = clf.extend(new)
@@ -183,12 +193,11 @@ def test_every_method_extends_or_refuses_before_any_work(
             clf.extend(more)
 
 
-@pytest.mark.parametrize("method", [*methods.names(), *VARIANTS])
 def test_every_method_removes_a_class_or_refuses(
-    method: str, tmp_path: Path, photos: Photos, tiny: Any
+    learned: tuple[str, cofima.Classifier], tmp_path: Path, photos: Photos
 ) -> None:
-    clf = learned(method, tmp_path, photos, tiny)
-    image = sorted((tmp_path / "photos").rglob("*.png"))[0]
+    method, clf = learned
+    image = sorted(photos(tmp_path / "known", (0,), per_class=1).rglob("*.png"))[0]
     if clf.model.method.keeps_images:
         with pytest.raises(CofimaError, match="keeps images of its classes"):
             clf.remove_class("class 0")

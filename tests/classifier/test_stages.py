@@ -17,6 +17,7 @@ from cofima.core.errors import CofimaError
 from cofima.data.sources.listing import find_images
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow
+from cofima.store.record import FEATURES
 
 Photos = Callable[..., Path]
 
@@ -170,7 +171,7 @@ def test_a_saved_model_keeps_no_features_if_asked(
     )
     assert made.calibrated
     assert not len(cofima.load(tmp_path / "m").model.kept)
-    assert not (model_folder.current(tmp_path / "m") / model_folder.FEATURES).exists()
+    assert not (model_folder.current(tmp_path / "m") / FEATURES).exists()
     assert "--fast --no-keep-features" in made.history[0].command
     made.extend(photos(tmp_path / "new", (2,)), fast=True)
     assert not len(made.model.kept)  # as before

@@ -134,11 +134,11 @@ def test_all_problems_are_told_at_once(cofima: Run, tmp_path: Path) -> None:
 def test_a_damaged_model_names_the_file_and_what_is_kept(cofima: Run, finished: Path) -> None:
     words = ("run", "demo.yaml", *QUICK, "method=slca", "--out", "hurt")
     assert cofima(*words, cwd=finished).returncode == 0
-    weights = finished / "hurt" / "0003" / "model.safetensors"
+    weights = finished / "hurt" / "0003" / "head.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     failed = cofima(*words, cwd=finished)
     assert failed.returncode == 2
-    assert "hurt/0003/model.safetensors" in failed.stderr
+    assert "hurt/0003/head.safetensors" in failed.stderr
     assert "0002, is kept" in failed.stderr
 
 

@@ -1,9 +1,7 @@
 """One process at a time writes into a folder."""
 
 import errno
-import fcntl
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +17,7 @@ from cofima.cli.model import extend
 from cofima.core import lock
 from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.core.lock import folder_lock
+from cofima.core.system import UNIX
 from cofima.experiment.launch import launch
 from cofima.store import model_folder
 from cofima.store.model import load_model, save_model
@@ -54,7 +53,7 @@ def test_what_another_process_holds_is_refused_until_it_is_killed(other, tiny) -
     model = tiny.model(tiny.config(train={"epochs": 1}), stream)
     with pytest.raises(CofimaError, match=f"process {process.pid}"):
         save_model(model, folder)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     assert (folder / lock.NAME).exists(), "a killed process takes nothing away"
     with folder_lock(folder):
@@ -66,7 +65,7 @@ def held_elsewhere(folder: Path) -> int:
     """Hold a folder as another process does: the system tells open files apart, not processes."""
     folder.mkdir(exist_ok=True)
     handle = os.open(folder / lock.NAME, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(handle, fcntl.LOCK_EX)
+    assert lock.try_lock_file(handle)
     return handle
 
 
@@ -147,31 +146,31 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert {path.name for path in deep.iterdir()} == {"file", lock.NAME}
 
 
+@pytest.mark.skipif(not UNIX, reason="nothing that is open can be taken away")
 def test_a_file_that_its_holder_took_away_is_not_mistaken_for_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between opening and locking, the holder goes and takes the file with it."""
-    whole, taken = fcntl.flock, []
+    whole, taken = lock.try_lock_file, []
 
-    def flock(handle: int, how: int) -> None:
+    def try_lock_file(handle: int) -> bool:
         if not taken:
             taken.append((tmp_path / lock.NAME).unlink())
-        whole(handle, how)
+        return whole(handle)
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(lock, "try_lock_file", try_lock_file)
     with folder_lock(tmp_path):
         assert (tmp_path / lock.NAME).exists()
         again = os.open(tmp_path / lock.NAME, os.O_RDWR)
-        with pytest.raises(BlockingIOError):
-            whole(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert not whole(again)
         os.close(again)
 
 
 def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(handle: int, how: int) -> None:
+    def try_lock_file(handle: int) -> bool:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(lock, "try_lock_file", try_lock_file)
     with pytest.warns(CofimaWarning, match="has no locks"), folder_lock(tmp_path):
         (tmp_path / "file").write_text("x")
     assert {path.name for path in tmp_path.iterdir()} == {"file", lock.NAME}
@@ -191,6 +190,23 @@ def test_the_file_of_another_user_locks_all_the_same(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "open", opened)
     with folder_lock(tmp_path):
         again = whole(tmp_path / lock.NAME, os.O_RDONLY)
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert not lock.try_lock_file(again)
         os.close(again)
+
+
+def test_a_lock_of_one_file_is_waited_for_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "PAUSE", 0.01)
+    held, said = held_elsewhere(tmp_path), []
+
+    def waiting() -> None:
+        said.append("waiting")
+        os.close(held)
+
+    handle = os.open(tmp_path / lock.NAME, os.O_RDWR)
+    lock.lock_file(handle, waiting)
+    again = os.open(tmp_path / lock.NAME, os.O_RDWR)
+    assert not lock.try_lock_file(again)
+    os.close(handle)
+    lock.lock_file(again, waiting)
+    os.close(again)
+    assert said == ["waiting"]

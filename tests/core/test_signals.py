@@ -7,9 +7,10 @@ import pytest
 
 from cofima.core import signals
 from cofima.core.signals import Interrupted, defer, handle_signals, pending
+from cofima.core.system import HANG_UP
 
 pytestmark = pytest.mark.usefixtures("fresh_signals")
-EVERY = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+EVERY = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, HANG_UP])
 
 
 @EVERY
@@ -35,15 +36,15 @@ def test_patient_work_asks_and_the_second_signal_ends_it(number: int) -> None:
 def test_others_who_listen_or_ignore_are_left_alone() -> None:
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
-    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    ignored = signal.signal(HANG_UP, signal.SIG_IGN)  # nohup
     try:
         with handle_signals():
             signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(HANG_UP)
             assert heard == [1]
     finally:
         signal.signal(signal.SIGTERM, before)
-        signal.signal(signal.SIGHUP, ignored)
+        signal.signal(HANG_UP, ignored)
 
 
 def test_another_thread_than_the_main_one_may_run_too() -> None:

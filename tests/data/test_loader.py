@@ -86,6 +86,14 @@ def test_a_second_look_reads_no_picture(samples: list[Sample]) -> None:
     assert (first.hashes, first.faults) == (again.hashes, again.faults)
 
 
+def test_a_journal_beside_the_index_goes(samples: list[Sample], on_disk: Path) -> None:
+    """A kill after the index was written leaves one."""
+    load(samples, FORM)
+    (built(on_disk) / cache.JOURNAL).touch()
+    load(samples, FORM)
+    assert {file.name for file in built(on_disk).iterdir()} == {cache.PIXELS, cache.INDEX}
+
+
 def test_size_and_place_are_said_first(samples: list[Sample], on_disk: Path) -> None:
     listener = Listener()
     load(samples, FORM, progress=listener)
@@ -139,8 +147,7 @@ def test_what_the_journal_cannot_vouch_for_is_read_again(
     found = list(zip(expected.hashes, expected.faults, strict=True))
     rows = expected.pixels.numpy()
     lines = [
-        json.dumps({"found": found[at : at + 3], "crc": cache.zlib.crc32(rows[at : at + 3].copy().data)})
-        for at in (0, 3)
+        json.dumps([found[at : at + 3], cache.zlib.crc32(rows[at : at + 3].copy().data)]) for at in (0, 3)
     ]
     (folder / cache.INDEX).unlink()
     if damage == "pixels":
@@ -148,7 +155,7 @@ def test_what_the_journal_cannot_vouch_for_is_read_again(
             file.seek(4 * FORM.bytes)
             file.write(b"damage")
     else:
-        lines[1] = lines[1][:20] if damage == "half a line" else '{"found": 3}'
+        lines[1] = lines[1][:20] if damage == "half a line" else "[3, 3]"
     (folder / cache.JOURNAL).write_text("\n".join(lines))
     listener = Listener()
     got = load(samples, FORM, progress=listener)
@@ -185,17 +192,20 @@ def test_killed_from_outside(samples: list[Sample]) -> None:
     assert torch.equal(got.pixels, in_memory(samples))
 
 
-@pytest.mark.parametrize("damage", ["index", "empty index", "short", "long", "gone"])
+@pytest.mark.parametrize("damage", ["index", "empty index", "deep index", "short", "long", "gone", "bit"])
 def test_a_damaged_cache_is_built_again(samples: list[Sample], damage: str, on_disk: Path) -> None:
     load(samples, FORM)
     folder = built(on_disk)
     index, pixels = folder / cache.INDEX, folder / cache.PIXELS
     if damage == "index":
-        index.write_text(index.read_text().replace('"format": 1', '"format": 2'))
-    elif damage == "empty index":
-        index.write_text("")
+        index.write_text(index.read_text().replace('"format": 2', '"format": 3'))
+    elif damage.endswith("index"):
+        index.write_text("" if damage == "empty index" else "[" * 100_000)
     elif damage == "gone":
         pixels.unlink()
+    elif damage == "bit":
+        whole = pixels.read_bytes()
+        pixels.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
     else:
         pixels.write_bytes(pixels.read_bytes()[:-1] if damage == "short" else pixels.read_bytes() + b"x")
     listener = Listener()

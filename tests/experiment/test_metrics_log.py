@@ -154,8 +154,11 @@ def test_only_one_of_several_processes_writes(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / METRICS).exists()
 
 
-def test_what_is_no_journal_is_said(tmp_path: Path) -> None:
-    (tmp_path / METRICS).write_text(json.dumps({"loss": 1}) + "\n")
+@pytest.mark.parametrize("wrong", ["task", "step", "time", "kind", "accuracy", "seconds", ""])
+def test_what_is_no_journal_is_said(wrong: str, tmp_path: Path) -> None:
+    """A line of any author: all that is relied on is checked."""
+    line = {"kind": "task", "task": 1, "step": 2, "time": 3.0} | {wrong: ["x"]}
+    (tmp_path / METRICS).write_text((json.dumps(line) if wrong else "[" * 100_000) + "\n")
     with pytest.raises(CofimaError, match=r"metrics\.jsonl line 1 is not a line of a run"):
         metrics_log.read(tmp_path)
 

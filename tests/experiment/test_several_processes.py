@@ -1,8 +1,13 @@
-"""Several processes learn what one learns: started by torchrun, on the CPU, in double precision."""
+"""Several processes learn what one learns: on the CPU, in double precision.
+
+Two are forked with the variables that torchrun sets, which saves the import of torch in three processes; the
+slow tests begin with torchrun itself.
+"""
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +20,7 @@ from safetensors.torch import load_file
 
 from cofima import methods
 from cofima.store import model_folder
+from cofima.store.generation import CURRENT
 from forked import Forked
 
 HERE = Path(__file__).parent
@@ -51,12 +57,22 @@ def finish(process: "subprocess.Popen[str] | Forked") -> str:
     return said
 
 
-def learn(folder: Path, counts: Sequence[int], cases: Sequence[str]) -> None:
-    """Learn the cases with so many processes each, side by side."""
-    for count in counts:
-        (folder / str(count)).mkdir()
-    script = str(HERE / "learn_in_processes.py")
-    started = [start(count, script, str(folder / str(count)), *cases) for count in counts]
+def start_forked(count: int, *arguments: str) -> list[Forked]:
+    """Start several processes as torchrun does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    shared = os.environ | address | {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    ranks = [{"RANK": str(number), "LOCAL_RANK": str(number)} for number in range(count)]
+    return [Forked(*arguments, env=shared | rank) for rank in ranks]
+
+
+def learn(folder: Path, count: int, cases: Sequence[str], *, torchrun: bool) -> None:
+    """Learn the cases with one process, and with several, side by side."""
+    started: list[subprocess.Popen[str] | Forked] = []
+    for number in (1, count):
+        (folder / str(number)).mkdir()
+        words = [str(HERE / "learn_in_processes.py"), str(folder / str(number)), *cases]
+        started += [start(number, *words)] if number == 1 or torchrun else start_forked(number, *words)
     for process in started:
         finish(process)
 
@@ -82,7 +98,7 @@ def same(folder: Path, case: str, count: int) -> None:
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with what one process and two learned."""
     folder = tmp_path_factory.mktemp("both")
-    learn(folder, (1, 2), MAIN)
+    learn(folder, 2, MAIN, torchrun=False)
     return folder
 
 
@@ -116,7 +132,7 @@ def test_processes_that_see_different_things_stop(both: Path) -> None:
 def test_four_processes_learn_what_one_learns_whatever_the_method(tmp_path: Path) -> None:
     """A method that is not here must say why it is for one process only."""
     several = [name for name in methods.names() if not methods.find(name).single_process_only]
-    learn(tmp_path, (1, 4), [*several, *VARIANTS])
+    learn(tmp_path, 4, [*several, *VARIANTS], torchrun=True)
     for case in (*several, *VARIANTS):
         same(tmp_path, case, 4)
 
@@ -138,7 +154,7 @@ def children(parent: int) -> dict[int, int]:
 
 def kill_one(process: "subprocess.Popen[str]", folder: Path) -> None:
     """Kill the second of two processes in the middle of the second task."""
-    while not (folder / model_folder.CURRENT).is_file():
+    while not (folder / CURRENT).is_file():
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
     time.sleep(0.5)
@@ -161,11 +177,10 @@ def test_a_killed_process_ends_the_job_and_the_same_command_continues(tmp_path: 
     kill_one(process, again)
     assert "continuing" in finish(process)  # torchrun itself gave the command again
     finish(start(2, *arguments, str(whole)))
-    states = [model_folder.current(folder) for folder in (cut, again, whole)]
-    for name in (model_folder.WEIGHTS, model_folder.STATE):
-        first, second, third = (load_file(generation / name) for generation in states)
-        same_bits(first, third)
-        same_bits(second, third)
+    found = [model_folder.read(folder) for folder in (cut, again, whole)]
+    first, second, third = (generation.weights() | generation.state() for generation in found)
+    same_bits(first, third)
+    same_bits(second, third)
     rows = model_folder.read_history(cut)
     assert [row.processes for row in rows] == [2, 2, 2]
     finish(start(1, *arguments, str(one)))

@@ -218,8 +218,8 @@ def _with_targets(data: TensorDataset) -> TensorDataset:
     "learn",
     [
         own_loop,
-        transformers_trainer,
-        lightning_trainer,
+        pytest.param(transformers_trainer, marks=pytest.mark.slow),  # frameworks take seconds to import
+        pytest.param(lightning_trainer, marks=pytest.mark.slow),
         pytest.param(avalanche_strategy, marks=pytest.mark.slow),
     ],
 )

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from cofima import methods
 from cofima.core.errors import CofimaError
@@ -15,6 +14,7 @@ from cofima.experiment.launch import launch
 from cofima.methods import first_task_key
 from cofima.methods.slca import SLCA
 from cofima.store import model_folder
+from cofima.store.record import BACKBONE
 
 NORM = {"norm": "mean"}
 # settings with one and the same first task; the first of each learns it, all others take it over
@@ -71,8 +71,8 @@ def test_a_first_task_that_is_taken_over_is_the_one_that_would_have_been_learned
         alone, taken = tmp_path / f"alone {number}", tmp_path / f"taken {number}"
         launch(config, alone, tasks=1)
         assert shared_first_task.take(tmp_path / "first", config, taken)
-        for name in (model_folder.WEIGHTS, model_folder.STATE):
-            same_bits(load_file(taken / "0001" / name), load_file(alone / "0001" / name))
+        mine, theirs = model_folder.read(taken), model_folder.read(alone)
+        same_bits(mine.weights() | mine.state(), theirs.weights() | theirs.state())
         assert said(taken) == said(alone)
 
 
@@ -156,7 +156,7 @@ def test_a_method_that_says_nothing_shares_nothing() -> None:
 def test_a_damaged_first_task_is_refused(tmp_path: Path, tiny: Any) -> None:
     config = config_of(tiny, "slca", {})
     launch(config, tmp_path / "first", tasks=1)
-    with (tmp_path / "first" / "0001" / model_folder.WEIGHTS).open("ab") as file:
+    with model_folder.read(tmp_path / "first").place(BACKBONE).open("ab") as file:
         file.write(b"more")
     with pytest.raises(CofimaError, match="sha256 differs"):
         shared_first_task.take(tmp_path / "first", config, tmp_path / "taken")

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
 from torch.nn.functional import cosine_similarity
 
 from cofima.data.sources.in_memory import blobs
 from cofima.data.stream import from_groups
+from cofima.store import model_folder
 from cofima.training.loop import plain_batches
 from cofima.weights import snapshot
 
@@ -94,7 +94,7 @@ def test_the_model_file_predicts_in_plain_timm(network: str, tiny, tmp_path: Pat
     stream = tiny.stream((2, 1, 2))
     model = tiny.run(tmp_path, tiny.config("prototype", network), stream)
     plain = timm.create_model(network, num_classes=5)
-    plain.load_state_dict(load_file(tmp_path / "0003" / "model.safetensors"))
+    plain.load_state_dict(model_folder.read(tmp_path).weights())
     pixels = stream.merged()[0].test.batch(torch.arange(30))[0]
     with torch.no_grad():
         logits = plain.eval()(model.view.test(pixels))

@@ -91,7 +91,7 @@ def test_a_first_task_of_one_class_stays_unadapted_when_loaded(tiny, tmp_path: P
 
 
 def test_the_ridge_is_chosen_on_each_task_s_own_images(tiny) -> None:
-    model, stream = made(tiny)
+    model, stream = made(tiny, sizes=(2, 1, 2))
     method, expected = model.method, 1.0
     for task in stream:
         method.learn(task)
@@ -101,6 +101,19 @@ def test_the_ridge_is_chosen_on_each_task_s_own_images(tiny) -> None:
             expected = best_ridge(method.readout.blank, method.features(task.train), labels, chance)
         assert method.readout.chosen == expected
         assert method.facts["notes"][-1] == f"ridge {expected:g}"
+
+
+def test_fewer_classes_than_chose_last_choose_nothing(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "cofima.methods.components.closed_form.best_ridge",
+        lambda head, features, labels, chance: asked.append(len(labels.unique())) or 10.0 ** len(asked),
+    )
+    model, stream = made(tiny, sizes=(2, 1, 3, 2, 3))
+    for task in stream:
+        model.method.learn(task)
+    assert asked == [2, 3, 3]
+    assert model.method.readout.chosen == 1000.0
 
 
 def test_a_single_image_takes_the_ridge_of_before(tiny) -> None:
@@ -154,6 +167,7 @@ def test_what_is_kept_grows_with_classes_alone(tiny) -> None:
             "readout.packed": (32 * 33 // 2,),
             "readout.cross": (32, task.classes.stop),
             "readout.ridge": (),
+            "readout.judges": (),
             "readout.projection": (16,),
         }
 

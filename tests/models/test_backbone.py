@@ -187,3 +187,14 @@ def test_names_of_the_hub_fail_at_once_without_a_network(
 def test_the_embedded_backbone_asks_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "reachable", lambda *_: pytest.fail("the network was asked"))
     create("vit_micro", ModelOptions())
+
+
+def test_the_embedded_backbone_sees_images_of_other_sizes() -> None:
+    """Its positions are resampled; all else is as published."""
+    small, facts = create("vit_micro", ModelOptions(img_size=32))
+    own, _ = create("vit_micro", ModelOptions())
+    assert facts.size == 32
+    assert small(torch.zeros(1, 3, 32, 32)).shape == (1, 128)
+    kept = {key: value for key, value in small.state_dict().items() if key != "pos_embed"}
+    assert small.pos_embed.shape == (1, 1 + 4 * 4, 128)
+    assert all(torch.equal(value, own.state_dict()[key]) for key, value in kept.items())

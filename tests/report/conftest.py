@@ -9,7 +9,7 @@ import pytest
 
 from cofima.core.atomic import file_digest
 from cofima.store import model_folder
-from cofima.store.model_folder import Record
+from cofima.store.record import Record
 
 LABELS = {"seq_ft": "Seq FT", "slca": "SLCA", "coma": "CoMA", "cofima": "CoFiMA", "joint": "Joint"}
 

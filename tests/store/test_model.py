@@ -17,8 +17,9 @@ from cofima.core.progress import Progress
 from cofima.experiment.launch import launch
 from cofima.experiment.metrics_log import METRICS
 from cofima.store import model_folder
+from cofima.store.generation import CURRENT, SHARED, shared_name
 from cofima.store.model import load_model, save_model
-from cofima.store.model_folder import CONFIG, CURRENT, HISTORY, STATE, WEIGHTS
+from cofima.store.record import BACKBONE, CONFIG, FORMAT, HEAD, HISTORY, STATE
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,11 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+def names(folder: Path) -> list[str]:
+    """Return the names in a folder, but for the hash in that of a backbone."""
+    return sorted(SHARED.sub(BACKBONE, path.name) for path in folder.iterdir())
+
+
 def pixels(count: int = 7) -> torch.Tensor:
     g = torch.Generator().manual_seed(1)
     return torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=g)
@@ -59,8 +65,8 @@ def say(folder: Path) -> str:
 
 def test_one_generation_a_task_and_the_last_two_are_kept(learned: Path) -> None:
     assert (learned / CURRENT).read_text() == "0003\n"
-    assert sorted(p.name for p in learned.iterdir()) == [NAME, "0002", "0003", CURRENT, METRICS]
-    assert {p.name for p in (learned / "0003").iterdir()} == {WEIGHTS, STATE, HISTORY, CONFIG}
+    assert names(learned) == [NAME, "0002", "0003", CURRENT, BACKBONE, BACKBONE, METRICS]
+    assert {p.name for p in (learned / "0003").iterdir()} == {HEAD, STATE, HISTORY, CONFIG}
     assert len((learned / "0003" / HISTORY).read_text().splitlines()) == 3
     assert len((learned / "0002" / HISTORY).read_text().splitlines()) == 2
 
@@ -70,12 +76,8 @@ def test_every_generation_is_kept_when_asked_for(tiny, tmp_path: Path) -> None:
         "seq_ft", train={"epochs": 0}, keep_checkpoints=True, stream={"base_classes": 1, "increment": 1}
     )
     launch(kept, tmp_path / "model")
-    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
-        NAME,
-        *(f"{n:04d}" for n in range(1, 7)),
-        CURRENT,
-        METRICS,
-    ]
+    kept_all = [NAME, *(f"{n:04d}" for n in range(1, 7)), CURRENT, BACKBONE, METRICS]
+    assert names(tmp_path / "model") == kept_all  # nothing was trained: they share one backbone
 
 
 def test_nothing_in_the_folder_is_a_pickle(learned: Path) -> None:
@@ -98,7 +100,7 @@ def test_the_history_tells_of_every_task(learned: Path) -> None:
 
 def test_the_folder_says_what_it_is(learned: Path, config) -> None:
     said = json.loads((learned / "0003" / CONFIG).read_text())
-    assert said["format"] == 3
+    assert said["format"] == FORMAT
     assert said["method"] == {"label": "CoMA", "all_at_once": False, "keeps_images": False}
     assert said["config"]["method"] == "coma"
     assert said["config"]["options"]["lam"] == 0.4
@@ -125,9 +127,9 @@ def test_a_loaded_model_predicts_the_same_bits(config, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["seq_ft", "cofima"])
 def test_plain_timm_loads_the_weights(network: str, method: str, tiny, tmp_path: Path) -> None:
     model = launch(tiny.config(method, network, train={"epochs": 1}), tmp_path / "model")
-    weights = load_file(model_folder.current(tmp_path / "model") / WEIGHTS)
+    generation = model_folder.read(tmp_path / "model")
     plain = timm.create_model(network, num_classes=len(model.classes))
-    plain.load_state_dict(weights, strict=True)
+    plain.load_state_dict(load_file(generation.place(BACKBONE)) | load_file(generation.place(HEAD)))
     images = pixels().float().sub(127.5).div(127.5)
     with torch.inference_mode():
         torch.testing.assert_close(plain.eval()(images), model.logits(pixels()), rtol=1e-4, atol=1e-5)
@@ -148,10 +150,11 @@ def test_what_a_killed_process_left_is_cleared_away(folder: Path, config, tiny, 
     fresh = tmp_path / "fresh"
     aside = fresh / f".{'0f' * 16}.0001"
     aside.mkdir(parents=True)
-    (aside / WEIGHTS).write_bytes(b"half")
+    (aside / BACKBONE).write_bytes(b"half")
+    (fresh / shared_name("0f" * 32)).write_bytes(b"of no generation")
     (fresh / f".{'0f' * 16}.CURRENT").write_text("0001")
     launch(config, fresh)
-    assert sorted(p.name for p in fresh.iterdir()) == [NAME, "0002", "0003", CURRENT, METRICS]
+    assert names(fresh) == [NAME, "0002", "0003", CURRENT, BACKBONE, BACKBONE, METRICS]
 
 
 # --- damage ----------------------------------------------------------------------------------------
@@ -165,11 +168,12 @@ def damages() -> Iterator[tuple[str, str, Callable[[Path], object]]]:
         data[int(at * (len(data) - 1))] ^= 1
         path.write_bytes(data)
 
-    for name in (WEIGHTS, STATE, HISTORY, CONFIG):
+    for name in (BACKBONE, HEAD, STATE, HISTORY, CONFIG):
         yield f"{name} cut short", name, lambda p: p.write_bytes(p.read_bytes()[:-20])
         yield f"{name} empty", name, lambda p: p.write_bytes(b"")
         yield f"{name} missing", name, lambda p: p.unlink()
-        yield f"{name} is a folder", name, lambda p: (p.unlink(), p.mkdir())
+        if name != BACKBONE:  # whose name is used again, and a folder in its place is left alone
+            yield f"{name} is a folder", name, lambda p: (p.unlink(), p.mkdir())
         yield f"{name} foreign", name, lambda p: p.write_bytes(b"\x89PNG\r\n\x1a\n\x00\xff")
         for at in (0.0, 0.3, 0.5, 0.77, 1.0):
             yield f"{name} flipped at {at}", name, lambda p, at=at: flip(p, at)
@@ -179,9 +183,10 @@ def damages() -> Iterator[tuple[str, str, Callable[[Path], object]]]:
 def test_a_damaged_file_is_named_and_the_state_before_is_kept(
     name: str, damage: Callable[[Path], object], folder: Path, config
 ) -> None:
-    damage(folder / "0003" / name)
+    path = model_folder.read(folder).place(name)
+    damage(path)
     said = say(folder)
-    assert str(folder / "0003" / name) in said
+    assert str(path) in said
     assert "the state before, 0002, is kept" in said
     with pytest.raises(CofimaError):
         launch(config, folder)
@@ -191,8 +196,10 @@ def test_a_damaged_file_is_named_and_the_state_before_is_kept(
 
 
 def test_foreign_tensors_under_the_right_name_are_refused(folder: Path) -> None:
-    shutil.copy(folder / "0002" / WEIGHTS, folder / "0003" / WEIGHTS)
-    assert str(folder / "0003" / WEIGHTS) in say(folder)
+    mine, other = model_folder.read(folder), model_folder.read(folder, folder / "0002")
+    for name in (HEAD, BACKBONE):
+        shutil.copy(other.place(name), mine.place(name))
+        assert str(mine.place(name)) in say(folder)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "0009\n", "nonsense", "../0003", "0003/../0002", "00\x0003", "٣"])
@@ -221,17 +228,17 @@ def test_what_is_no_model_folder_is_said(tmp_path: Path) -> None:
     assert "is not a model folder" in say(file)
 
 
-@pytest.mark.parametrize(("format", "age"), [(2, "an older"), (4, "a newer")])
+@pytest.mark.parametrize(("format", "age"), [(FORMAT - 1, "an older"), (FORMAT + 1, "a newer")])
 def test_a_folder_of_another_format_is_refused_in_one_sentence(format: int, age: str, folder: Path) -> None:
     path = folder / "0003" / CONFIG
-    path.write_text(path.read_text().replace('"format": 3', f'"format": {format}'))
-    assert f"{folder} was written by {age} cofima (format {format}, here 3)" in say(folder)
+    path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {format}'))
+    assert f"{folder} was written by {age} cofima (format {format}, here {FORMAT})" in say(folder)
     assert "\n" not in say(folder)
 
 
 def test_a_damaged_first_generation_has_nothing_before_it(tiny, tmp_path: Path) -> None:
     launch(tiny.config("joint", train={"epochs": 0}), tmp_path / "model")
-    (tmp_path / "model" / "0001" / WEIGHTS).unlink()
+    (tmp_path / "model" / "0001" / HEAD).unlink()
     assert "there is no state before it" in say(tmp_path / "model")
 
 

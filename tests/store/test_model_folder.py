@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import cofima
 from cofima.core.errors import CofimaError
 from cofima.experiment.grid import shared_first_task
 from cofima.experiment.launch import launch
 from cofima.experiment.metrics_log import METRICS
+from cofima.store import generation, model_folder
 from cofima.store import model as model_module
-from cofima.store import model_folder
+from cofima.store.generation import CURRENT
 from cofima.store.model import load_model, save_model
-from cofima.store.model_folder import HISTORY, INFLIGHT, STATE, WEIGHTS
+from cofima.store.model_folder import INFLIGHT
+from cofima.store.record import BACKBONE, CONFIG, HEAD, HISTORY, STATE
 
 CHANGES = ("fsync", "replace", "mkdir", "link", "rmdir", "unlink")
 
@@ -212,15 +215,15 @@ def test_a_damaged_state_can_be_undone(runs: Path, tmp_path: Path) -> None:
     assert (left.name, now.name, classes(place)) == ("0003", "0002", 4)
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, STATE, HISTORY])
+@pytest.mark.parametrize("name", [BACKBONE, HEAD, STATE, HISTORY])
 def test_each_file_is_verified_when_it_is_read(name: str, runs: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(runs / "whole", tmp_path / "model"))
-    with (place / "0003" / name).open("ab") as file:
+    found = model_folder.read(place)
+    with found.place(name).open("ab") as file:
         file.write(b"\n")
-    generation = model_folder.read(place)
-    read = {WEIGHTS: generation.weights, STATE: generation.state, HISTORY: generation.history}
-    for other, call in read.items():
-        if other == name:
+    read = {(BACKBONE, HEAD): found.weights, (STATE,): found.state, (HISTORY,): found.history}
+    for others, call in read.items():
+        if name in others:
             with pytest.raises(CofimaError, match="sha256 differs"):
                 call()
         else:
@@ -243,7 +246,8 @@ from pathlib import Path
 package = types.ModuleType("cofima")
 package.__path__ = [{str(Path(cofima.__file__).parent)!r}]  # the package itself may import more
 sys.modules |= {{"cofima": package, "torch": None, "timm": None}}
-from cofima.store import model_folder
+from cofima.store import generation, model_folder
+from cofima.store.generation import CURRENT
 folder = Path({str(runs / "whole")!r})
 print(len(model_folder.read_history(folder)), model_folder.read(folder).record.method.label)
 """
@@ -314,7 +318,7 @@ def test_nothing_is_before_a_first_generation_that_was_replaced(place: Path) -> 
 
 def test_ten_thousand_follows_9999(place: Path) -> None:
     (place / "0001").rename(place / "9999")
-    (place / model_folder.CURRENT).write_text("9999\n")
+    (place / CURRENT).write_text("9999\n")
     assert change(place, "a").name == "10000"
     assert change(place, "b").name == "10001"
     assert word(place) == "b"
@@ -331,7 +335,7 @@ def test_what_only_looks_like_a_number_is_neither_read_nor_removed(name: str, pl
     assert change(place, "a").name == "0002"
     assert change(place, "b").name == "0003"
     assert content(place / name) == before
-    (place / model_folder.CURRENT).write_text(name)
+    (place / CURRENT).write_text(name)
     with pytest.raises(CofimaError, match="which is not there"):
         model_folder.read(place)
 
@@ -339,10 +343,83 @@ def test_what_only_looks_like_a_number_is_neither_read_nor_removed(name: str, pl
 def test_a_folder_of_the_user_is_not_removed_for_a_file_of_the_same_name(place: Path) -> None:
     mine = place / "0000"
     mine.mkdir()
-    (mine / model_folder.CONFIG).write_text('{"mine": 1}')
+    (mine / CONFIG).write_text('{"mine": 1}')
     change(place, "a")
     change(place, "b")
-    assert (mine / model_folder.CONFIG).read_text() == '{"mine": 1}'
+    assert (mine / CONFIG).read_text() == '{"mine": 1}'
+
+
+# --- backbones ---------------------------------------------------------------------------------------
+
+
+def train(folder: Path) -> Path:
+    """Write a generation whose backbone moved; return its path."""
+    model = load_model(folder)
+    with torch.no_grad():
+        for weight in model.method.net.backbone.parameters():
+            weight.add_(0.5)
+    save_model(model, folder)
+    return model_folder.current(folder)
+
+
+def backbones(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("backbone-*"))
+
+
+def test_generations_that_have_the_same_backbone_share_its_file(place: Path) -> None:
+    one = model_folder.read(place)
+    change(place, "a")
+    two = model_folder.read(place)
+    assert two.path != one.path
+    assert two.place(BACKBONE) == one.place(BACKBONE)
+    assert backbones(place) == [one.place(BACKBONE).name]
+    files = [path for path in place.rglob("*") if path.is_file() and path.parent != place]
+    shared = one.place(BACKBONE).stat().st_size
+    assert one.size + two.size == sum(path.stat().st_size for path in files) + 2 * shared
+
+
+def test_a_backbone_that_moved_is_kept_until_the_last_generation_that_has_it_is_gone(place: Path) -> None:
+    (first,) = backbones(place)
+    train(place)
+    assert len(backbones(place)) == 2
+    moved = model_folder.read(place).place(BACKBONE).name
+    model_folder.undo(place)
+    assert len(backbones(place)) == 2, "what was undone stays until the next change"
+    change(place, "a")
+    assert backbones(place) == [first]
+    train(place)
+    change(place, "b")
+    assert backbones(place) == [moved]
+
+
+def test_no_backbone_is_removed_while_a_generation_cannot_be_read(place: Path) -> None:
+    (first,) = backbones(place)
+    config = place / "0001" / CONFIG
+    whole = config.read_text()
+    train(place)
+    config.write_text(whole.replace('"tasks"', '"task"'))
+    change(place, "a")
+    train(place)
+    assert first in backbones(place)
+    config.write_text(whole)
+    model_folder.read(place, place / "0001").verify()
+
+
+def test_a_damaged_backbone_is_told_of_all_that_share_it_and_the_next_change_mends_it(
+    place: Path,
+) -> None:
+    model = load_model(place)
+    change(place, "a")
+    shared = model_folder.read(place).place(BACKBONE)
+    whole = shared.read_bytes()
+    shared.write_bytes(whole[:-1])
+    with pytest.raises(CofimaError, match="there is no state before it"):
+        load_model(place)
+    with pytest.raises(CofimaError, match="sha256 differs"):
+        model_folder.undo(place)
+    save_model(replace(model, generation=model_folder.read(place)), place)
+    assert shared.read_bytes() == whole
+    assert word(place) == "first"
 
 
 # --- several processes -------------------------------------------------------------------------------
@@ -379,25 +456,25 @@ def test_a_folder_made_anew_is_not_taken_for_the_old_one(runs: Path, place: Path
     mine = load_model(place)
     change(place, "other", replaces=True)
     (place / "0002").rename(place / "0001")
-    (place / model_folder.CURRENT).write_text("0001")
+    (place / CURRENT).write_text("0001")
     with pytest.raises(CofimaError, match="changed since it was loaded"):
         save_model(mine, place)
 
 
-@pytest.mark.parametrize("name", [model_folder.CONFIG, WEIGHTS, STATE, HISTORY])
+@pytest.mark.parametrize("name", [CONFIG, BACKBONE, HEAD, STATE, HISTORY])
 def test_a_reader_whose_generation_vanishes_reads_the_next(
     name: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = model_folder.open_file
+    whole, file = generation.open_file, model_folder.read(place).place(name).name
 
     def opened(path: Path) -> Any:
-        if path.name == name:
-            monkeypatch.setattr(model_folder, "open_file", whole)
+        if path.name == file:
+            monkeypatch.setattr(generation, "open_file", whole)
             change(place, "between")
             change(place, "new")  # the one that is being read is removed
         return whole(path)
 
-    monkeypatch.setattr(model_folder, "open_file", opened)
+    monkeypatch.setattr(generation, "open_file", opened)
     found = load_model(place)
     assert (found.data, found.generation.name) == ({"word": "new"}, "0003")
     assert len(found.history) == 1
@@ -406,13 +483,13 @@ def test_a_reader_whose_generation_vanishes_reads_the_next(
 def test_a_reader_that_is_overtaken_before_it_opens_anything_reads_the_next(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = model_folder._is_generation
+    whole = model_folder.is_generation
 
     def overtaken(path: Path) -> bool:
-        monkeypatch.setattr(model_folder, "_is_generation", whole)
+        monkeypatch.setattr(model_folder, "is_generation", whole)
         change(place, "between")
         change(place, "new")
         return whole(path)
 
-    monkeypatch.setattr(model_folder, "_is_generation", overtaken)
+    monkeypatch.setattr(model_folder, "is_generation", overtaken)
     assert model_folder.current(place).name == "0003"

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima import methods
@@ -82,11 +81,9 @@ def go_on(tiny, config: Any, stream: Stream, folder: Path, progress: Progress = 
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    generation = model_folder.current(folder)
-    weights = {f"model.{key}": value for key, value in load_file(generation / model_folder.WEIGHTS).items()}
-    return weights | {
-        f"state.{key}": value for key, value in load_file(generation / model_folder.STATE).items()
-    }
+    generation = model_folder.read(folder)
+    weights = {f"model.{key}": value for key, value in generation.weights().items()}
+    return weights | {f"state.{key}": value for key, value in generation.state().items()}
 
 
 def scores(model: Model) -> list[Any]:
@@ -108,27 +105,32 @@ def lines(folder: Path) -> list[Any]:
     + [(name, "resnet_test") for name in ("ema", "der_pp", "slca_pp")],
 )
 def test_killed_again_and_again_it_ends_with_the_same_bits(
-    name: str, network: str, tiny, tmp_path: Path, same_bits, killed_after, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    network: str,
+    whole_run,
+    tmp_path: Path,
+    same_bits,
+    killed_after,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config, stream = tiny.config(name, network, train=QUICK), tiny.stream(GROUPS, per_class=4)
-    whole = go_on(tiny, config, stream, tmp_path / "whole")
-    assert not (tmp_path / "whole" / model_folder.INFLIGHT).exists()
+    config, whole = whole_run(name, network)
+    assert not (whole / model_folder.INFLIGHT).exists()
     chance = random.Random(f"{name} {network}")
     monkeypatch.setattr(Budget, "due", lambda self: chance.random() < 0.6)  # some steps are lost
     kills = 0
     while True:
-        killed_after(chance.randint(1, 6))
+        killed_after(chance.randint(1, 12))
         try:
-            cut = go_on(tiny, config, stream, tmp_path / "cut")
+            cut = launch(config, tmp_path)
             break
         except Killed:
             kills += 1
-    trains = any(kind == "epoch" for kind, *_ in lines(tmp_path / "whole"))
+    trains = any(kind == "epoch" for kind, *_ in lines(whole))
     assert kills >= (2 if trains else 0)
-    same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
-    assert scores(cut) == scores(whole)
-    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
-    assert not (tmp_path / "cut" / model_folder.INFLIGHT).exists()
+    same_bits(tensors(tmp_path), tensors(whole))
+    assert scores(cut) == scores(load_model(whole))
+    assert lines(tmp_path) == lines(whole)
+    assert not (tmp_path / model_folder.INFLIGHT).exists()
 
 
 def test_it_goes_on_at_the_step_where_it_was(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima import methods
@@ -28,7 +27,9 @@ TRAIN = {"epochs": 3, "batch_size": 4}
 
 # Learns each method once undisturbed ("whole"), and once in processes that are killed ("cut"). A process
 # tells each of its steps, and is killed at a random moment after a random number of them: while it
-# computes, or while it writes. The processes are forked, so that torch is imported once.
+# computes, or while it writes. It has leave for a few steps more and then waits for its end, so that it
+# cannot be done before a killer that the system let wait. The processes are forked, so that torch is
+# imported once.
 KILLER = """
 import os, random, signal, sys, time, traceback
 from pathlib import Path
@@ -37,14 +38,19 @@ import tiny
 from cofima.experiment.launch import launch
 from cofima.training.checkpoint import Budget, RunCheckpoint
 
-def process(name, folder, steps=0):
+def process(name, folder, steps=0, more=0):
     ours, theirs = os.pipe()
+    leave, given = os.pipe()
+    os.write(given, bytes(steps + more))
     pid = os.fork()
     if pid == 0:
+        os.close(given)
         try:
             whole = RunCheckpoint.offer
             def offer(self, step):
                 os.write(theirs, b".")
+                if steps:
+                    os.read(leave, 1)
                 whole(self, step)
             RunCheckpoint.offer = offer
             if steps:
@@ -56,22 +62,27 @@ def process(name, folder, steps=0):
             traceback.print_exc()
             os._exit(1)
     os.close(theirs)
-    while (seen := os.read(ours, 1)) and steps > 0:
-        steps -= 1
-        if steps == 0:
+    taken = 0
+    while os.read(ours, 1):
+        taken += 1
+        if taken == steps:
             time.sleep(0.03 * chance.random())
             os.kill(pid, signal.SIGKILL)
-    while seen:
-        seen = os.read(ours, 100)
-    os.close(ours)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    for end in (ours, leave, given):
+        os.close(end)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), taken
 
 for name in sys.argv[4:]:
     chance, killed = random.Random(name), 0
-    assert process(name, Path(sys.argv[2]) / name / "whole") == 0
+    code, taken = process(name, Path(sys.argv[2]) / name / "whole")
+    assert code == 0
     for _ in range(int(sys.argv[3])):
-        killed += process(name, Path(sys.argv[2]) / name / "cut", chance.randint(3, 12)) == -signal.SIGKILL
-    assert process(name, Path(sys.argv[2]) / name / "cut") == 0
+        steps = max(1, min(chance.randint(3, 12), taken - 1))
+        more = max(0, min(4, taken - 1 - steps))  # so that the first process is killed for certain
+        code, _ = process(name, Path(sys.argv[2]) / name / "cut", steps, more)
+        killed += code == -signal.SIGKILL
+    code, _ = process(name, Path(sys.argv[2]) / name / "cut")
+    assert code == 0
     print(name, killed, flush=True)
 """
 
@@ -87,11 +98,9 @@ def kill(names: list[str], times: int, folder: Path) -> dict[str, int]:
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    generation = model_folder.current(folder)
-    weights = {f"model.{key}": value for key, value in load_file(generation / model_folder.WEIGHTS).items()}
-    return weights | {
-        f"state.{key}": value for key, value in load_file(generation / model_folder.STATE).items()
-    }
+    generation = model_folder.read(folder)
+    weights = {f"model.{key}": value for key, value in generation.weights().items()}
+    return weights | {f"state.{key}": value for key, value in generation.state().items()}
 
 
 def killed_runs_are_the_same(names: list[str], folder: Path, same_bits) -> None:

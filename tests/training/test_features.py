@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cofima.core.atomic import cache_folder
@@ -70,8 +69,8 @@ def test_a_feature_depends_on_its_image_alone(network: str, tiny, monkeypatch: p
 
 
 def kept(folder: Path) -> dict[str, Tensor]:
-    generation = model_folder.current(folder)
-    return load_file(generation / model_folder.WEIGHTS) | load_file(generation / model_folder.STATE)
+    generation = model_folder.read(folder)
+    return generation.weights() | generation.state()
 
 
 @pytest.mark.parametrize(("name", "options"), USERS, ids=str)

@@ -30,9 +30,10 @@ from cofima.core.progress import SILENT, Progress
 from cofima.data.duplicates import refuse_model_among_photos
 from cofima.data.loading.loader import ImageLike
 from cofima.store import hub, model_folder
+from cofima.store.generation import Generation
 from cofima.store.history import HistoryRow
 from cofima.store.model import Model, load_model, save_model
-from cofima.store.model_folder import Generation, check_replaceable
+from cofima.store.model_folder import check_replaceable
 
 PathLike = str | Path
 
@@ -218,9 +219,7 @@ class Classifier:
         """Remove a class: its row, its statistics and its kept images."""
         self.model = edit.remove_class(self.model, name)
 
-    def save(
-        self, folder: PathLike | None = None, progress: Progress = SILENT, *, replaces: bool = False
-    ) -> Path:
+    def save(self, folder: PathLike | None = None, progress: Progress = SILENT) -> Path:
         """Write a new generation into a model folder; the one before is kept for ``undo``.
 
         Raise if the folder has another model, or was changed by another process since.
@@ -228,12 +227,11 @@ class Classifier:
         Args:
             folder: By default the folder that the classifier came from.
             progress: Told of large models.
-            replaces: Take the place of the generation in force: ``undo`` returns to the one before it.
         """
         where = self.folder if folder is None else Path(folder)
         if where is None:
             raise CofimaError("save: give a folder; this classifier has not been saved yet")
-        save_model(self.model, where, progress, replaces=replaces)
+        save_model(self.model, where, progress)
         self.folder = where
         return where
 

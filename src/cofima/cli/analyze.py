@@ -122,7 +122,7 @@ def _lambda(
     """
     from cofima.analysis.share import Sweep, posthoc, sweep
     from cofima.analysis.share_of_runs import share_of_runs
-    from cofima.store.model_folder import CURRENT
+    from cofima.store.generation import CURRENT
 
     shares, place = _numbers("--lams", lams), Path(source)
     if place.is_dir() or place.suffix == ".jsonl":

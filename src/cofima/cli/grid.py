@@ -96,11 +96,11 @@ def grid(
         runs = executors.make(executor, where, jobs, address, cells)
         with watching(out(), progress()) as watch:
             outcome = run_grid(cells, where, progress=progress(), executor=runs, watch=watch, needs=needs)
-    _finish(outcome)
+    print_outcome(outcome)
 
 
-def _finish(outcome: GridOutcome) -> None:
-    """Print the table of finished cells, then each failure with its log."""
+def print_outcome(outcome: GridOutcome) -> None:
+    """Print the table of finished cells, then each failure with its log; exit with 1 if there is one."""
     from cofima import report
     from cofima.experiment.grid.worker import LOG
 

@@ -80,6 +80,9 @@ def learn(
     The first answer is there after one pass over the images. Then the pre-trained network is fine-tuned, if
     there is time, and that is taken if it is better. A part of each class is held out: one half chooses and
     calibrates, the other says how good the classifier is.
+
+    All classes are taken to be equally likely; if they will be as unequal in use as in the folder, give
+    options.closed_form.priors=counts.
     """
     from cofima.classifier.classifier import learn as learn_classifier
 
@@ -435,9 +438,8 @@ def _least_accurate(by_class: dict[str, float]) -> str:
 def _kept(made: Classifier) -> Iterator[str]:
     """Yield the lines about the model folder: path, size, images in it."""
     assert made.folder is not None
-    assert made.generation is not None
-    size = sum(file.stat().st_size for file in made.generation.iterdir())
-    yield f"Model: {made.folder} ({size / 1e6:.1f} MB)"
+    assert made.model.generation is not None
+    yield f"Model: {made.folder} ({made.model.generation.size / 1e6:.1f} MB)"
     held = 0 if made.model.images is None else len(made.model.images)
     if held:
         yield f"  {count(held, 'held-out image')} kept in it, to measure what later extensions lose"

@@ -17,7 +17,9 @@ from uuid import uuid4
 
 from safetensors import SafetensorError
 
+from cofima.core import system
 from cofima.core.errors import CofimaError
+from cofima.core.system import sync
 
 HEX = "[0-9a-f]"
 
@@ -39,7 +41,7 @@ def write_aside(path: Path) -> Iterator[Path]:
         for written in [*aside.rglob("*"), aside]:
             _set_mode(written)
             sync(written)
-        aside.replace(path)
+        system.replace(aside, path)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CofimaError(f"{path} could not be written ({reason}); nothing was changed") from error
@@ -67,7 +69,7 @@ def remove_aside(path: Path) -> None:
     """
     aside = _aside(path)
     with suppress(OSError):
-        path.replace(aside)
+        system.replace(path, aside)
     _remove(aside)
 
 
@@ -82,15 +84,6 @@ def write_texts(texts: Mapping[str, str], folder: str | Path) -> list[Path]:
     for name, text in texts.items():
         write_text(Path(folder) / name, text)
     return [Path(folder) / name for name in texts]
-
-
-def sync(path: Path) -> None:
-    """Make what was written to a file, or renamed in a folder, survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def require_space(path: Path, size: int) -> None:
@@ -108,7 +101,7 @@ def json_digest(value: Any) -> str:
 
 def open_file(path: Path) -> BufferedReader:
     """Open a file for reading; raise OSError for what is none, such as a pipe, which may never answer."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = system.open_to_read(path)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is not a file", str(path))
@@ -117,8 +110,8 @@ def open_file(path: Path) -> BufferedReader:
 
 def open_append(path: Path) -> TextIO:
     """Open a text file to append to it; raise OSError if it is a link, which may lead anywhere."""
-    how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, how, 0o666), "a", encoding="utf-8")
+    handle = system.open_unlinked(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    return os.fdopen(handle, "a", encoding="utf-8")
 
 
 def file_digest(path: Path) -> str:
@@ -143,12 +136,8 @@ def _aside(path: Path) -> Path:
 def _clear_dead(path: Path) -> None:
     """Remove what processes of this machine that are no longer alive left aside of a path."""
     for left in path.parent.glob(f".{_machine()}{HEX * 24}.{escape(path.name)}"):
-        try:
-            os.kill(int(left.name[9:17], 16), 0)
-        except (ProcessLookupError, OverflowError):
+        if not system.is_running(int(left.name[9:17], 16)):
             _remove(left)
-        except OSError:  # alive, and somebody else's
-            pass
 
 
 def _machine() -> str:

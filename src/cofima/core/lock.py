@@ -1,18 +1,18 @@
 """Folder locks: one thread of one process at a time writes into a model folder; any number may read it.
 
-The lock is the system's own (flock) on a file in the folder. It ends with the process that holds it, even
-if that is killed. The file stays when the lock is released: removing a file that others have opened to wait
-for would let two of them in. It is never written to; who holds it is said in a file beside it.
+The lock is the system's own, taken by ``filelock`` on a file in the folder that is opened here, never
+through a link. It ends with the process that holds it, even if that is killed. The file stays when the lock
+is released, for those who have opened it to wait; only a folder that stays empty is removed with it. It is
+never written to; who holds it is said in a file beside it.
 """
 
 import errno
-import fcntl
 import os
 import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from cofima.core.atomic import open_file
 from cofima.core.errors import CofimaError, CofimaWarning
+from cofima.core.system import has_name, open_unlinked, unlink_and_close
 
 NAME = ".lock"
 HOLDER = ".lock.holder"
@@ -38,6 +39,22 @@ class _Held:
 
 _held: dict[Path, _Held] = {}
 _guard = threading.Lock()
+
+
+def lock_file(handle: int, waiting: Callable[[], None]) -> None:
+    """Lock an open file against others, until it is closed; call ``waiting`` once if one has it."""
+    if try_lock_file(handle):
+        return
+    waiting()
+    while not try_lock_file(handle):
+        time.sleep(PAUSE)
+
+
+def try_lock_file(handle: int) -> bool:
+    """Lock an open file until it is closed, unless another one has it; return False then."""
+    from filelock import lock_descriptor  # here: importing it takes longer than most of what only reads
+
+    return lock_descriptor(handle, blocking=False)
 
 
 @contextmanager
@@ -81,14 +98,19 @@ def _enter(folder: Path, where: Path) -> str:
 def _release(where: Path, hold: _Held) -> None:
     with suppress(OSError):
         (where / HOLDER).unlink()
-    with suppress(OSError):  # there is something in it
-        if [path.name for path in where.iterdir()] == [NAME]:
-            # Who waits for this very file finds, once it has the lock, that the file is gone: see _acquire.
+    empty = False
+    with suppress(OSError):
+        empty = [path.name for path in where.iterdir()] == [NAME]
+    with suppress(OSError):
+        if hold.handle is not None and empty:
+            unlink_and_close(where / NAME, hold.handle)
+        elif hold.handle is not None:
+            os.close(hold.handle)
+        elif empty:
             (where / NAME).unlink()
+    with suppress(OSError):  # there is something in it
         for path in hold.made:
             path.rmdir()
-    if hold.handle is not None:
-        os.close(hold.handle)
 
 
 def _acquire(folder: Path) -> int | str | None:
@@ -102,14 +124,13 @@ def _acquire(folder: Path) -> int | str | None:
             reason = f"{path} is a symbolic link" if error.errno == errno.ELOOP else error.strerror
             raise CofimaError(f"{folder} cannot be written: {reason}") from error
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _same_file(path, handle):
+            if not try_lock_file(handle):
+                os.close(handle)
+                return _read_holder(folder)
+            if has_name(path, handle):
                 _write_holder(folder)
                 return handle
-            os.close(handle)  # its holder unlinked it between open and flock: it locks nothing, try again
-        except BlockingIOError:
-            os.close(handle)
-            return _read_holder(folder)
+            os.close(handle)  # its holder unlinked it before it was locked: it locks nothing, try again
         except OSError as error:
             os.close(handle)
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
@@ -125,19 +146,10 @@ def _acquire(folder: Path) -> int | str | None:
 
 def _open(path: Path) -> int:
     """Open the file of a lock, which may not be there; not through a link, which may lead to any file."""
-    how = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.open(path, how | os.O_RDWR | os.O_CREAT, 0o666)
+        return open_unlinked(path, os.O_RDWR | os.O_CREAT)
     except PermissionError:  # another user's, in a folder that several may write to
-        return os.open(path, how | os.O_RDONLY)
-
-
-def _same_file(path: Path, handle: int) -> bool:
-    """Return True if the open file is the one at this path, and not one that was unlinked."""
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False
+        return open_unlinked(path, os.O_RDONLY)
 
 
 def _write_holder(folder: Path) -> None:

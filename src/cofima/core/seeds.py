@@ -6,6 +6,18 @@ from hashlib import sha256
 import torch
 
 
+def seed_global(seed: int, device: torch.device | None = None) -> None:
+    """Seed torch's own generators, from which dropout draws; without a device, that of the CPU alone.
+
+    Where CUDA was not used yet, ``torch.manual_seed`` puts each seed, with a stack trace, on a list that
+    grows for as long as the process lives.
+    """
+    if device is None or device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 @dataclass(frozen=True)
 class Seeds:
     """Derive a generator for each consumer, so that a new consumer does not shift the others.

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from cofima.core.system import HANG_UP
+
 DEFAULTS = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
-    signal.SIGHUP: signal.SIG_DFL,
+    HANG_UP: signal.SIG_DFL,
 }
 
 

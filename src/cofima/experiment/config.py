@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from cofima import methods
 from cofima.core import plain_yaml
@@ -180,7 +180,7 @@ def _options(method: str, options: Any, found: list[str]) -> dict[str, Any]:
         return {}
     kind = methods.find(method)
     try:
-        return methods.options_of(TypeAdapter(kind).validate_python(options))
+        return methods.options_of(methods.schema(kind).validate_python(options))
     except ValidationError as error:
         found += validation_problems(error, kind, "options.")
         return {}

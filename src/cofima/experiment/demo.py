@@ -3,27 +3,25 @@
 from pathlib import Path
 
 from cofima import report
-from cofima.core.progress import SILENT, Progress
 from cofima.experiment.grid.cells import cells, reduced
-from cofima.experiment.launch import launch
+from cofima.experiment.grid.executors.base import Executor
+from cofima.experiment.grid.scheduler import GridOutcome, Watch, run_grid
 from cofima.store.config import Config
 
 
 def demo(
-    folder: Path, seed: int = 1993, progress: Progress = SILENT, quick: bool = False
-) -> list[report.Run]:
+    folder: Path, executor: Executor, watch: Watch, *, seed: int = 1993, quick: bool = False
+) -> GridOutcome:
     """Learn the embedded stream with every method of the recipe, and write the report beside the runs.
 
     ``quick`` takes two images a class, whose accuracies say nothing.
     """
     changes = reduced(2, [f"seed={seed}"]) if quick else [f"seed={seed}"]
-    end = "-quick" if quick else ""
-    runs = {folder / f"{cell.method}-{seed}{end}": cell for cell in cells("demo.yaml", changes)}
-    for place, config in runs.items():
-        launch(_shortened(config) if quick else config, place, progress)
-    found = report.find(runs)
-    report.write(found, folder)
-    return found
+    runs = [_shortened(cell) if quick else cell for cell in cells("demo.yaml", changes)]
+    outcome = run_grid(runs, folder, executor=executor, watch=watch)
+    if not outcome.failed:
+        report.write(report.find(outcome.done), folder)
+    return outcome
 
 
 def _shortened(config: Config) -> Config:

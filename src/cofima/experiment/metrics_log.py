@@ -10,13 +10,14 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from cofima.core import distributed
-from cofima.core.atomic import open_append, write_text
-from cofima.core.errors import CofimaError, CofimaWarning
+from cofima.core.atomic import open_append, open_file, write_text
+from cofima.core.errors import CofimaError, CofimaWarning, file_error
 from cofima.core.lock import folder_lock
 from cofima.store.history import HistoryRow
 
@@ -25,25 +26,49 @@ LogLine = dict[str, Any]
 Listener = Callable[[LogLine], None]
 
 
+class _Line(BaseModel):
+    """The facts of a line that are relied on; its author may be anybody."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    kind: Literal["epoch", "task"]
+    task: Annotated[int, Field(ge=0)]
+    step: Annotated[int, Field(ge=0)]
+    time: Annotated[float, Field(ge=0, le=1e11)]
+    epoch: int = 0
+    accuracy: list[float | None] = []
+    distance: dict[str, float | None] | None = None
+    seconds: float | dict[str, float] = 0.0
+
+
 def read(folder: Path) -> list[LogLine]:
     """Return the lines of a run, without a last one that a kill truncated."""
     file = folder / METRICS
-    if not file.is_file():
-        return []
     lines = []
-    for number, text in enumerate(file.read_text("utf-8").splitlines(keepends=True), start=1):
+    for number, text in enumerate(_text(file).splitlines(keepends=True), start=1):
         if not text.endswith("\n"):
             break
         try:
             line = json.loads(text)
-            line["kind"], line["task"], line["step"]
-        except (ValueError, KeyError, TypeError):
+            _Line.model_validate(line)
+        except (ValueError, RecursionError):
             raise CofimaError(
                 f"{file} line {number} is not a line of a run: {text[:60]!r}. Take it out, or remove the "
                 "file: the model does not need it"
             ) from None
         lines.append(line)
     return lines
+
+
+def _text(file: Path) -> str:
+    """Return the content of the log; nothing where there is no such file."""
+    try:
+        with open_file(file) as opened:
+            return opened.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise file_error(file, error) from error
 
 
 def complete(folder: Path, history: Sequence[HistoryRow]) -> list[LogLine]:
@@ -165,5 +190,4 @@ class MetricsLog:
         return int(self.lines[-1]["step"]) if self.lines else 0
 
     def _is_on_disk(self) -> bool:
-        text = self.file.read_text("utf-8") if self.file.is_file() else ""
-        return text == "".join(json.dumps(line) + "\n" for line in [*self.lines, *self.pending])
+        return _text(self.file) == "".join(json.dumps(line) + "\n" for line in [*self.lines, *self.pending])

@@ -7,7 +7,6 @@ and evaluates and saves by itself.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cofima.core import distributed
+from cofima.core.extras import installed_version
 from cofima.core.progress import Progress
 from cofima.core.system import peak_memory
 from cofima.data.stream import Stream, Task
@@ -31,6 +31,9 @@ from cofima.training.evaluate import Score
 from cofima.training.loop import plain_batches
 from cofima.training.options import TrainOptions
 from cofima.weights.distance import weight_distance
+from cofima.weights.ops import Weights
+
+KEPT = 2**23  # weights of a small network, 32 MB: to build it anew would take as long as some tasks do
 
 
 def run(
@@ -39,7 +42,7 @@ def run(
     """Learn the remaining tasks of a stream; each is saved before the next begins."""
     method = model.method
     log = MetricsLog(folder, model.history, listeners if distributed.rank() == 0 else ())
-    checkpoint = _checkpoint(model, folder)
+    checkpoint, start = _checkpoint(model, folder), _Start(model)
     progress.expect(expected_work(model, stream[len(model.tasks) :]))
     for task in stream[len(model.tasks) :]:
         seen = stream[: task.index + 1]
@@ -57,7 +60,7 @@ def run(
             )
         if distributed.rank() > 0:
             continue  # the first process measures and saves
-        row.distance = _distance(model, folder)
+        row.distance = _distance(model, folder, start)
         model.history.append(row)
         save_model(model, folder, progress)
         log.task(row)  # after the model: a kill in between is mended from the history
@@ -124,8 +127,8 @@ def _checkpoint(model: Model, folder: Path) -> Checkpoint:
         "config": model.config.model_dump(mode="json"),
         "data": model.data,
         "environment": {
-            "cofima": version("cofima"),
-            "torch": version("torch"),
+            "cofima": installed_version("cofima"),
+            "torch": installed_version("torch"),
             "device": model.method.context.device.type,
             "threads": torch.get_num_threads(),
         },
@@ -200,14 +203,14 @@ def _summary(model: Model, row: HistoryRow, tasks: int) -> str:
     return f"{model.method.label}: {learned}, {row.seconds['total']:.0f} s"
 
 
-def _distance(model: Model, folder: Path) -> Distance:
+def _distance(model: Model, folder: Path, start: "_Start") -> Distance:
     """Measure the distance of the backbone from the previous task, read from disk, and from its start."""
     moved = _from_before(model, folder)
     trained = model.method.facts.get("trained_distance", moved)
-    return Distance(trained=trained, merged=moved, from_start=_from_start(model))
+    return Distance(trained=trained, merged=moved, from_start=start.distance())
 
 
-def _parameters(module: nn.Module) -> dict[str, Tensor]:
+def _parameters(module: nn.Module) -> Weights:
     return {name: value.detach().cpu() for name, value in module.named_parameters()}
 
 
@@ -217,13 +220,25 @@ def _from_before(model: Model, folder: Path) -> float | None:
     return weight_distance(model_folder.read(folder).weights(), _parameters(model.method.net.backbone))
 
 
-def _from_start(model: Model) -> float | None:
-    """Return the distance from the pre-trained weights, which are read again instead of kept in memory."""
-    how = model.config.model.model_copy(update={"img_size": model.backbone.size})
-    start, facts = backbone.create(model.backbone.source, how, model.config.seed)
-    if facts.sha256 != model.backbone.sha256:
-        return None
-    return weight_distance(_parameters(start), _parameters(model.method.net.backbone))
+class _Start:
+    """The pre-trained weights of a run: kept where they are few, read again after each task otherwise."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.kept: Weights = {}
+
+    def distance(self) -> float | None:
+        """Return the distance of the backbone from them; None if they are not those of the first task."""
+        start, now = self.kept or self._read(), _parameters(self.model.method.net.backbone)
+        if sum(value.numel() for value in start.values()) <= KEPT:
+            self.kept = start
+        return weight_distance(start, now) if start else None
+
+    def _read(self) -> Weights:
+        used = self.model.backbone
+        how = self.model.config.model.model_copy(update={"img_size": used.size})
+        start, facts = backbone.create(used.source, how, self.model.config.seed)
+        return _parameters(start) if facts.sha256 == used.sha256 else {}
 
 
 def _peak_memory() -> float:

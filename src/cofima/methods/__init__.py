@@ -4,7 +4,7 @@ import inspect
 import pkgutil
 from collections.abc import Collection
 from dataclasses import fields
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -32,6 +32,7 @@ __all__ = [
     "first_task_key",
     "names",
     "options_of",
+    "schema",
 ]
 
 
@@ -55,8 +56,13 @@ def find(name: str) -> type[Method]:
 
 def build(name: str, options: dict[str, Any] | None = None) -> Method:
     """Return a method with these options, validated."""
-    method: Method = TypeAdapter(find(name)).validate_python(options or {})
-    return method
+    return schema(find(name)).validate_python(options or {})
+
+
+@lru_cache(maxsize=100)  # built from annotations, which takes longer than to check any options with it
+def schema(kind: type[Method]) -> TypeAdapter[Method]:
+    """Return what checks, makes and dumps the options of a method."""
+    return TypeAdapter(kind)
 
 
 def fallback_for(entries: Collection[str]) -> tuple[str, dict[str, Any]]:
@@ -115,5 +121,5 @@ def _classes(module: ModuleType) -> list[type[Method]]:
 
 def options_of(method: Method) -> dict[str, Any]:
     """Return a method's options, defaults included, as JSON-able values."""
-    dumped = TypeAdapter(type(method)).dump_python(method, mode="json")
+    dumped = schema(type(method)).dump_python(method, mode="json")
     return {field.name: dumped[field.name] for field in fields(method)}

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from cofima.core import distributed
 from cofima.core.errors import CofimaError
+from cofima.core.seeds import seed_global
 from cofima.data.image_set import Images
 from cofima.data.stream import Stream, Task
 from cofima.methods.components.cost import Cost, Plan
@@ -197,7 +198,8 @@ class Method:
         # run that is continued draws the same, and put back afterwards: the caller's chance is its own.
         gpus = [self.context.device] if self.context.device.type == "cuda" else []
         with torch.random.fork_rng(gpus), self.timed("total"), self.timed("cpu", time.process_time):
-            torch.manual_seed(self.context.seeds.number("torch", task.index) + distributed.rank())
+            number = self.context.seeds.number("torch", task.index)
+            seed_global(number + distributed.rank(), self.context.device)
             self.begin(task)
             if train is None:
                 self.train(task, hooks)

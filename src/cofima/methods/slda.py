@@ -30,8 +30,8 @@ class SLDA(Method):
 
     Args:
         priors: All classes are equally likely, or as likely as they have images (counts).
-        shrinkage: Share of the identity in the covariance: computed (oas), the multiple of it that errs least
-            on the task's own images when each is left out once (loo), or a number.
+        shrinkage: Share of the identity in the covariance: computed (oas), the one that answers all images
+            so far best when each is left out once (loo), or a number.
     """
 
     priors: Priors = "equal"

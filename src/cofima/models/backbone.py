@@ -16,6 +16,7 @@ from torch import nn
 
 from cofima.core.errors import CofimaError, did_you_mean
 from cofima.core.hub import quick_hub
+from cofima.core.seeds import seed_global
 from cofima.models import efficientnet_lite, registry
 from cofima.models import vit_micro as _registers_vit_micro  # noqa: F401
 from cofima.models.checkpoint_formats.reader import load_checkpoint
@@ -143,7 +144,7 @@ def _check_tag(architecture: str, tag: str) -> str | None:
 
 def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seed_global(seed)
         try:
             with quick_hub() if pretrained and _is_on_hub(name) else nullcontext():
                 fixed = {"img_size": size} if size is not None and _fixes_its_size(name) else {}

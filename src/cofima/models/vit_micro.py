@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
 WEIGHTS = Path(__file__).parent / "vit_micro.safetensors"
 
@@ -28,6 +28,7 @@ default_cfgs = generate_default_cfgs(
 
 @register_model  # type: ignore[untyped-decorator]
 def vit_micro(pretrained: bool = False, **options: Any) -> VisionTransformer:
-    """ViT at 64 px: patch 8, width 128, depth 8, 4 heads, 1.6 M parameters."""
+    """ViT at 64 px, or any multiple of 8: patch 8, width 128, depth 8, 4 heads, 1.6 M parameters."""
     shape = {"img_size": 64, "patch_size": 8, "embed_dim": 128, "depth": 8, "num_heads": 4}
-    return build_model_with_cfg(VisionTransformer, "vit_micro", pretrained, **(shape | options))
+    resized = {"pretrained_filter_fn": checkpoint_filter_fn}  # positions follow the image size
+    return build_model_with_cfg(VisionTransformer, "vit_micro", pretrained, **resized, **(shape | options))

@@ -17,8 +17,9 @@ from cofima.core.atomic import write_text
 from cofima.core.errors import CofimaError, problems
 from cofima.store import model_folder
 from cofima.store.config import Config
+from cofima.store.generation import CURRENT
 from cofima.store.history import HistoryRow, describe_errors
-from cofima.store.model_folder import Record
+from cofima.store.record import Record
 
 STUDY = ".jsonl"
 
@@ -245,7 +246,7 @@ def _oddities(tasks: Sequence[HistoryRow]) -> list[str]:
 
 def _stop_at_run(folders: list[str], files: list[str]) -> bool:
     """Stop a walk at a run, so that it does not enter its generations; true if it is at one."""
-    is_run = model_folder.CURRENT in files
+    is_run = CURRENT in files
     if is_run:
         folders.clear()
     folders[:] = [name for name in folders if not name.startswith(".")]  # shared first tasks, executor files

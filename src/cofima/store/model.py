@@ -25,22 +25,15 @@ from cofima.models.info import BackboneFacts
 from cofima.models.net import Net
 from cofima.store import model_folder
 from cofima.store.config import Config
+from cofima.store.generation import Generation
 from cofima.store.held_out import HeldOut, no_images
 from cofima.store.history import HistoryRow, describe_errors
-from cofima.store.model_folder import (
-    CONFIG,
-    FEATURES,
-    IMAGES,
-    STATE,
-    WEIGHTS,
-    Generation,
-    MethodFacts,
-    Record,
-)
+from cofima.store.record import BACKBONE, CONFIG, FEATURES, HEAD, IMAGES, STATE, MethodFacts, Record
 from cofima.training import device
 from cofima.training.context import Context
 
 LARGE = 200_000_000  # bytes; larger models are announced before they are written
+_FACTS, _VIEW = TypeAdapter(BackboneFacts), TypeAdapter(View)
 
 
 @dataclass
@@ -96,8 +89,11 @@ class Model:
 
     def weights(self) -> dict[str, Tensor]:
         """Return backbone and predicting head under timm's own names."""
-        head = {f"{self.backbone.classifier}.{k}": v for k, v in self.method.head().flat().items()}
-        return self.method.net.backbone.state_dict() | head
+        return self.method.net.backbone.state_dict() | self.head_weights()
+
+    def head_weights(self) -> dict[str, Tensor]:
+        """Return the predicting head under timm's own names."""
+        return {f"{self.backbone.classifier}.{k}": v for k, v in self.method.head().flat().items()}
 
 
 def attach(
@@ -125,14 +121,16 @@ def save_model(model: Model, folder: Path, progress: Progress = SILENT, *, repla
         progress: Told of large models.
         replaces: Take the place of the current generation: undo returns to the one before it.
     """
-    weights, state = _plain(model.weights()), _plain(model.method.state())
-    size = sum(value.nbytes for value in (*weights.values(), *state.values()))
+    backbone, head = _plain(model.method.net.backbone.state_dict()), _plain(model.head_weights())
+    state = _plain(model.method.state())
+    size = sum(value.nbytes for part in (backbone, head, state) for value in part.values())
     if size > LARGE:
         progress.say(f"writing {size / 1e6:,.0f} MB to {folder}")
     with folder_lock(folder):
         model_folder.check_replaceable(folder, model.generation)
         with model_folder.write(folder, _record(model), model.history, replaces=replaces) as aside:
-            save_file(weights, aside / WEIGHTS, {"format": "pt"})
+            save_file(backbone, aside / BACKBONE, {"format": "pt"})
+            save_file(head, aside / HEAD, {"format": "pt"})
             save_file(state, aside / STATE, {"format": "pt"})
             if model.images is not None and len(model.images):
                 kept = {"pixels": model.images.pixels[model.images.rows], "labels": model.images.labels}
@@ -220,8 +218,8 @@ def copy_model(model: Model, progress: Progress = SILENT) -> Model:
 def _build(record: Record, weights: dict[str, Tensor], state: dict[str, Tensor], progress: Progress) -> Model:
     """Build the network and the method that a record describes, and fill them."""
     config = Config.model_validate(record.config)
-    facts = TypeAdapter(BackboneFacts).validate_python(record.backbone)
-    view = TypeAdapter(View).validate_python(record.preprocess)
+    facts = _FACTS.validate_python(record.backbone)
+    view = _VIEW.validate_python(record.preprocess)
     if view.size != facts.size:
         raise ValueError(f"images of {view.size} px, for a network of {facts.size} px")
     empty = build_empty(facts.name, facts.size, facts.final_norm)

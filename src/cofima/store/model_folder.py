@@ -1,12 +1,14 @@
 """The model folder: one reader and one writer of its generations.
 
 A generation is the state of a model after one change (a task, an extension, a rename, a merge), a folder
-``0001``, ``0002``, ... complete in itself. ``CURRENT`` names the current one. Three rules make a kill or a
-power cut at any moment harmless:
+``0001``, ``0002``, ..., and a backbone, which is a file named by its own sha256: generations that have the
+same one share it. ``CURRENT`` names the current generation. Four rules make a kill or a power cut at any
+moment harmless:
 
 - A generation is written aside, flushed and renamed, and is never changed afterwards.
 - ``CURRENT`` is replaced last, in one rename. Until then the old generation is current, from then on the
   new one; a mixture of both cannot be read.
+- A backbone is there before a generation that names it, and is removed after the last one that does.
 - The generation before stays (two in all): it is what :func:`undo` returns to, and what is left should the
   new one prove damaged.
 
@@ -19,246 +21,55 @@ needs no torch: histories and reports are read without it.
 """
 
 import hashlib
-import json
 import os
 import platform
-import re
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-
-from cofima.core.atomic import (
-    clear_aside,
-    file_digest,
-    json_digest,
-    open_file,
-    remove_aside,
-    write_aside,
-    write_text,
-)
-from cofima.core.errors import CofimaError, problems
+from cofima.core.atomic import clear_aside, file_digest, open_file, remove_aside, write_aside, write_text
+from cofima.core.errors import CofimaError
+from cofima.core.extras import installed_version
 from cofima.core.lock import folder_lock
-from cofima.store.history import HistoryRow, describe_errors, dump_rows, parse_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from cofima.store.generation import (
+    CURRENT,
+    NUMBER,
+    SHARED,
+    Generation,
+    backbones,
+    damaged,
+    generations,
+    is_before,
+    is_foreign,
+    is_generation,
+    names,
+    numbered,
+    read_generation,
+    shared_name,
+)
+from cofima.store.history import HistoryRow, dump_rows
+from cofima.store.record import BACKBONE, CONFIG, FORMAT, HISTORY, Record
 
 T = TypeVar("T")
-MOST = 10**9  # of anything that is counted: what is more was not counted
-Number = Annotated[int, Field(ge=0, le=MOST)]
-
-FORMAT = 3
-CURRENT = "CURRENT"
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-STATE = "state.safetensors"
-HISTORY = "history.jsonl"
-IMAGES = "images.safetensors"  # only where the user asked for images to be kept
-FEATURES = "held_out.safetensors"  # features of held-out images
 INFLIGHT = "inflight"  # checkpoint in the middle of the task being learned
-FILES = {WEIGHTS, STATE, HISTORY, CONFIG, IMAGES, FEATURES}
-NUMBER = re.compile("[0-9]{4}|[1-9][0-9]{4,17}")  # the name of a generation
-CHANGED = "its content is not what was written (sha256 differs)"
-
-
-class MethodFacts(BaseModel):
-    """Facts about the method that a reader needs without importing it.
-
-    Attributes:
-        label: Its name for people.
-        all_at_once: All tasks are learned as one: there is no accuracy over time.
-        keeps_images: Images of old classes are in its state.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    label: str
-    all_at_once: bool = False
-    keeps_images: bool = False
-
-
-class _Serving(BaseModel):
-    """The facts for predicting that are relied on; a classifier may have more of them."""
-
-    class Counts(BaseModel):
-        """Held-out images of each class, and how many of them were answered right."""
-
-        right: dict[str, Number]
-        images: dict[str, Annotated[int, Field(ge=1, le=MOST)]]
-
-        @model_validator(mode="after")
-        def _fit(self) -> Self:
-            if self.right.keys() != self.images.keys():
-                raise ValueError("right answers and images are of other classes")
-            return self
-
-    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
-    distances: list[list[Annotated[float, Field(allow_inf_nan=False)]]] = []
-    accuracy: Counts | None = None
-    keep_images: Number = 0
-
-
-class Record(BaseModel):
-    """Content of config.json: how a generation was made, and the sha256 of its other files.
-
-    Its author may be anybody: whoever reads it relies on nothing that is not checked here, or, for what
-    torch is needed to know, by :func:`cofima.store.model.load_model`.
-
-    Attributes:
-        config: The resolved configuration.
-        backbone: Identity of the backbone.
-        preprocess: Preparation of images.
-        data: Facts about the images.
-        tasks: Names of the classes, task by task; together the order of the logits.
-        serving: Facts for predicting, for example the calibration.
-        plugins: Name, file and sha256 of each plugin that the model was made with.
-        parent: Name of the generation that it was made from, to which :func:`undo` returns; None without one.
-        versions: Filled in by the writer, as are ``parent``, ``files`` and ``format``.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format: int = FORMAT
-    method: MethodFacts
-    config: dict[str, Any]
-    backbone: dict[str, Any]
-    preprocess: dict[str, Any]
-    data: dict[str, Any]
-    tasks: list[list[str]]
-    planned_tasks: int = Field(gt=0, le=MOST)
-    serving: dict[str, Any] = {}
-    plugins: list[dict[str, str]] = []
-    parent: str | None = None
-    versions: dict[str, str] = {}
-    files: dict[str, str] = {}
-
-    @field_validator("tasks")
-    @classmethod
-    def _names_differ(cls, tasks: list[list[str]]) -> list[list[str]]:
-        names = [name for task in tasks for name in task]
-        if len(set(names)) < len(names) or not all(name.strip() for name in names):
-            raise ValueError("names of classes are missing, or the same twice")
-        return tasks
-
-    @field_validator("serving")
-    @classmethod
-    def _can_serve(cls, serving: dict[str, Any]) -> dict[str, Any]:
-        _Serving.model_validate(serving)
-        return serving
-
-    @property
-    def classes(self) -> list[str]:
-        """Names of all classes, in the order of the logits."""
-        return [name for task in self.tasks for name in task]
-
-    def text(self) -> str:
-        """Return the text of config.json, which ends with the sha256 of all else in it."""
-        content = self.model_dump()
-        return json.dumps(content | {"sha256": json_digest(content)}, indent=2) + "\n"
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A generation whose config.json has been verified; other files are verified as they are read.
-
-    Attributes:
-        path: Its folder.
-        record: The content of config.json.
-        digest: The sha256 of config.json, and thus of everything in the generation.
-    """
-
-    path: Path
-    record: Record
-    digest: str
-
-    @property
-    def name(self) -> str:
-        """Name of its folder, for example ``0003``."""
-        return self.path.name
-
-    @property
-    def id(self) -> str:
-        """Name and digest: no other generation has the same, even if the model folder is made anew."""
-        return f"{self.name} {self.digest}"
-
-    def history(self) -> list[HistoryRow]:
-        """Return the rows of history.jsonl, oldest first."""
-        with self._verified(HISTORY) as path:
-            return parse_rows(path.read_text("utf-8"), f"{path}")
-
-    def weights(self) -> dict[str, "Tensor"]:
-        """Return backbone and predicting head under timm's names; read from disk where they are used."""
-        return self._tensors(WEIGHTS)
-
-    def state(self) -> dict[str, "Tensor"]:
-        """Return the tensors that the method needs beside the weights for the next task."""
-        return self._tensors(STATE)
-
-    def images(self) -> dict[str, "Tensor"] | None:
-        """Return the pixels and labels of kept images, or None where there are none."""
-        return self._tensors(IMAGES) if IMAGES in self.record.files else None
-
-    def features(self) -> dict[str, "Tensor"] | None:
-        """Return the features of held-out images and what is known of each, or None where there are none."""
-        return self._tensors(FEATURES) if FEATURES in self.record.files else None
-
-    def verify(self) -> None:
-        """Raise if any file is missing, or is not what was written."""
-        for name in self.record.files:
-            with self._verified(name):
-                pass
-
-    def _tensors(self, name: str) -> dict[str, "Tensor"]:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file  # here, so that histories are read without torch
-
-        with self._verified(name) as path:
-            try:
-                return load_file(path)
-            except (SafetensorError, RuntimeError, ValueError, KeyError, AttributeError) as error:
-                raise self._damaged(f"{path}: not a safetensors file ({error})") from error
-
-    @contextmanager
-    def _verified(self, name: str) -> Iterator[Path]:
-        """Yield the path of a verified file; raise in the end if the path has become another file's."""
-        path = self.path / name
-        try:
-            with open_file(path) as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != self.record.files.get(name):
-                    raise self._damaged(f"{path}: {CHANGED}")
-                yield path
-                if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    raise self._damaged(f"{path}: was replaced while it was read")
-        except FileNotFoundError as error:
-            raise self._damaged(f"{path}: missing") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise self._damaged(f"{path}: unreadable ({error})") from error
-
-    def _damaged(self, fault: str) -> CofimaError:
-        return _damaged(self.path.parent, self.path, fault)
 
 
 def current(folder: Path) -> Path | None:
     """Return the path of the current generation, or None where nothing has been learned yet."""
     name = _pointer(folder)
-    while name is not None and not (NUMBER.fullmatch(name) and _is_generation(folder / name)):
+    while name is not None and not (NUMBER.fullmatch(name) and is_generation(folder / name)):
         before, name = name, _pointer(folder)
         if name == before:  # and not one that another process has just replaced, and then removed
-            raise _damaged(folder, None, f"{folder / CURRENT} names '{name[:80]}', which is not there")
+            raise damaged(folder, None, f"{folder / CURRENT} names '{name[:80]}', which is not there")
     return None if name is None else folder / name
 
 
 def read(folder: Path, path: Path | None = None) -> Generation:
     """Return the current generation, or another one of the folder; tensors are not read."""
     if path is not None:
-        return Generation(path, *_read_record(folder, path))
+        return read_generation(folder, path)
     return read_with(folder, lambda generation: generation)
 
 
@@ -273,7 +84,7 @@ def read_with(folder: Path, use: Callable[[Generation], T]) -> T:
         if path is None:
             raise _not_a_model(folder)
         try:
-            generation = Generation(path, *_read_record(folder, path))
+            generation = read_generation(folder, path)
             return use(generation)
         except (CofimaError, OSError):
             if path.is_dir() or current(folder) == path:
@@ -318,8 +129,8 @@ def write(
 ) -> Iterator[Path]:
     """Yield a folder for the tensors of a new generation; in the end, make it the current one.
 
-    The model folder is locked meanwhile. Whatever fails, the previous generation stays current, and
-    nothing is left of the new one.
+    The model folder is locked meanwhile. A backbone that it has already is not kept twice. Whatever fails,
+    the previous generation stays current, and nothing is left of the new one.
 
     Args:
         folder: The model folder.
@@ -336,9 +147,10 @@ def write(
             with write_aside(folder / name) as aside:
                 aside.mkdir()
                 yield aside
+                backbone = _share_backbone(folder, aside / BACKBONE)
                 (aside / HISTORY).write_text(dump_rows(history), "utf-8")
                 made = record.model_copy(update={"parent": parent})
-                (aside / CONFIG).write_text(_completed(aside, made).text(), "utf-8")
+                (aside / CONFIG).write_text(_completed(aside, made, backbone).text(), "utf-8")
             write_text(folder / CURRENT, name + "\n")
         except BaseException:
             _withdraw(folder, folder / name)
@@ -378,7 +190,7 @@ def check_writable(folder: Path) -> None:
         raise CofimaError(f"{folder} cannot be written: {there} is not a folder that may be written to")
     if there != folder:
         return
-    if foreign := [path.name for path in _numbered(folder) if _is_foreign(path)]:
+    if foreign := [path.name for path in numbered(folder) if is_foreign(path)]:
         raise CofimaError(
             f"{folder} holds {', '.join(foreign)}, and models are kept under such names: "
             "give another folder, or a new one inside it"
@@ -405,16 +217,39 @@ def check_replaceable(folder: Path, mine: Generation | None) -> None:
 def is_empty(folder: Path) -> bool:
     """Return True if a folder holds nothing but, perhaps, remains of a generation of a killed process."""
     return not (folder / CURRENT).exists() and all(
-        path.name.startswith(".") or (NUMBER.fullmatch(path.name) and not _is_foreign(path))
+        path.name.startswith(".")
+        or SHARED.fullmatch(path.name)
+        or (NUMBER.fullmatch(path.name) and not is_foreign(path))
         for path in folder.iterdir()
     )
 
 
-def _completed(path: Path, record: Record) -> Record:
+def _share_backbone(folder: Path, written: Path) -> str:
+    """Move a backbone to where generations share it, unless it is there already; return its sha256."""
+    digest = file_digest(written)
+    shared = folder / shared_name(digest)
+    if _has_content(shared, digest):
+        written.unlink()
+    else:
+        with write_aside(shared) as aside:
+            written.replace(aside)
+    return digest
+
+
+def _has_content(path: Path, digest: str) -> bool:
+    """Return True for a file with this sha256; neither for a damaged one nor for a link to one elsewhere."""
+    try:
+        with open_file(path) as file:
+            return not path.is_symlink() and hashlib.file_digest(file, "sha256").hexdigest() == digest
+    except OSError:
+        return False
+
+
+def _completed(path: Path, record: Record, backbone: str) -> Record:
     """Return the record completed with the sha256 of the other files, and versions."""
-    versions = {name: version(name) for name in ("cofima", "torch", "timm", "numpy")}
+    versions = {name: installed_version(name) for name in ("cofima", "torch", "timm", "numpy")}
     versions["python"] = platform.python_version()
-    files = {file.name: file_digest(file) for file in sorted(path.iterdir())}
+    files = {BACKBONE: backbone} | {file.name: file_digest(file) for file in sorted(path.iterdir())}
     return record.model_copy(update={"format": FORMAT, "versions": versions, "files": files})
 
 
@@ -423,6 +258,7 @@ def _withdraw(folder: Path, path: Path) -> None:
     with suppress(CofimaError, OSError):
         if _pointer(folder) != path.name and _is_intact(folder, path):
             remove_aside(path)
+        _remove_unused_backbones(folder)
 
 
 def _next_name(folder: Path, tasks: int) -> str:
@@ -430,7 +266,7 @@ def _next_name(folder: Path, tasks: int) -> str:
 
     Only the writer removes generations, and never the newest, so none was above those that are there.
     """
-    numbers = [int(path.name) for path in _numbered(folder) if not _is_foreign(path)]
+    numbers = [int(path.name) for path in numbered(folder) if not is_foreign(path)]
     number = max(numbers, default=tasks - 1) + 1
     while os.path.lexists(folder / f"{number:04d}"):  # a folder of the user's
         number += 1
@@ -441,9 +277,9 @@ def _next_name(folder: Path, tasks: int) -> str:
 
 def _parent(folder: Path, path: Path) -> Path | None:
     """Return the generation that another was made from, or None if there is none, or it is not kept."""
-    before = [other for other in _generations(folder) if _is_before(other, path)]
+    before = [other for other in generations(folder) if is_before(other, path)]
     try:
-        name = _read_record(folder, path)[0].parent
+        name = read_generation(folder, path).record.parent
     except CofimaError:  # damaged: the one before it is a good guess, and all that is left to go back to
         return before[-1] if before else None
     return next((other for other in before if other.name == name), None)
@@ -463,48 +299,30 @@ def _prune(folder: Path, number: int | None) -> None:
     What is damaged, or was not written here, stays.
     """
     kept = list(islice(_lineage(folder), number))
-    for path in _generations(folder):
+    for path in generations(folder):
         if path not in kept and _is_intact(folder, path):
             remove_aside(path)
+    _remove_unused_backbones(folder)
+
+
+def _remove_unused_backbones(folder: Path) -> None:
+    """Remove backbones that no generation names; none while there is a generation that cannot be read."""
+    used = backbones(folder).values()
+    if None in used:
+        return
+    for name in names(folder):
+        found = SHARED.fullmatch(name)
+        if found and found[1] not in used and not (folder / name).is_dir():
+            (folder / name).unlink()
 
 
 def _is_intact(folder: Path, path: Path) -> bool:
     """Return True if a folder is a generation and holds nothing else."""
     try:
-        _read_record(folder, path)
+        read_generation(folder, path)
     except CofimaError:
         return False
-    return not _is_foreign(path)
-
-
-def _is_foreign(path: Path) -> bool:
-    """Return True if something of the name of a generation is not one, nor the remains of one."""
-    return not _is_generation(path) or not _names(path) <= FILES
-
-
-def _is_generation(path: Path) -> bool:
-    """Return True for a folder of the name of a generation, and not a link to one elsewhere."""
-    try:
-        return bool(NUMBER.fullmatch(path.name)) and stat.S_ISDIR(path.lstat().st_mode)
-    except OSError:
-        return False
-
-
-def _numbered(folder: Path) -> list[Path]:
-    """Return everything that has the name of a generation, by number."""
-    return [folder / name for name in sorted(filter(NUMBER.fullmatch, _names(folder)), key=int)]
-
-
-def _generations(folder: Path) -> list[Path]:
-    return [path for path in _numbered(folder) if _is_generation(path) and CONFIG in _names(path)]
-
-
-def _names(folder: Path) -> set[str]:
-    """Return the names in a folder; none where it cannot be read, which whoever needs it will say."""
-    try:
-        return {path.name for path in folder.iterdir()}
-    except OSError:
-        return set()
+    return not is_foreign(path)
 
 
 def _pointer(folder: Path) -> str | None:
@@ -518,47 +336,6 @@ def _pointer(folder: Path) -> str | None:
         raise CofimaError(f"{folder / CURRENT} cannot be read: {error.strerror}") from error
 
 
-def _read_record(folder: Path, path: Path) -> tuple[Record, str]:
-    """Return the verified content of config.json, and the sha256 of the file."""
-    file = path / CONFIG
-    try:
-        with open_file(file) as opened:
-            text = opened.read()
-        content: dict[str, Any] = json.loads(text, parse_constant=_no_number)
-        written, number = content.pop("sha256", None), int(content["format"])
-        digest = json_digest(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise _damaged(folder, path, f"{file}: unreadable ({error})") from error
-    if number != FORMAT:
-        age, advice = ("a newer", "update cofima") if number > FORMAT else ("an older", "make it again")
-        raise CofimaError(f"{folder} was written by {age} cofima (format {number}, here {FORMAT}): {advice}")
-    if written != digest:
-        raise _damaged(folder, path, f"{file}: {CHANGED}")
-    try:
-        return Record.model_validate(content), hashlib.sha256(text).hexdigest()
-    except ValidationError as error:
-        raise _damaged(folder, path, describe_errors(f"{file}", error)[0]) from error
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is not a number")
-
-
 def _not_a_model(folder: Path) -> CofimaError:
     reason = f"it has no file {CURRENT}" if folder.is_dir() else "there is no such folder"
     return CofimaError(f"{folder} is not a model folder: {reason}")
-
-
-def _damaged(folder: Path, path: Path | None, fault: str) -> CofimaError:
-    """Return the error about a generation, or about CURRENT, and what is left to go back to."""
-    others = [other.name for other in _generations(folder) if path is None or _is_before(other, path)]
-    advice = (
-        f"the state before, {others[-1]}, is kept: put its name into {folder / CURRENT} to go back"
-        if others
-        else "there is no state before it"
-    )
-    return problems(f"model folder {folder}", [fault, advice])
-
-
-def _is_before(other: Path, path: Path) -> bool:
-    return int(other.name) < int(path.name)

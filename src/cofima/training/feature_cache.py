@@ -34,11 +34,9 @@ class FeatureCache:
         self.folder = folder
         self.rows: dict[bytes, Tensor] = {}
         self.files: dict[bytes, Path] = {}
-        if folder is not None and folder.is_dir():
-            _touch(folder)
-            # Files with a leading dot are being written by other processes, which rename them when done.
-            for file in sorted(folder.glob("[!.]*.safetensors")):
-                self.files |= dict.fromkeys(_keys_of(file), file)
+        # Files with a leading dot are being written by other processes, which rename them when done.
+        for file in [] if folder is None else _files(folder, "[!.]*.safetensors"):
+            self.files |= dict.fromkeys(_keys_of(file), file)
 
     def __contains__(self, key: bytes) -> bool:
         """Return True if there is a row; a file is read when the first of its rows is asked for."""
@@ -83,6 +81,16 @@ class FeatureCache:
         self.files = {key: other for key, other in self.files.items() if other != file}
 
 
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Return files of a cache, which is in use from now on; none where they may not be seen."""
+    try:
+        found = sorted(folder.glob(pattern)) if folder.is_dir() else []
+    except OSError:
+        return []
+    _touch(folder)
+    return found
+
+
 def _keys_of(file: Path) -> list[bytes]:
     """Return the keys of a file's rows; none if it cannot be read."""
     try:
@@ -96,6 +104,8 @@ def _keys_of(file: Path) -> list[bytes]:
 
 
 def _bytes(keys: Tensor) -> list[bytes]:
+    if keys.dtype != torch.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_BYTES:
+        raise TypeError(f"keys of {keys.dtype} and the shape {list(keys.shape)}")
     return [bytes(key) for key in keys.numpy()]
 
 
@@ -108,7 +118,8 @@ def _discard(file: Path, error: Exception) -> None:
     """Warn of a useless file, and remove it if its name is one of ours."""
     _warn(f"{file}: damaged or foreign ({error}); it is ignored, and its features are computed anew")
     if len(file.stem) == 64:
-        file.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only folder
+            file.unlink()
 
 
 def _touch(folder: Path) -> None:

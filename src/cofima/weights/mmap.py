@@ -8,7 +8,6 @@ the length of a header (8 bytes), the header (JSON), and the bytes of the tensor
 import errno
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cofima.core.errors import CofimaError
-from cofima.core.system import write_at
+from cofima.core.system import allocate, write_at
 from cofima.weights.ops import Weights
 
 DTYPE_NAMES = {
@@ -91,6 +90,7 @@ class MappedFile(dict[str, Tensor]):
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+        self.clear()  # Windows does not replace a file while it is mapped
 
     def put(self, key: str, first: int, values: Tensor) -> None:
         """Write flat values from element ``first`` of a tensor on."""
@@ -115,7 +115,7 @@ def create_mapped(path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.flush()
-        _allocate(file.fileno(), first + end)
+        allocate(file.fileno(), first + end)
     try:
         whole = torch.from_file(str(path), shared=True, size=first + end, dtype=torch.uint8)[first:]
     except RuntimeError as error:  # what torch makes of an error of the disk
@@ -130,11 +130,3 @@ def write_tensors(path: Path, tensors: Weights, metadata: Mapping[str, str] | No
     with create_mapped(path, specs, metadata or {}) as file:
         for key, value in tensors.items():
             file.put(key, 0, value.detach().cpu().contiguous().reshape(-1))
-
-
-def _allocate(handle: int, size: int) -> None:
-    """Extend a file and allocate its blocks: a full disk raises here, not as SIGBUS in a later write."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(handle, 0, size)
-    else:
-        os.ftruncate(handle, size)

@@ -13,8 +13,11 @@ from cofima.classifier.export.card import model_card
 from cofima.classifier.export.hub import push
 from cofima.core.errors import CofimaError
 from cofima.data.image_set import image_set
+from cofima.store import model_folder
+from cofima.store.generation import shared_name
 from cofima.store.history import HistoryRow
 from cofima.store.model import load_model, save_model
+from cofima.store.record import BACKBONE
 from fake_hub import Hub, serving
 
 
@@ -152,9 +155,11 @@ def test_where_folders_lie_on_this_machine_is_not_uploaded(folder: Path, hub: Hu
 
 
 def test_a_state_that_is_no_longer_in_force_is_removed_there(folder: Path, hub: Hub) -> None:
-    hub.files = {"0001/config.json": b"{}", "notes.txt": b"mine"}
+    old = {"0001/config.json", shared_name("0" * 64)}
+    hub.files = dict.fromkeys(old, b"{}") | {"notes.txt": b"mine"}
     push(folder, "me/parts")
-    assert "0001/config.json" not in hub.files
+    assert not old & hub.files.keys()
+    assert model_folder.read(folder).place(BACKBONE).name in hub.files
     assert "notes.txt" in hub.files
 
 

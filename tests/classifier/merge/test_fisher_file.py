@@ -98,8 +98,7 @@ def test_the_file_says_how_it_was_made(known, tmp_path: Path) -> None:
     assert said["estimator"] == "sample"
     assert (said["labels"], said["logits"]) == ("data", "seen")
     assert json.loads(said["classes"]) == model.classes
-    config = json.loads((model_folder.current(path) / model_folder.CONFIG).read_text())  # type: ignore[operator]
-    assert said["model_sha256"] == config["files"][model_folder.WEIGHTS]
+    assert said["model_sha256"] == model_folder.read(path).record.weights_digest
     assert len(said["data"]) == 64
 
 

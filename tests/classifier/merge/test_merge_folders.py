@@ -19,6 +19,7 @@ from cofima.methods.components.gaussians import ClassGaussians
 from cofima.report.history import history_table
 from cofima.store import model_folder
 from cofima.store.model import Model, load_model, save_model
+from cofima.store.record import BACKBONE, CONFIG
 from cofima.training.evaluate import evaluate
 from cofima.weights import average, fisher_average
 
@@ -327,7 +328,7 @@ def test_out_is_replaced_only_if_told_and_only_if_it_is_a_model(pair, tmp_path: 
 def test_a_damaged_folder_and_a_mixture_of_kinds_are_refused(pair, tmp_path: Path) -> None:
     hurt = tmp_path / "hurt"
     shutil.copytree(pair[0], hurt)
-    weights = model_folder.current(hurt) / model_folder.WEIGHTS  # type: ignore[operator]
+    weights = model_folder.read(hurt).place(BACKBONE)
     weights.write_bytes(weights.read_bytes()[:-9])
     with pytest.raises(CofimaError, match="sha256 differs"):
         cofima.merge([hurt, pair[1]], tmp_path / "out")
@@ -350,8 +351,7 @@ def test_different_starts_are_noted(learn, tiny, tmp_path: Path) -> None:
 def test_the_files_are_as_a_run_writes_them(pair, tmp_path: Path) -> None:
     cofima.merge(pair, tmp_path / "out")
     ours, theirs = (
-        json.loads((model_folder.current(p) / model_folder.CONFIG).read_text())
-        for p in (tmp_path / "out", pair[0])
+        json.loads((model_folder.current(p) / CONFIG).read_text()) for p in (tmp_path / "out", pair[0])
     )
     assert ours.keys() == theirs.keys()
     assert {p.name for p in (tmp_path / "out").iterdir()} == {".lock", "CURRENT", "0003"}

@@ -1,6 +1,5 @@
 """Grids that take a second: a network of timm's own, which processes without these tests know too."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from cofima.experiment.grid.executors import local
 from cofima.experiment.launch import launch
 from cofima.store import model_folder
 from cofima.store.config import Config
+from cofima.store.record import STATE
 
 SMALL: dict[str, Any] = {
     "dataset": "blobs",
@@ -54,11 +54,8 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learned(folder: Path) -> tuple[str, list[Any]]:
     """Return what a cell computed: hashes of its weights and its state, and its accuracies."""
-    generation = model_folder.current(folder)
-    assert generation is not None
-    files = json.loads((generation / "config.json").read_text())["files"]
-    rows = model_folder.read_history(folder)
-    return files[model_folder.WEIGHTS] + files[model_folder.STATE], [row.accuracy for row in rows]
+    record, rows = model_folder.read(folder).record, model_folder.read_history(folder)
+    return record.weights_digest + record.files[STATE], [row.accuracy for row in rows]
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -177,6 +179,22 @@ def test_a_folder_that_another_process_holds_is_left_alone(
         assert "is being written by another process" in str(learn(Job(config, tmp_path, threads=1)))
     assert model_folder.current(tmp_path) is None
     assert learn(Job(config, tmp_path, threads=1)) is None
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_process_that_started_before_its_job_learns_it(tmp_path: Path, small: Make) -> None:
+    (config,) = small({"method": "prototype", "seed": 1})
+    executor = LocalExecutor(2, threads=1)
+    executor.warm_up(1)
+    (early,) = executor.workers
+    assert finish(executor, [Job(config, tmp_path / "cell")]) == {tmp_path / "cell": None}
+    assert f"process {early.process.pid}," in log_of(tmp_path / "cell")
+
+
+def test_starting_a_process_needs_no_torch() -> None:
+    """So that processes can start, and import it, while the one that starts them does."""
+    look = "import sys, cofima.experiment.grid.executors.local; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", look], check=True)
 
 
 def test_executors_refuse_what_they_cannot_do(tmp_path: Path) -> None:

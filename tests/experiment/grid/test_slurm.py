@@ -1,6 +1,7 @@
 """Cells through submitit, with its own executor in the place of Slurm."""
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable
@@ -10,27 +11,13 @@ from typing import Any
 import pytest
 
 from cofima.core.errors import CofimaError
-from cofima.experiment.grid.cells import Resources
 from cofima.experiment.grid.executors.base import Job
 from cofima.experiment.grid.executors.slurm import SlurmExecutor
+from cofima.experiment.grid.resources import Resources
 from cofima.experiment.grid.scheduler import run_grid
 from cofima.experiment.grid.worker import LOG
 
 submitit = pytest.importorskip("submitit", reason="the extra [slurm] is not installed")
-
-
-def test_a_grid_runs_through_submitit(
-    tmp_path: Path,
-    small: Callable[..., Any],
-    learned_here: Callable[..., None],
-    same_cells: Callable[..., None],
-) -> None:
-    found = small({"method": "coma", "seed": 1})
-    outcome = run_grid(found, tmp_path / "slurm", executor=SlurmExecutor(tmp_path / "slurm", "local", 2))
-    assert len(outcome.done) == 1
-    assert not outcome.failed
-    learned_here(found, tmp_path / "here")
-    same_cells(outcome.done, tmp_path / "here")
 
 
 class Handle:
@@ -44,6 +31,32 @@ class Handle:
 
     def result(self) -> Any:
         return self.function(*self.arguments)
+
+
+@pytest.fixture(params=["here", pytest.param("process", marks=pytest.mark.slow)])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run jobs in this process, as if they came out of submitit's file, or in processes that it starts."""
+
+    def submit(self: Any, *job: Any) -> Handle:
+        return Handle(*pickle.loads(pickle.dumps(job)))
+
+    if request.param == "here":
+        monkeypatch.setattr(submitit.AutoExecutor, "submit", submit)
+
+
+@pytest.mark.usefixtures("where")
+def test_a_grid_runs_through_submitit(
+    tmp_path: Path,
+    small: Callable[..., Any],
+    learned_here: Callable[..., None],
+    same_cells: Callable[..., None],
+) -> None:
+    found = small({"method": "coma", "seed": 1})
+    outcome = run_grid(found, tmp_path / "slurm", executor=SlurmExecutor(tmp_path / "slurm", "local", 2))
+    assert len(outcome.done) == 1
+    assert not outcome.failed
+    learned_here(found, tmp_path / "here")
+    same_cells(outcome.done, tmp_path / "here")
 
 
 def test_a_job_that_fails_or_is_lost_says_so(

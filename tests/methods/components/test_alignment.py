@@ -9,7 +9,14 @@ from torch.nn.functional import cross_entropy
 
 from cofima.core.errors import CofimaError
 from cofima.methods.components import alignment
-from cofima.methods.components.alignment import AlignOptions, align, logit_norm, task_of_class
+from cofima.methods.components.alignment import (
+    AlignOptions,
+    align,
+    loss_gradient,
+    membership,
+    task_norms,
+    task_of_class,
+)
 from cofima.methods.components.gaussians import ClassGaussians, Sampler, mean_scale
 from cofima.models.head import Head
 
@@ -35,20 +42,32 @@ def gaussians() -> ClassGaussians:
     return kept
 
 
-def test_logit_norm_by_hand() -> None:
+def test_norms_of_tasks_by_hand() -> None:
     logits = torch.tensor([[3.0, 4.0, 5.0, 0.0, 12.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
-    spans = [slice(0, 2), slice(2, 3), slice(3, 5)]
-    expected = torch.tensor([[(5 + 5 + 12) / 3 + 1e-7], [1e-7]])
-    torch.testing.assert_close(logit_norm(logits, spans), expected)
+    member = membership([2, 0, 1, 2], logits)  # a task that lost all its classes counts for nothing
+    assert member.tolist() == [[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]
+    torch.testing.assert_close(task_norms(logits, member), torch.tensor([[5.0, 5.0, 12.0], [0.0, 0.0, 0.0]]))
 
 
-def test_gradient_flows_through_the_norm_also_at_zero() -> None:
-    logits = torch.zeros(1, 3, requires_grad=True)
-    (logits / (logit_norm(logits, [slice(0, 2), slice(2, 3)]) * 0.1)).sum().backward()
-    assert torch.isfinite(logits.grad).all()
-    logits = torch.tensor([[3.0, 4.0]], requires_grad=True)
-    logit_norm(logits, [slice(0, 2)]).sum().backward()
-    torch.testing.assert_close(logits.grad, torch.tensor([[0.6, 0.8]]))
+@pytest.mark.parametrize("sizes", [(3, 1, 2), (6,), (1,) * 6])
+@pytest.mark.parametrize("temperature", [0.1, 2.0])
+def test_the_gradient_is_that_of_autograd(sizes: tuple[int, ...], temperature: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(7, 6, generator=g, dtype=torch.float64)).requires_grad_()
+    labels = torch.randint(6, (7,), generator=g)
+    norm = sum(part.norm(dim=1) + 1e-7 for part in torch.split(logits, sizes, 1)) / len(sizes)
+    cross_entropy(logits / (norm[:, None] * temperature), labels).backward()
+    found = loss_gradient(logits.detach(), labels, membership(sizes, logits), temperature)
+    torch.testing.assert_close(found, logits.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_the_gradient_is_finite_where_all_logits_of_a_task_are_0() -> None:
+    logits = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    found = loss_gradient(logits, torch.tensor([0, 2]), membership([2, 1], logits), 0.1)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(
+        found[0, 0] + 0.5 / (0.5 * 0.1), found[0, 1]
+    )  # the softmax gives both the same
 
 
 def test_classes_know_their_task(head: Head) -> None:
@@ -147,19 +166,6 @@ def test_an_aligned_head_is_right_about_independently_drawn_features(
     ).argmax(0)
     assert after > before + 0.3
     assert after > float((ideal == labels).float().mean()) - 0.1
-
-
-def test_the_rate_follows_a_cosine_over_the_epochs(
-    head: Head, gaussians: ClassGaussians, tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates: list[float] = []
-    step = torch.optim.SGD.step
-    monkeypatch.setattr(
-        torch.optim.SGD, "step", lambda self: (rates.append(self.param_groups[0]["lr"]), step(self))[1]
-    )
-    align(head, gaussians, SCALE, AlignOptions(epochs=4, samples_per_class=4, lr=0.02), tiny.context(), 2)
-    expected = [0.02 * (1 + torch.cos(torch.tensor(torch.pi * e / 4)).item()) / 2 for e in range(4)]
-    assert rates == pytest.approx([rate for rate in expected for _ in range(6)])
 
 
 def test_a_diverged_alignment_is_refused(head: Head, gaussians: ClassGaussians, tiny) -> None:

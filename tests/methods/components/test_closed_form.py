@@ -33,7 +33,7 @@ def test_the_discriminant_predicts_after_every_task(name: str, tiny: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [(0.3, "shrinkage 0.3"), ("oas", "computed"), ("loo", "computed")]
+    ("given", "said"), [(0.3, "shrinkage 0.3"), ("oas", "computed"), ("loo", "left out")]
 )
 def test_the_shrinkage_is_given_computed_or_chosen(given: Any, said: str, tiny: Any) -> None:
     stream = tiny.stream((2,), per_class=6)

@@ -24,7 +24,7 @@ from cofima.report.paper.protocol import Placed, place
 from cofima.report.paper.published import published
 from cofima.report.paper.tables import record, table
 from cofima.store.history import HistoryRow
-from cofima.store.model_folder import MethodFacts, Record
+from cofima.store.record import MethodFacts, Record
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 IMAGES = {"cifar100": (50_000, 10_000), "imagenet_r": (24_000, 6_000), "cub200": (9_430, 2_358)}

@@ -13,9 +13,10 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from cofima.classifier.export.card import model_card, without_paths
 from cofima.core.errors import CofimaError
 from cofima.store import model_folder
+from cofima.store.generation import CURRENT, SHARED, Generation
 from cofima.store.history import HistoryRow, dump_rows
 from cofima.store.model import load_model
-from cofima.store.model_folder import CONFIG, CURRENT, FEATURES, HISTORY, Generation, Record
+from cofima.store.record import CONFIG, FEATURES, HISTORY, Record
 
 GENERATION = re.compile(r"\d{4}/")
 
@@ -57,10 +58,11 @@ def push(
     card = model_card(model, repo.rpartition("/")[2], license)
     private_files = set() if with_features else {FEATURES}
     told = without_places(generation, private_files)
+    files = [
+        generation.place(name) for name in (CONFIG, *generation.record.files) if name not in private_files
+    ]
     additions = [
-        CommitOperationAdd(f"{generation.name}/{file.name}", told.get(file.name, file))
-        for file in sorted(generation.path.iterdir())
-        if file.name not in private_files
+        CommitOperationAdd(file.relative_to(folder).as_posix(), told.get(file.name, file)) for file in files
     ]
     additions += [
         CommitOperationAdd(CURRENT, f"{generation.name}\n".encode()),
@@ -91,7 +93,7 @@ def _send(repo: str, additions: list[CommitOperationAdd], private: bool, message
         old = [
             CommitOperationDelete(path)
             for path in api.list_repo_files(made.repo_id)
-            if GENERATION.match(path) and path not in ours
+            if (GENERATION.match(path) or SHARED.fullmatch(path)) and path not in ours
         ]
         api.create_commit(made.repo_id, [*additions, *old], commit_message=message)
     except HfHubHTTPError as error:

@@ -20,7 +20,6 @@ from cofima.data.image_set import ImageSet
 from cofima.data.splits import choose_images
 from cofima.methods.state import declared
 from cofima.store.model import Model
-from cofima.store.model_folder import WEIGHTS
 from cofima.training.loop import plain_batches
 from cofima.weights.fisher.diagonal import diagonal_fisher
 from cofima.weights.fisher.labels import LabelMode
@@ -51,7 +50,7 @@ def fisher(
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Measured:
-    """Write the diagonal Fisher information of a model folder, under the names of its model.safetensors.
+    """Write the diagonal Fisher information of a model folder, under the names of its weights.
 
     Args:
         model: A model folder.
@@ -92,7 +91,7 @@ def fisher(
         "logits": logits,
         "images": len(known),
         "data": known.fingerprint(),
-        MODEL: loaded.generation.record.files[WEIGHTS],
+        MODEL: loaded.generation.record.weights_digest,
         "classes": json.dumps(loaded.classes, ensure_ascii=False),
     }
     with write_aside(out) as aside:

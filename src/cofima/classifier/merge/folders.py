@@ -18,7 +18,7 @@ from cofima.core.wording import count, some
 from cofima.store import model_folder
 from cofima.store.history import HistoryRow, now
 from cofima.store.model import method_facts
-from cofima.store.model_folder import STATE, WEIGHTS, Record
+from cofima.store.record import BACKBONE, HEAD, STATE, Record
 from cofima.weights.mmap import create_mapped
 
 
@@ -34,8 +34,8 @@ def merge_folders(
     classes = [name for task in tasks for name in task]
     after = choose_method(inputs.folders)
     states = StateMerge(inputs, after.entries)
-    weights, state = inputs.kinds() | inputs.head_kinds(len(classes)), states.kinds()
-    size = sum(kind.bytes for kind in [*weights.values(), *state.values()])
+    backbone, head, state = inputs.kinds(), inputs.head_kinds(len(classes)), states.kinds()
+    size = sum(kind.bytes for part in (backbone, head, state) for kind in part.values())
     model_folder.check_writable(out)
     require_space(out, size)
     progress.say(f"merging {len(inputs.models)} models into one of {size / 1e6:,.1f} MB: {settings}")
@@ -51,11 +51,12 @@ def merge_folders(
     )
     with (
         model_folder.write(out, _record(inputs, settings, after), [row]) as aside,
-        create_mapped(aside / WEIGHTS, weights, {"format": "pt"}) as net,
+        create_mapped(aside / BACKBONE, backbone, {"format": "pt"}) as body,
+        create_mapped(aside / HEAD, head, {"format": "pt"}) as rows,
         create_mapped(aside / STATE, state, {"format": "pt"}) as kept,
     ):
-        bodies, rows = network_merges(inputs, net), head_merges(inputs, classes, net)
-        merge_tensors([*bodies, *rows, *states.merges(kept)], settings, progress)
+        networks, heads = network_merges(inputs, body), head_merges(inputs, classes, rows)
+        merge_tensors([*networks, *heads, *states.merges(kept)], settings, progress)
         states.pool(kept)
     return after, classes, size
 
@@ -113,7 +114,7 @@ def _origin(one: CheckpointFile) -> dict[str, Any]:
     if not isinstance(one, ModelFolder):
         return {"path": str(one.path), "method": "file", "classes": 0}
     said = {"path": str(one.path), "method": one.method.label, "classes": len(one.classes)}
-    return said | {"sha256": one.record.files[WEIGHTS]}
+    return said | {"sha256": one.record.weights_digest}
 
 
 def _part(one: CheckpointFile) -> str:

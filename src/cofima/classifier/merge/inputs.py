@@ -20,7 +20,7 @@ from cofima.methods.state import Entry, check
 from cofima.models.checkpoint_formats.layouts import unwrapped
 from cofima.models.checkpoint_formats.reader import read_weights
 from cofima.store import model_folder
-from cofima.store.model_folder import WEIGHTS, Record
+from cofima.store.record import Record
 from cofima.weights.mmap import DTYPE_NAMES, MappedFile, TensorSpec, read_mapped, spec_of
 from cofima.weights.ops import Weights
 
@@ -262,7 +262,7 @@ def open_fishers(
             for key, value in fisher.items()
             if key in mine and value.shape != mine[key].shape
         ]
-        here = model.record.files[WEIGHTS] if isinstance(model, ModelFolder) else None
+        here = model.record.weights_digest if isinstance(model, ModelFolder) else None
         if here and said.get(MODEL, here) != here:
             wrong.append(
                 f"{path}: was measured on another model than {model.path} (or before it learned more)"

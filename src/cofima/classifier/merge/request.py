@@ -252,7 +252,8 @@ def _those(parameter: str) -> str:
 
 def output_problems(out: Path, inputs: Iterable[Path], folder: bool, force: bool) -> list[str]:
     """Return the reasons not to write to ``out``: a file, or a model folder."""
-    from cofima.store.model_folder import CURRENT, is_empty  # not above: the command line imports this module
+    from cofima.store.generation import CURRENT  # not above: the command line imports this module
+    from cofima.store.model_folder import is_empty
 
     real = out.resolve()
     for path in inputs:

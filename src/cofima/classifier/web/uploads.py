@@ -1,6 +1,6 @@
 """The folder of uploads to the page: emptied when the page ends, or else when the next one starts."""
 
-import fcntl
+import errno
 import os
 import shutil
 import stat
@@ -9,6 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from cofima.core.lock import try_lock_file
+from cofima.core.system import is_mine, open_unlinked
 
 PREFIX, LOCK = "cofima-app-", ".lock"
 _STARTING = 60  # seconds that a page has to lock its folder
@@ -30,18 +33,20 @@ def clear(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # in use, or gone meanwhile
             about = folder.lstat()
-            mine = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()  # anybody may write into /tmp
+            mine = stat.S_ISDIR(about.st_mode) and is_mine(about)  # anybody may write into /tmp
             if mine and ((folder / LOCK).exists() or time.time() - about.st_mtime > _STARTING):
                 with _lock(folder):
                     shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)  # what Windows kept: the open file of the lock
 
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder; raise OSError if a page holds it, also one of this process."""
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = open_unlinked(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock_file(handle):
+            raise BlockingIOError(errno.EAGAIN, "a page holds it", str(folder))
         yield
     finally:
         os.close(handle)

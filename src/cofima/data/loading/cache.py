@@ -1,9 +1,12 @@
 """Cache of decoded pixels on disk, mapped into memory.
 
 A cache is a folder with ``pixels.u8``, the images one after the other, and ``index.json``, which is
-written last: without it, the folder is one that was cut off, and its journal says how far it came.
+written last: without it, the folder is one that was cut off, and its journal says how far it came. Both
+have checksums of the pixels, which are compared whenever a cache is opened: a flipped bit would be another
+image. Only who holds the lock beside the folder builds it, or removes it where it is damaged.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -13,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,17 +24,26 @@ from torch import Tensor
 
 from cofima.core.atomic import cache_folder, json_digest, write_text
 from cofima.core.errors import CofimaError
+from cofima.core.lock import lock_file, try_lock_file
 from cofima.core.progress import Progress
-from cofima.core.system import lock_file, try_lock_file
+from cofima.core.system import allocate, size_on_disk
 from cofima.data.loading.pixel_format import PixelFormat
 
-FORMAT = 1
+FORMAT = 2
 PIXELS, INDEX, JOURNAL = "pixels.u8", "index.json", "journal.jsonl"
 SMALL_CACHES = 4_000_000_000  # bytes of all small caches; above it, the least recently used are removed
 _CHUNK = 64_000_000  # bytes that are decoded, flushed and noted at once: what a kill costs at most
 
 HashAndFault = tuple[str, str]  # of a sample's content; the fault is empty where it can be read
 FillRows = Callable[[Tensor, Iterable[int]], Iterator[HashAndFault]]  # loads samples into these rows
+Opened = tuple[Tensor, list[HashAndFault]]  # the pixels, and hash and fault of each sample
+
+
+class Piece(NamedTuple):
+    """Some samples that were read and flushed together, and the checksum of their pixels."""
+
+    found: list[HashAndFault]
+    checksum: int
 
 
 @dataclass(frozen=True)
@@ -65,23 +77,20 @@ def cache_for(pixel_format: PixelFormat, names: Sequence[str], stamps: Sequence[
     return Cache(folder() / sha256(said.encode()).hexdigest()[:32], pixel_format, len(names))
 
 
-def open_or_build(cache: Cache, fill: FillRows, progress: Progress) -> list[HashAndFault]:
-    """Return hash and fault of each sample; read those that are not in the cache yet."""
-    found = _read_index(cache, progress)
-    if found is None:
-        _require_space(cache)
-        cache.place.mkdir(parents=True, exist_ok=True)
-        with _locked(cache.place.with_suffix(".lock"), progress):
-            found = _read_index(cache, progress)  # another process may have built it while this one waited
-            if found is None:
-                found = _build(cache, fill, progress)
-    return found
+def open_or_build(cache: Cache, fill: FillRows, progress: Progress) -> Opened:
+    """Return the pixels, and hash and fault of each sample; read those that are not in the cache yet."""
+    try:
+        return _open(cache, progress) or _open_or_build_alone(cache, fill, progress)
+    except OSError as error:
+        raise CofimaError(
+            f"{cache.place} cannot be used ({error.strerror}); what is in it is kept, and the same "
+            "command continues. Set COFIMA_CACHE to keep images elsewhere."
+        ) from error
 
 
 def remove(cache: Cache) -> None:
-    """Delete a cache."""
-    (cache.place / INDEX).unlink(missing_ok=True)
-    shutil.rmtree(cache.place, ignore_errors=True)
+    """Delete a cache, unless another process is building it, or it may not be written."""
+    _remove_unlocked(cache.place)
 
 
 def remove_old(used: Cache, limit: int) -> None:
@@ -91,95 +100,118 @@ def remove_old(used: Cache, limit: int) -> None:
     """
     with suppress(OSError):  # another process does the same; or nothing may be written here
         os.utime(used.place)
-        sizes = {path.parent: path.stat().st_blocks * 512 for path in used.place.parent.glob(f"*/{PIXELS}")}
+        sizes = {path.parent: size_on_disk(path) for path in used.place.parent.glob(f"*/{PIXELS}")}
         sizes = {place: size for place, size in sizes.items() if size < limit}
         for place in sorted(sizes, key=lambda place: place.stat().st_mtime):
             if sum(sizes.values()) <= SMALL_CACHES:
                 break
-            if place != used.place and _unlocked(place.with_suffix(".lock")):
-                shutil.rmtree(place, ignore_errors=True)
+            if place != used.place and _remove_unlocked(place):
                 del sizes[place]
 
 
-def _build(cache: Cache, fill: FillRows, progress: Progress) -> list[HashAndFault]:
-    try:
-        with (cache.place / PIXELS).open("ab") as file:
-            file.truncate(cache.bytes)
-            if hasattr(os, "posix_fallocate"):  # a full disk is told here, and not by a signal later
-                os.posix_fallocate(file.fileno(), 0, cache.bytes)
-        found = _resume_journal(cache, progress)
-        shape = (cache.count, *cache.pixel_format.shape)
-        pixels = np.memmap(cache.place / PIXELS, np.uint8, mode="r+", shape=shape)
-        label = f"reading images into {cache.place}"
-        rest = progress.track(_read(cache, pixels, fill, found), cache.count - len(found), label)
-        found += rest
-        said = {"format": FORMAT, "form": asdict(cache.pixel_format), "found": found}
-        write_text(cache.place / INDEX, json.dumps(said | {"sha256": json_digest(said)}))
-        (cache.place / JOURNAL).unlink(missing_ok=True)
-    except OSError as error:
-        raise CofimaError(
-            f"{cache.place} could not be written ({error.strerror}); what is in it is kept, and the same "
-            "command continues. Set COFIMA_CACHE to keep images elsewhere."
-        ) from error
-    return found
+def _open_or_build_alone(cache: Cache, fill: FillRows, progress: Progress) -> Opened:
+    _require_space(cache)
+    cache.place.mkdir(parents=True, exist_ok=True)
+    with _locked(cache.place.with_suffix(".lock"), progress):
+        opened = _open(cache, progress)  # another process may have built it while this one waited
+        if opened is None:
+            _delete_damaged(cache, progress)
+            _build(cache, fill, progress)
+            opened = _open(cache, progress)
+    if opened is None:
+        raise OSError(errno.EIO, "its pixels are not what was written")
+    return opened
+
+
+def _build(cache: Cache, fill: FillRows, progress: Progress) -> None:
+    cache.place.mkdir(exist_ok=True)
+    with (cache.place / PIXELS).open("ab") as file:
+        file.truncate(cache.bytes)
+        allocate(file.fileno(), cache.bytes)
+    pieces = _resume_journal(cache, progress)
+    shape = (cache.count, *cache.pixel_format.shape)
+    pixels = np.memmap(cache.place / PIXELS, np.uint8, mode="r+", shape=shape)
+    label, done = f"reading images into {cache.place}", sum(len(piece.found) for piece in pieces)
+    for _ in progress.track(_read(cache, pixels, fill, pieces), cache.count - done, label):
+        pass
+    said = {"format": FORMAT, "form": asdict(cache.pixel_format), "pieces": pieces}
+    write_text(cache.place / INDEX, json.dumps(said | {"sha256": json_digest(said)}))
 
 
 def _read(
-    cache: Cache, pixels: "np.memmap[Any, Any]", fill: FillRows, done: Sequence[HashAndFault]
+    cache: Cache, pixels: "np.memmap[Any, Any]", fill: FillRows, pieces: list[Piece]
 ) -> Iterator[HashAndFault]:
-    """Read the samples after those that are done, piece by piece; note each piece once it is on disk."""
+    """Read the samples after those of the pieces; add and note further pieces once they are on disk."""
     target, step = torch.from_numpy(pixels), max(1, _CHUNK // cache.pixel_format.bytes)
     with (cache.place / JOURNAL).open("a", encoding="utf-8") as journal:
-        for start in range(len(done), cache.count, step):
+        for start in range(sum(len(piece.found) for piece in pieces), cache.count, step):
             stop, found = min(start + step, cache.count), []
             for one in fill(target, range(start, stop)):
                 found.append(one)
                 yield one
             pixels.flush()
-            journal.write(json.dumps({"found": found, "crc": zlib.crc32(pixels[start:stop].data)}) + "\n")
+            pieces.append(Piece(found, zlib.crc32(pixels[start:stop].data)))
+            journal.write(json.dumps(pieces[-1]) + "\n")
             journal.flush()
             os.fsync(journal.fileno())
 
 
-def _resume_journal(cache: Cache, progress: Progress) -> list[HashAndFault]:
-    """Return the samples that the journal of an interrupted build proves to be on disk; drop the rest."""
-    found: list[HashAndFault] = []
-    good: list[str] = []
+def _resume_journal(cache: Cache, progress: Progress) -> list[Piece]:
+    """Return the pieces that the journal of an interrupted build proves to be on disk; drop the rest."""
     path = cache.place / JOURNAL
     lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
-    pixels = cache.map().numpy()
-    for line in lines:
-        try:
-            noted = json.loads(line)
-            piece = [(str(hashed), str(fault)) for hashed, fault in noted["found"]]
-            if zlib.crc32(pixels[len(found) : len(found) + len(piece)].data) != noted["crc"]:
+    said = []
+    with suppress(ValueError):  # the line that was being written
+        for line in lines:
+            said.append(json.loads(line))
+    pieces = _intact(cache.map(), said)
+    write_text(path, "".join(json.dumps(piece) + "\n" for piece in pieces))
+    if pieces:
+        done = sum(len(piece.found) for piece in pieces)
+        progress.say(f"{done:,} of {cache.count:,} images were read before")
+    return pieces
+
+
+def _intact(pixels: Tensor, said: Iterable[Any]) -> list[Piece]:
+    """Return the first pieces as they were noted, up to one whose pixels are not what was read."""
+    pieces, start = [], 0
+    with suppress(ValueError, TypeError):  # not a piece
+        for found, checksum in said:
+            piece = Piece([(str(hashed), str(fault)) for hashed, fault in found], checksum)
+            stop = start + len(piece.found)
+            if zlib.crc32(pixels[start:stop].numpy().data) != checksum or not start < stop <= len(pixels):
                 break
-        except (ValueError, KeyError, TypeError):
-            break  # the line that was being written
-        found, good = found + piece, [*good, line]
-    write_text(path, "".join(line + "\n" for line in good))
-    if found:
-        progress.say(f"{len(found):,} of {cache.count:,} images were read before")
-    return found
+            pieces.append(piece)
+            start = stop
+    return pieces
 
 
-def _read_index(cache: Cache, progress: Progress) -> list[HashAndFault] | None:
-    """Return the entries of the index, or None where there is no cache; remove a damaged one."""
-    if not (cache.place / INDEX).is_file():
-        return None
+def _open(cache: Cache, progress: Progress) -> Opened | None:
+    """Return the content of a cache, or None where there is none that is whole."""
     try:
         said = json.loads((cache.place / INDEX).read_text("utf-8"))
-        if said.pop("sha256") != json_digest(said):
-            raise ValueError("its index is not what was written")
-        found = [(str(hashed), str(fault)) for hashed, fault in said["found"]]
-        size = (cache.place / PIXELS).stat().st_size
-        if size != cache.bytes or len(found) != cache.count:
-            raise ValueError(f"{size:,} bytes of pixels, and {cache.bytes:,} were written")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        progress.say(f"{cache.place} is damaged ({error}) and is built again")
-        remove(cache)
+        if said.pop("sha256") != json_digest(said) or (cache.place / PIXELS).stat().st_size != cache.bytes:
+            return None
+        pixels, pieces = cache.map(), said["pieces"]
+        label = f"checking the pixels in {cache.place}"
+        intact = _intact(pixels, progress.track(pieces, len(pieces), label))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return found
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # damaged
+        return None
+    found = [one for piece in intact for one in piece.found]
+    if len(found) != cache.count:
+        return None
+    with suppress(OSError):  # of a process that was killed between its last two steps; or a read-only cache
+        (cache.place / JOURNAL).unlink()
+    return pixels, found
+
+
+def _delete_damaged(cache: Cache, progress: Progress) -> None:
+    """Delete a cache that was complete once, and is not whole any more; the caller holds its lock."""
+    if (cache.place / INDEX).exists():
+        progress.say(f"{cache.place} is damaged (its content is not what was written) and is built again")
+        _delete(cache.place)
 
 
 def _require_space(cache: Cache) -> None:
@@ -189,7 +221,7 @@ def _require_space(cache: Cache) -> None:
             f"images cannot be kept in {cache.place}: {there} may not be written to; set COFIMA_CACHE to a "
             "folder that may"
         )
-    written = (cache.place / PIXELS).stat().st_blocks * 512 if (cache.place / PIXELS).is_file() else 0
+    written = size_on_disk(cache.place / PIXELS) if (cache.place / PIXELS).is_file() else 0
     free, needed = shutil.disk_usage(there).free, cache.bytes - written
     if needed > free:
         raise CofimaError(
@@ -199,16 +231,24 @@ def _require_space(cache: Cache) -> None:
         )
 
 
-def _unlocked(path: Path) -> bool:
-    """Return True if no process holds the lock; nothing waits."""
-    with path.open("a") as file:
-        return try_lock_file(file)
+def _remove_unlocked(place: Path) -> bool:
+    """Delete the folder of a cache, and return True, if no process holds its lock; nothing waits."""
+    with suppress(OSError), place.with_suffix(".lock").open("ab") as file:
+        if try_lock_file(file.fileno()):
+            _delete(place)
+            return True
+    return False
+
+
+def _delete(place: Path) -> None:
+    (place / INDEX).unlink(missing_ok=True)  # first: without it, nobody takes the rest for a cache
+    shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
     """Let one process at a time build a cache; a process that dies lets the next one in."""
     said = f"waiting for another process that reads the same images into {path.parent}"
-    with path.open("w") as file:
-        lock_file(file, lambda: progress.say(said))
+    with path.open("ab") as file:
+        lock_file(file.fileno(), lambda: progress.say(said))
         yield

@@ -12,6 +12,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from cofima.core.errors import CofimaError
+from cofima.core.system import open_to_read
 
 MOST_PIXELS = 100_000_000
 MOST_BYTES = 1_000_000_000
@@ -51,8 +52,7 @@ def decode_file(path: Path) -> Image.Image:
 
 def read_file(path: Path) -> bytes:
     """Return the content of a regular file; a pipe or a device, which may never end, is refused unread."""
-    # without O_NONBLOCK, opening a pipe waits for somebody who writes to it
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = open_to_read(path)
     try:
         about = os.fstat(handle)
         if stat.S_ISDIR(about.st_mode):

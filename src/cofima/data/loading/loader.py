@@ -128,10 +128,10 @@ def _load_cached(
     cache = caches.cache_for(pixel_format, [sample.name for sample in samples], stamps)
     if not few:
         progress.say(f"{len(samples):,} images, {cache.bytes / 1e9:,.1f} GB, are kept in {cache.place}")
-    found = caches.open_or_build(
+    pixels, found = caches.open_or_build(
         cache, lambda pixels, places: _fill(samples, pixel_format, pixels, places), progress
     )
-    loaded = _loaded(cache.map(), found, cache)
+    loaded = _loaded(pixels, found, cache)
     if any(loaded.faults) and not despite_faults:
         caches.remove(cache)  # mended files make another cache: this one would never be used again
     if few:

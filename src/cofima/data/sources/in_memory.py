@@ -3,6 +3,8 @@
 import colorsys
 import math
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,11 +36,9 @@ def load(name: str, side: int, options: DataOptions) -> Dataset:
 
 def digits(side: int, options: DataOptions) -> Dataset:
     """Return 1,797 digits of 8 x 8 pixels, enlarged to ``side``; a share of each class is tested on."""
-    from sklearn.datasets import load_digits  # costs a second, and only this dataset needs it
-
-    scans = load_digits()
-    labels = torch.from_numpy(scans.target).long()
-    gray = torch.from_numpy(scans.images * (255 / 16)).round().to(torch.uint8)[:, None]
+    scans = torch.from_numpy(_scans())
+    labels = scans[:, -1].long()
+    gray = (scans[:, :-1] * (255 / 16)).round().to(torch.uint8).view(-1, 1, 8, 8)
     gray = interpolate(gray, size=(side, side), mode="bicubic", antialias=True)
     # three views of one gray channel: a third of the memory
     images = ImageSet(gray.expand(-1, 3, -1, -1), torch.arange(len(labels)), labels)
@@ -76,6 +76,17 @@ def source_of(dataset: Dataset) -> Source:
     return Source(
         dataset.name, variant, dataset.class_names, *parts, dataset.flip, dataset.crop, dataset.facts
     )
+
+
+def _scans() -> NDArray[np.float64]:
+    """Return scikit-learn's scans, a row each: 64 gray levels from 0 to 16, and the digit.
+
+    They are read from its file, since importing it takes seconds, and nothing else of it is needed.
+    """
+    package = find_spec("sklearn")
+    assert package is not None  # a requirement of this package
+    file = Path(next(iter(package.submodule_search_locations or ()))) / "datasets" / "data" / "digits.csv.gz"
+    return np.loadtxt(file, delimiter=",")
 
 
 def _dataset(

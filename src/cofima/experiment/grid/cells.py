@@ -7,33 +7,19 @@ maps is the union of their products.
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from cofima.core.atomic import json_digest
 from cofima.core.errors import CofimaError, problems
 from cofima.core.settings import uncounted
 from cofima.experiment.config import apply_layers, changed, check, read_values, validation_problems
+from cofima.experiment.grid.resources import Resources
 from cofima.store.config import Config
 
 _UNNAMED = uncounted(Config, "named")
-
-
-class Resources(BaseModel):
-    """Resources of one cell, a recipe's key ``resources``; they never change what it computes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    cpus: Annotated[int, Field(ge=1)] | None = None
-    """Cores and threads; by default 1 on a cluster, and an equal share of the cores on one machine."""
-    gpus: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs; a fraction such as 0.5 lets two cells share one (Ray only)."""
-    memory_gb: Annotated[float, Field(gt=0)] | None = None
-    """Memory to reserve; by default none."""
-    slurm: dict[str, Any] = Field(default_factory=dict)
-    """Further parameters of submitit: ``{timeout_min: 600, slurm_partition: gpu}``."""
 
 
 def reduced(max_per_class: int | None, overrides: Sequence[str]) -> list[str]:

@@ -7,9 +7,10 @@ from pathlib import Path
 from cofima.core.errors import CofimaError
 from cofima.core.progress import SILENT, Progress
 from cofima.experiment.grid import shared_first_task
-from cofima.experiment.grid.cells import Resources, name
+from cofima.experiment.grid.cells import name
 from cofima.experiment.grid.executors.base import Executor, Job
 from cofima.experiment.grid.executors.local import LocalExecutor
+from cofima.experiment.grid.resources import Resources
 from cofima.experiment.grid.status import CellStatus, GridStatus, StatusLines
 from cofima.store import model_folder
 from cofima.store.config import Config

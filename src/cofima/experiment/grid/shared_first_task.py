@@ -19,6 +19,7 @@ from cofima.experiment.metrics_log import METRICS
 from cofima.store import model_folder
 from cofima.store.config import Config
 from cofima.store.model import method_facts
+from cofima.store.record import BACKBONE, HEAD, STATE
 
 FOLDER = ".first"  # hidden: reports do not read it
 NOTE = "the first task was taken over from cells that share it"
@@ -52,7 +53,7 @@ def learned(first: Path) -> bool:
     try:
         return model_folder.current(first) is not None
     except CofimaError:
-        shutil.rmtree(first)
+        shutil.rmtree(first, ignore_errors=True)
         return False
 
 
@@ -75,8 +76,8 @@ def _take(first: Path, config: Config, folder: Path) -> None:
     history = source.history()
     history[-1].notes.append(NOTE)
     with model_folder.write(folder, source.record.model_copy(update=own), history) as aside:
-        for name in (model_folder.WEIGHTS, model_folder.STATE):
-            _link(source.path / name, aside / name)
+        for name in (BACKBONE, HEAD, STATE):
+            _link(source.place(name), aside / name)
         if (first / METRICS).is_file():
             write_text(folder / METRICS, (first / METRICS).read_text("utf-8"))
 

@@ -11,7 +11,7 @@ from cofima.core.progress import Progress
 from cofima.experiment.grid.shared_first_task import NOTE
 from cofima.experiment.grid.worker import LOG
 from cofima.store import model_folder
-from cofima.store.model_folder import Generation
+from cofima.store.generation import Generation
 
 State = Literal["waiting", "running", "done", "failed"]
 

@@ -18,6 +18,7 @@ from cofima.core.atomic import open_append
 from cofima.core.errors import CofimaError
 from cofima.core.lock import folder_lock
 from cofima.core.progress import Progress
+from cofima.core.system import reset_peak_memory
 from cofima.experiment.grid import shared_first_task
 from cofima.experiment.grid.executors.base import Job
 from cofima.experiment.launch import launch
@@ -33,24 +34,31 @@ def learn(job: Job) -> str | None:
     """Learn a job; return None, or an error message. The process can run another job afterwards."""
     refresh()
     torch.set_num_threads(job.threads or 1)
-    with logged(job.folder):
-        log = Log()
-        log.say(_who(job))
-        try:
-            with folder_lock(job.folder, PATIENCE):
-                if job.first is not None:
-                    _take(job.first, job, log)
-                launch(job.config, job.folder, log, tasks=job.tasks)
-        except CofimaError as error:
-            log.say(f"failed: {error}")
-            return str(error)
-        except KeyboardInterrupt as error:  # a signal: the checkpoint is saved
-            log.say(f"interrupted; {error}")
-            raise SystemExit(128 + getattr(error, "signal", signal.SIGINT)) from None
-        except Exception as error:
-            traceback.print_exc()
-            return f"{type(error).__name__}: {error}"
-        log.say("done")
+    try:
+        with logged(job.folder):
+            return _learn(job)
+    except OSError as error:
+        return f"{job.folder / LOG} could not be written ({error.strerror})"
+
+
+def _learn(job: Job) -> str | None:
+    log = Log()
+    log.say(_who(job))
+    try:
+        with folder_lock(job.folder, PATIENCE):
+            if job.first is not None:
+                _take(job.first, job, log)
+            launch(job.config, job.folder, log, tasks=job.tasks)
+    except CofimaError as error:
+        log.say(f"failed: {error}")
+        return str(error)
+    except KeyboardInterrupt as error:  # a signal: the checkpoint is saved
+        log.say(f"interrupted; {error}")
+        raise SystemExit(128 + getattr(error, "signal", signal.SIGINT)) from None
+    except Exception as error:
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+    log.say("done")
     return None
 
 
@@ -69,8 +77,7 @@ def refresh() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):  # only Linux can reset the peak of a process
-        Path("/proc/self/clear_refs").write_text("5")
+    reset_peak_memory()
 
 
 @contextmanager
@@ -88,7 +95,8 @@ def logged(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.close()
+        with suppress(OSError):  # what a full disk has no room for
+            sys.stdout.close()
         sys.stdout, sys.stderr = streams
         for number, old in enumerate(saved, start=1):
             os.dup2(old, number)
@@ -99,8 +107,9 @@ class Log(Progress):
     """Progress as lines with timestamps."""
 
     def say(self, message: str) -> None:
-        """Write a line."""
-        print(time.strftime("%Y-%m-%d %H:%M:%S"), message, flush=True)
+        """Write a line, if the disk takes it: a log must not end the work that it tells of."""
+        with suppress(OSError):
+            print(time.strftime("%Y-%m-%d %H:%M:%S"), message, flush=True)
 
     def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
         """Yield ``items``, and log now and then how many are done."""

@@ -6,17 +6,23 @@ Model", ICCV 2023, https://arxiv.org/abs/2303.05118. Cross-entropy on normalized
 .. math:: \mathrm{CE}\big(z / (n(z)\,\tau),\ y\big), \qquad
           n(z) = \frac1t \sum_k \left(\lVert z_{[k]} \rVert_2 + 10^{-7}\right)
 
-with :math:`z_{[k]}` the logits of task :math:`k`.
+with :math:`z_{[k]}` the logits of task :math:`k`. Steps are many and small, so that the gradient is written
+out instead of being left to autograd: with :math:`g = \mathrm{softmax}(z / (n \tau)) - e_y` and the task
+:math:`k` of class :math:`c`,
+
+.. math:: \frac{\partial\, \mathrm{CE}}{\partial z_c} = \frac{1}{n \tau} \left(g_c -
+          \frac{g \cdot z}{n}\, \frac{z_c}{t\, \lVert z_{[k]} \rVert_2}\right)
 """
 
 import copy
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import linear, one_hot
 
 from cofima.core.errors import CofimaError
 from cofima.core.progress import Progress
@@ -88,35 +94,49 @@ def align(
     aligned = copy.deepcopy(head)
     if how.epochs == 0:
         return aligned
-    flat = {k: v.requires_grad_() for k, v in head.flat().items()}
+    weight, bias = head.flat().values()
+    speeds = [torch.zeros_like(weight), torch.zeros_like(bias)]
     sampler = Sampler(gaussians, context.device, scale)
-    optimizer = torch.optim.SGD(flat.values(), how.lr, how.momentum, weight_decay=how.weight_decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.epochs)
-    spans = head.spans
+    member = membership(head.sizes, weight)
     for epoch in context.progress.track(range(how.epochs), how.epochs, "align"):
+        rate = how.lr * (1 + math.cos(math.pi * epoch / how.epochs)) / 2
         drawn = _batches(sampler, len(gaussians), how.samples_per_class, context.seeds, task, epoch)
         for features, labels in drawn:
-            logits = linear(features, flat["weight"], flat["bias"])
-            loss = cross_entropy(logits / (logit_norm(logits, spans) * how.temperature), labels)
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            optimizer.step()
-        schedule.step()
-    if not all(bool(torch.isfinite(value).all()) for value in flat.values()):
+            at_logits = loss_gradient(linear(features, weight, bias), labels, member, how.temperature)
+            gradients = at_logits.T @ features, at_logits.sum(0)
+            for value, speed, gradient in zip((weight, bias), speeds, gradients, strict=True):
+                speed.mul_(how.momentum).add_(gradient.add_(value, alpha=how.weight_decay))
+                value.sub_(speed, alpha=rate)
+    if not all(bool(torch.isfinite(value).all()) for value in (weight, bias)):
         raise CofimaError(
             f"the alignment after task {task + 1} diverged; the state after the task before is kept. "
             "Try a smaller options.align.lr."
         )
-    aligned.load_flat(flat["weight"].detach(), flat["bias"].detach())
+    aligned.load_flat(weight, bias)
     return aligned
 
 
-def logit_norm(logits: Tensor, spans: list[slice]) -> Tensor:
-    """Return the mean over tasks of the norm of each sample's logits of that task."""
-    norms = [
-        torch.linalg.vector_norm(logits[:, span], dim=1) + 1e-7 for span in spans if span.stop > span.start
-    ]
-    return torch.stack(norms).mean(0)[:, None]
+def loss_gradient(logits: Tensor, labels: Tensor, member: Tensor, temperature: float) -> Tensor:
+    """Return the gradient at the logits of the mean loss over a batch; ``member`` is :func:`membership`."""
+    norms = task_norms(logits, member)
+    norm = norms.mean(1, keepdim=True) + 1e-7
+    gradient = torch.softmax(logits / (norm * temperature), 1)
+    gradient[torch.arange(len(labels), device=labels.device), labels] -= 1
+    along = (gradient * logits).sum(1, keepdim=True) / norm
+    # where all logits of a task are 0, its norm has no gradient
+    pull = torch.where(norms > 0, along / norms, 0) @ (member.T / member.shape[1])
+    return gradient.addcmul_(pull, logits, value=-1).div_(norm * (temperature * len(labels)))
+
+
+def task_norms(logits: Tensor, member: Tensor) -> Tensor:
+    """Return the norm of each sample's logits of each task [samples, tasks]."""
+    return (logits.square() @ member).sqrt()
+
+
+def membership(sizes: Sequence[int], like: Tensor) -> Tensor:
+    """Return 1 where a class belongs to a task [classes, tasks]; tasks that lost all classes are left out."""
+    kept = torch.tensor([size for size in sizes if size], device=like.device)
+    return one_hot(torch.repeat_interleave(kept)).to(like.dtype)
 
 
 def task_of_class(head: Head) -> Tensor:

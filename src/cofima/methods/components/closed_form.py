@@ -14,6 +14,7 @@ from cofima.methods.components.discriminant import (
     SharedGaussians,
     choose_shrinkage,
     discriminant,
+    leave_one_out_losses,
     oas,
 )
 from cofima.methods.components.projection import ProjectedHead, RidgeSums, best_ridge
@@ -31,7 +32,7 @@ class ClosedFormOptions(BaseModel):
     priors: Priors = "equal"
     """For lda: all classes are equally likely, or as likely as they have images (counts)."""
     shrinkage: Shrinkage = "loo"
-    """For lda, share of the identity in the covariance: computed (oas), or the best multiple of it (loo)."""
+    """For lda, share of the identity in the covariance: computed (oas), or best for images left out (loo)."""
     projection: Annotated[int, Field(ge=1)] = 10_000
     """For ridge: number of hidden features."""
     ridge: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
@@ -43,11 +44,16 @@ def shrink(
 ) -> str:
     """Set the shrinkage after a task with these images; return the choice in words.
 
-    Only a discriminant is worth leaving out images: what it would get wrong, other heads do not.
+    The losses of images that earlier tasks left out count too. Only a discriminant is worth leaving out
+    images: what it would get wrong, other heads do not.
     """
     if how.shrinkage == "loo" and classifier == "lda":
-        gaussians.shrinkage, said = choose_shrinkage(gaussians, features, labels, how.priors)
-        return said
+        losses = leave_one_out_losses(gaussians, features, labels, how.priors)
+        if losses is not None:
+            gaussians.losses = gaussians.losses + losses
+        gaussians.shrinkage = choose_shrinkage(gaussians, gaussians.losses)
+        left_out = "left out" if gaussians.losses.any() else "computed: no image can be left out"
+        return f"shrinkage {gaussians.shrinkage:.3g}, {left_out}"
     if isinstance(how.shrinkage, float):
         gaussians.shrinkage = how.shrinkage
         return f"shrinkage {how.shrinkage:g}"
@@ -72,14 +78,20 @@ class RidgeReadout:
 
     def clear(self) -> None:
         """Forget all images; the projection stays."""
-        self.sums, self.chosen = RidgeSums.empty(self.how.projection), 1.0
+        self.sums, self.chosen, self.judges = RidgeSums.empty(self.how.projection), 1.0, 2
 
     def add(self, features: Tensor, labels: Tensor, classes: int, task: int) -> str:
-        """Add a task's images, and choose the strength by them; return the choice in words."""
+        """Add a task's images, and choose the strength by them; return the choice in words.
+
+        A task of fewer classes than the one that chose chooses nothing: it would suit its few classes, and
+        one class is told from none, whatever the strength.
+        """
         self.sums.add_images(self.blank, features, labels, classes)
+        mine = len(torch.unique(labels))
         if self.how.ridge != "auto":
             self.chosen = self.how.ridge
-        elif len(torch.unique(labels)) > 1:  # one class is told from none, whatever the strength
+        elif mine >= self.judges:
+            self.judges = mine
             self.chosen = best_ridge(self.blank, features, labels, self.seeds.generator("ridge", task))
         return f"ridge {self.chosen:g}"
 
@@ -96,19 +108,21 @@ class RidgeReadout:
 
     def state(self) -> dict[str, Tensor]:
         """Return the sums and the strength; of the projection only a sample, to recognize it."""
-        ridge = torch.tensor(self.chosen, dtype=torch.float64)
-        return vars(self.sums) | {"ridge": ridge, "projection": self.blank.sample()}
+        ridge, judges = torch.tensor(self.chosen, dtype=torch.float64), torch.tensor(self.judges)
+        return vars(self.sums) | {"ridge": ridge, "judges": judges, "projection": self.blank.sample()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore the sums, if the projection is the one that they were made with."""
         if not torch.equal(state["projection"], self.blank.sample()):
             raise CofimaError("this version of torch draws another random projection from the same seed")
         self.sums, self.chosen = RidgeSums(state["packed"], state["cross"]), float(state["ridge"])
+        self.judges = int(state["judges"])
 
 
 READOUT = (
     Entry("readout.packed", keeps_removed="the sums of the regression include its images, as of no class"),
     Entry("readout.cross", axis="class", dim=1),
     Entry("readout.ridge"),
+    Entry("readout.judges"),
     Entry("readout.projection", predicts="a random projection"),
 )

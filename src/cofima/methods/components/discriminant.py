@@ -16,13 +16,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from cofima.methods.components.gaussians import RIDGE, Gaussians
 from cofima.methods.state import Entry
 
 Priors = Literal["equal", "counts"]
-MULTIPLES = (1, 2, 4, 8)  # of the computed shrinkage, among which images of the task choose
+SHARES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 1.0)  # among which images choose
+DOUBT = 0.01  # share of answers that may be wrong anyhow: to be surer than that earns a share nothing
 AT_ONCE = 1024  # images whose distances are in memory at a time
 
 
@@ -37,6 +40,7 @@ class SharedGaussians(Gaussians):
         scatter: The sum over all images of (x - mean)(x - mean)^T [d, d]; only its lower triangle counts.
         degrees: Its degrees of freedom, N - C; it keeps those of a class that was removed.
         shrinkage: The share of the identity in the covariance.
+        losses: The log-loss at each of ``SHARES``, summed over all images that were left out to choose.
     """
 
     width: int
@@ -45,6 +49,7 @@ class SharedGaussians(Gaussians):
     scatter: Tensor = field(default_factory=lambda: torch.empty(0))
     degrees: int = 0
     shrinkage: float = 1.0
+    losses: Tensor = field(default_factory=lambda: torch.zeros(len(SHARES), dtype=torch.float64))
     _spectrum: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -168,6 +173,7 @@ class SharedGaussians(Gaussians):
             "classes.counts": torch.tensor(self.sizes),
             "sums.scatter": self.scatter[down, across],
             "sums.degrees": torch.tensor(self.degrees),
+            "sums.losses": self.losses,
             "shrinkage": torch.tensor(self.shrinkage, dtype=torch.float64),
         }
 
@@ -180,6 +186,7 @@ class SharedGaussians(Gaussians):
         down, across = torch.tril_indices(width, width)
         made.scatter[down, across] = state["sums.scatter"]
         made.degrees, made.shrinkage = int(state["sums.degrees"]), float(state["shrinkage"])
+        made.losses = state["sums.losses"]
         return made
 
 
@@ -230,37 +237,39 @@ def oas(within: Tensor, images: int) -> float:
     return min(1.0, (squares + square) / below) if below > 0 else 1.0
 
 
-def choose_shrinkage(
+def choose_shrinkage(gaussians: SharedGaussians, losses: Tensor | None) -> float:
+    """Return the share with the least loss; the computed one where nothing could be left out, or compared."""
+    if losses is None or not losses.any():
+        return oas(gaussians.within, gaussians.degrees + len(gaussians))
+    return SHARES[int(losses.argmin())]
+
+
+def leave_one_out_losses(
     gaussians: SharedGaussians, features: Tensor, labels: Tensor, priors: Priors
-) -> tuple[float, str]:
-    """Return the multiple of the computed shrinkage that errs least on the images, each left out once.
-
-    The images are among those remembered. Also returns the choice in words.
-    """
-    computed = oas(gaussians.within, gaussians.degrees + len(gaussians))
-    shares = list(dict.fromkeys(min(1.0, computed * multiple) for multiple in MULTIPLES))
-    errors = leave_one_out_errors(gaussians, features, labels, shares, priors)
-    if errors is None:
-        return computed, f"shrinkage {computed:.3g}, computed: no image can be left out"
-    best = shares[int(errors.argmin())]  # the smallest, if several err as little
-    return best, f"shrinkage {best:.3g}, computed {computed:.3g}"
-
-
-def leave_one_out_errors(
-    gaussians: SharedGaussians, features: Tensor, labels: Tensor, shares: Sequence[float], priors: Priors
 ) -> Tensor | None:
-    """Return the number of errors at each shrinkage, each image classified by all but itself.
+    """Return the log-loss at each of ``SHARES``, summed over images that are each classified by all others.
 
-    Images that are the only ones of their class are left out; None if there are no others.
+    The loss is that at the best temperature, as a calibrated classifier's: where there are fewer images than
+    features, a discriminant is far too sure. Images that are the only ones of their class are left out; None
+    if there are no others.
     """
     usable = torch.tensor(gaussians.counts)[labels] > 1
     features, labels = features[usable], labels[usable]
     if not len(labels) or gaussians.degrees < 2 or float(gaussians.within.trace()) == 0:
         return None
-    errors = torch.zeros(len(shares), dtype=torch.int64)
-    for own, scores in _leave_one_out(gaussians, features, labels, shares, priors):
-        errors += torch.stack([(each.argmax(1) != own).sum() for each in scores])
-    return errors
+    parts = [found for _, found in _leave_one_out(gaussians, features, labels, SHARES, priors)]
+    each = [calibrated_loss(torch.cat(scores), labels.cpu()) for scores in zip(*parts, strict=True)]
+    return torch.tensor(each, dtype=torch.float64)
+
+
+def calibrated_loss(scores: Tensor, labels: Tensor) -> float:
+    """Return the cross-entropy at its best temperature, with some doubt in the labels, summed over images."""
+
+    def loss(cold: float) -> float:
+        warm = scores * math.exp(cold)
+        return float(cross_entropy(warm, labels, reduction="sum", label_smoothing=DOUBT))
+
+    return float(minimize_scalar(loss, bounds=(-12, 3), method="bounded", options={"xatol": 0.01}).fun)
 
 
 def left_out_logits(
@@ -277,8 +286,9 @@ def left_out_logits(
     shares = [gaussians.shrinkage] * 2
     first = torch.arange(len(labels)) % 2 == 0
     if choose and len(labels) > 1:
+        halves = ((features[half], labels[half]) for half in (~first, first))
         shares = [
-            choose_shrinkage(gaussians, features[half], labels[half], priors)[0] for half in (~first, first)
+            choose_shrinkage(gaussians, leave_one_out_losses(gaussians, *half, priors)) for half in halves
         ]
     found = torch.empty(len(labels), len(counts))
     for half, share in zip((first, ~first), shares, strict=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cofima.experiment.grid.cells import Resources
+from cofima.experiment.grid.resources import Resources
 from cofima.store.config import Config
 
 

@@ -44,6 +44,11 @@ class LocalExecutor(Executor):
         self.startups: list[float] = []  # seconds from the start of a process until it takes jobs
         self.seconds: list[float] = []  # that jobs took in their processes
 
+    def warm_up(self, workers: int) -> None:
+        """Start processes before there are jobs; they import torch while this process does."""
+        for _ in range(min(workers, len(self.free))):
+            self.workers.append(Worker(self.free.pop(0)))
+
     def has_room(self) -> bool:
         """Return True if a worker is idle, or another may be started."""
         return self._idle() is not None or bool(self.free)
