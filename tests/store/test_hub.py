@@ -13,7 +13,9 @@ from cofima.classifier.export.hub import push
 from cofima.cli.main import app
 from cofima.core.errors import CofimaError
 from cofima.store import hub as module
+from cofima.store import model_folder
 from cofima.store.model import load_model
+from cofima.store.record import BACKBONE, HEAD, STATE
 from fake_hub import Hub, serving
 
 
@@ -40,7 +42,8 @@ def test_what_was_pushed_is_loaded_and_its_commit_is_said(
     assert found.classes == load_model(folder).classes
     same_bits(found.model.weights(), load_model(folder).weights())
     fetched = {path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path}
-    assert fetched == {"CURRENT", "config.json", "history.jsonl", "model.safetensors", "state.safetensors"}
+    backbone = model_folder.read(folder).place(BACKBONE).name
+    assert fetched == {"CURRENT", backbone, "config.json", "history.jsonl", HEAD, STATE}
     with pytest.raises(CofimaError, match="give a folder"):
         found.save()
     found.rename(found.classes[0], "other")
@@ -67,10 +70,14 @@ def test_a_commit_is_the_same_model_for_ever(folder: Path, hub: Hub, tmp_path: P
 
 def test_a_file_that_was_changed_on_the_hub_is_refused(folder: Path, hub: Hub) -> None:
     push(folder, "me/parts")
-    (weights,) = (name for name in hub.files if name.endswith("/model.safetensors"))
-    hub.files[weights] = hub.files[weights][:-1] + b"x"
-    with pytest.raises(CofimaError, match="sha256 differs"):
-        cofima.load("hf://me/parts")
+    generation = model_folder.read(folder)
+    for name in (HEAD, BACKBONE):
+        weights = generation.place(name).relative_to(folder).as_posix()
+        whole = hub.files[weights]
+        hub.files[weights] = whole[:-1] + bytes([whole[-1] ^ 1])
+        with pytest.raises(CofimaError, match="sha256 differs"):
+            cofima.load("hf://me/parts")
+        hub.files[weights] = whole
 
 
 def test_without_the_hub_the_cache_answers_or_an_error_within_seconds(

@@ -14,7 +14,7 @@ from pathlib import Path
 from cofima.core.errors import CofimaError
 from cofima.core.hub import quick_hub
 from cofima.core.names import shortened
-from cofima.store.model_folder import CURRENT
+from cofima.store.generation import CURRENT
 
 PREFIX = "hf://"
 FILES = (CURRENT, "*.safetensors", "*/config.json", "*/history.jsonl")
