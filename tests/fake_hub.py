@@ -127,6 +127,8 @@ def serving(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
     monkeypatch.setenv("HF_ENDPOINT", address)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     yield server

@@ -51,7 +51,7 @@ def vit_test(pretrained: bool = False, **options: Any) -> VisionTransformer:
     shape = {"img_size": SIDE, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
     net = build_model_with_cfg(VisionTransformer, "vit_test", pretrained, **(shape | options))
     for name, weight in net.named_parameters():  # timm's small weights hide the image from an untrained net
-        if weight.ndim > 1 and not name.startswith(("cls_token", "pos_embed", "head")):
+        if not pretrained and weight.ndim > 1 and not name.startswith(("cls_token", "pos_embed", "head")):
             torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
     return net
 

@@ -64,7 +64,7 @@ def test_a_commit_is_the_same_model_for_ever(folder: Path, hub: Hub, tmp_path: P
     with pytest.raises(CofimaError, match="no such repository, or it is private"):
         cofima.load("hf://me/others")
     for wrong in ("hf://", "hf://a/b/c", "hf://me/../parts", "hf://me/parts@../x", "hf:///etc/passwd"):
-        with pytest.raises(CofimaError, match=r"is no address|no such|could not be fetched|refused"):
+        with pytest.raises(CofimaError, match="is no address"):
             cofima.load(wrong)
 
 
@@ -103,11 +103,11 @@ def test_commands_read_models_of_the_hub_and_change_none(folder: Path, hub: Hub,
         return done.output
 
     assert address in say("history", "hf://me/parts")
-    assert load_model(folder).method.label in say("card", address)
+    assert "\n# parts\n" in say("card", address)
     for words in (["undo", address], ["rename", address, "a", "b"], ["remove-class", address, "a"]):
         with pytest.raises(CofimaError, match="is on the hub and cannot be changed there"):
             say(*words)
-    with pytest.raises(CofimaError, match="give a folder with --out"):
+    with pytest.raises(CofimaError, match="cannot be changed there: give a folder with --out"):
         say("extend", address, tmp_path)
     say("merge", address, folder, "-o", tmp_path / "merged")
     assert load_model(tmp_path / "merged").classes == load_model(folder).classes

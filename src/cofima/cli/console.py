@@ -118,8 +118,8 @@ def read_model(text: str) -> Path:
 
     if not hub.is_address(text):
         return Path(text)
-    with progress().stage(f"fetching {text}"):
-        found = hub.fetch(text)
+    say(f"fetching {text}", err())  # not among results, which another program may read
+    found = hub.fetch(text)
     say(f"{found} is in {found.folder}", err())
     return found.folder
 
@@ -136,11 +136,8 @@ def _own_model(text: str) -> Path:
 
 
 ModelFolder = Annotated[Path, typer.Argument(parser=_own_model, metavar="MODEL", help="A model folder.")]
-AnyModel = Annotated[
-    Path,
-    typer.Argument(
-        parser=read_model, metavar="MODEL", help="A model folder, or hf://OWNER/NAME[@REVISION] of the hub."
-    ),
+AnyModel = Annotated[  # for read_model
+    str, typer.Argument(metavar="MODEL", help="A model folder, or hf://OWNER/NAME@REVISION of the hub.")
 ]
 Photos = Annotated[Path, typer.Argument(help="A folder per class, or a CSV file (path,label).")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]

@@ -24,6 +24,7 @@ from cofima.cli.console import (
     out_option,
     print_table,
     progress,
+    read_model,
     say,
     started,
     warn,
@@ -143,11 +144,12 @@ def extend(
     from cofima.classifier.forgetting_check import ForgettingError
     from cofima.store import hub, model_folder
 
-    model_folder.require_model(model)
-    if folder is None and hub.is_snapshot(model):
-        raise CofimaError(f"{model} is a download of the hub, which others may use: give a folder with --out")
-    with folder_lock(folder or model), interruptible("the model is as it was; run the same command again"):
-        classifier = load(model, progress=progress())  # locked: what is read here is what is replaced
+    if folder is None and hub.is_address(model):
+        raise CofimaError(f"{model} is on the hub and cannot be changed there: give a folder with --out")
+    source = read_model(model)
+    model_folder.require_model(source)
+    with folder_lock(folder or source), interruptible("the model is as it was; run the same command again"):
+        classifier = load(source, progress=progress())  # locked: what is read here is what is replaced
         try:
             outcome = classifier.extend(
                 photos,
@@ -162,7 +164,7 @@ def extend(
                 minutes=minutes,
                 settings=settings or [],
                 progress=progress(),
-                folder=folder or model,
+                folder=folder or source,
             )
         except ForgettingError as error:
             out().print(_losses(error.comparison))
@@ -202,7 +204,7 @@ def predict(
     if as_json and as_csv:
         raise CofimaError("give --json or --csv, not both")
     paths = find_images(images)
-    classifier = load(model, progress=progress())
+    classifier = load(read_model(model), progress=progress())
     write = _write_json if as_json else _write_csv if as_csv else _write_line
     readable, for_programs = 0, as_json or as_csv
     with interruptible("stopped"):
@@ -278,7 +280,7 @@ def evaluate(
     """Measure the accuracy on labeled images, class by class, and list the confused classes."""
     from cofima.classifier.classifier import load
 
-    classifier = load(model, progress=progress())
+    classifier = load(read_model(model), progress=progress())
     with interruptible("nothing was written"):
         found = classifier.evaluate(
             photos, only_known=only_known, skip_unreadable=skip_unreadable, progress=progress()
@@ -313,7 +315,7 @@ def history(model: AnyModel) -> None:
     from cofima.report.history import history_table
     from cofima.store import model_folder
 
-    print_table(history_table(model_folder.read_history(model)))
+    print_table(history_table(model_folder.read_history(read_model(model))))
 
 
 def undo(model: ModelFolder) -> None:

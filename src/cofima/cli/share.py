@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cofima.classifier.web.limits import Limits
-from cofima.cli.console import AnyModel, ModelFolder, interruptible, out_option, progress, say, started, warn
+from cofima.cli.console import (
+    AnyModel,
+    ModelFolder,
+    interruptible,
+    out_option,
+    progress,
+    read_model,
+    say,
+    started,
+    warn,
+)
 from cofima.cli.model import find_images
 from cofima.core.atomic import write_text
 from cofima.core.errors import CofimaError
@@ -74,7 +84,7 @@ def export(
             "give a file to write: --onnx FILE, --pt2 FILE, --torchscript FILE, --timm FILE, or "
             "--timm-hub FOLDER"
         )
-    loaded = formats.on_squares(load_model(model, where="cpu", progress=progress()))
+    loaded = formats.on_squares(load_model(read_model(model), where="cpu", progress=progress()))
     pixels, source = (
         _read_images(images, loaded.view.pixel_format) if images else formats.sample_images(loaded)
     )
@@ -125,7 +135,8 @@ def card(
     from cofima.classifier.export.card import model_card, name_of
     from cofima.store.model import load_model
 
-    text = model_card(load_model(model, where="cpu", progress=progress()), name_of(model), license)
+    folder = read_model(model)
+    text = model_card(load_model(folder, where="cpu", progress=progress()), name_of(folder), license)
     if path is None:
         started()
         typer.echo(printable(text), nl=False)

@@ -43,10 +43,8 @@ def _is_number(word: str) -> bool:
 
 def merge(
     models: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            parser=read_model,
-            metavar="MODELS...",
             help="Model folders, models of the hub (hf://...), or .safetensors and .pth files; the order "
             "matters.",
         ),
@@ -97,7 +95,7 @@ def merge(
     from cofima.classifier.merge.merge import merge as merge_models
 
     done = merge_models(
-        models,
+        [read_model(each) for each in models],
         output,
         method.value,
         lam=lam,
@@ -149,7 +147,7 @@ def fisher(
     from cofima.classifier.merge.fisher_file import fisher as measure
 
     done = measure(
-        model,
+        read_model(model),
         images,
         output,
         labels=labels,

@@ -5,6 +5,7 @@ relies on nothing that it did not check.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +57,9 @@ def fetch(address: str) -> HubModel:
     """
     from huggingface_hub import snapshot_download
 
-    repo, _, revision = address.removeprefix(PREFIX).partition("@")
+    repo, at, revision = address.removeprefix(PREFIX).partition("@")
+    if bool(at) != bool(re.fullmatch(r"(?!.*\.\.)[\w][\w./-]*", revision)):
+        raise _no_address(address)
     with _explained(address), quick_hub(), _no_bars():
         folder = snapshot_download(
             repo,
@@ -86,7 +89,7 @@ def _explained(address: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise CofimaError(f"'{name}' is no address: it is {PREFIX}OWNER/NAME, or with @REVISION") from error
+        raise _no_address(address) from error
     except RevisionNotFoundError as error:
         raise CofimaError(f"{name}: the repository has no such branch, tag or commit") from error
     except RepositoryNotFoundError as error:
@@ -103,6 +106,10 @@ def _explained(address: str) -> Iterator[None]:
         raise CofimaError(f"{name} could not be fetched ({_first_line(error)})") from error
 
 
+def _no_address(address: str) -> CofimaError:
+    return CofimaError(f"'{shortened(address)}' is no address: it is {PREFIX}OWNER/NAME, or with @REVISION")
+
+
 def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
@@ -110,7 +117,11 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def _no_bars() -> Iterator[None]:
     """Keep the client's own bars away from the output, as far as they are shown at all."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     before = are_progress_bars_disabled()
     disable_progress_bars()

@@ -16,6 +16,7 @@ from cofima.core.wording import some
 from cofima.report.history import history_table
 from cofima.report.render import markdown, markdown_text
 from cofima.store.history import HistoryRow
+from cofima.store.hub import is_snapshot
 from cofima.store.model import Model
 
 SHOWN = 200  # classes in a table or a list
@@ -117,8 +118,9 @@ def without_paths(value: Any) -> Any:
 
 
 def name_of(folder: Path) -> str:
-    """Return the name of a model: that of its folder."""
-    return folder.resolve().name
+    """Return the name of a model: that of its folder, or of its repository on the hub."""
+    above = folder.absolute().parent
+    return above.parent.name.rpartition("--")[2] if is_snapshot(folder) else folder.resolve().name
 
 
 def origin_of(model: Model) -> tuple[str | None, str | None]:

@@ -102,7 +102,7 @@ def refuse_not_plain(model: Model, path: Path) -> None:
     """Raise if timm alone would predict something else with the weights."""
     if reason := not_plain(model):
         raise CofimaError(
-            f"{path}: plain timm cannot hold this model, as {reason}; export it with --onnx or --torchscript"
+            f"{path}: plain timm cannot hold this model, as {reason}; export it with --onnx or --pt2"
         )
 
 
