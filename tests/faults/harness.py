@@ -285,7 +285,7 @@ class Sweep:
         return {name: path.read_bytes() if path.is_file() else None for name, path in paths.items()}
 
     def _copy(self) -> Path:
-        """Return a copy of the prepared folder, always at the same place: a model knows where its images were."""
+        """Copy the prepared folder, always to the same place: a model knows where its images were."""
         shutil.rmtree(self.place / "trial", ignore_errors=True)
         folder = Path(shutil.copytree(self.prepared, self.place / "trial"))
         for file in self.command.files if self.command.over else ():
