@@ -166,7 +166,7 @@ class Sweep:
 
     def __init__(self, server: Server, prepared: Path, place: Path, command: Command) -> None:
         self.server, self.prepared, self.place, self.command = server, prepared, place, command
-        whole = self._copy("whole")
+        whole = self._copy()
         self.before, self.old = states(whole), self._files(whole)
         done = self._run(whole)
         assert done.code == 0, done.said
@@ -183,7 +183,7 @@ class Sweep:
         assert None not in self.new.values(), f"{self.new.keys()} should be there"
         self._expect_between(done.marks)
         if command.cache:
-            self.calls = self._run(self._copy("cache"), Fault(below=COLD)).count
+            self.calls = self._run(self._copy(), Fault(below=COLD)).count
 
     def _expect_between(self, marks: Sequence[int]) -> None:
         """Learn the states between the one before and the one after: those that come into force on the way.
@@ -192,10 +192,10 @@ class Sweep:
         """
         self.between = []
         for mark in marks:
-            folder = self._copy("between")
+            folder = self._copy()
             self._run(folder, Fault(KILL, mark + 1))
             self.between.append(states(folder))
-        again = self._copy("again")
+        again = self._copy()
         assert self._run(again).code == 0
         assert states(again) == self.after, "the same command ends in other bits"
         self.dated = {name for name, content in self._files(again).items() if content != self.new[name]}
@@ -209,7 +209,7 @@ class Sweep:
 
     def check(self, fault: Fault) -> str:
         """Run one trial; return what it did wrong, or nothing."""
-        folder = self._copy("trial")
+        folder = self._copy()
         done = self._run(folder, fault)
         wrong = [*self._wrong_end(done, fault), *self._wrong_content(folder, done)]
         if not wrong and self.command.cache:
@@ -286,9 +286,10 @@ class Sweep:
         paths = {name: folder / name for name in self.command.files}
         return {name: path.read_bytes() if path.is_file() else None for name, path in paths.items()}
 
-    def _copy(self, name: str) -> Path:
-        shutil.rmtree(self.place / name, ignore_errors=True)
-        folder = Path(shutil.copytree(self.prepared, self.place / name))
+    def _copy(self) -> Path:
+        """Copy the prepared folder, always to the same place: a model knows where its images were."""
+        shutil.rmtree(self.place / "trial", ignore_errors=True)
+        folder = Path(shutil.copytree(self.prepared, self.place / "trial"))
         for file in self.command.files if self.command.over else ():
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_text("of another time\n")

@@ -25,9 +25,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import typer
+
 import cofima
 import tiny  # noqa: F401 - registers the networks
-from cofima.cli.main import main
+from cofima.cli.main import app, main
 from cofima.experiment.grid.executors import local
 from cofima.training.checkpoint import Budget
 
@@ -39,11 +41,13 @@ SECONDS = 120  # of a trial, at most
 
 
 def import_everything() -> None:
-    """Import all modules, so that no trial has to; those of frameworks that are not installed stay away."""
+    """Import and make all that a trial would have to; what is not installed stays away."""
     for module in pkgutil.walk_packages(cofima.__path__, "cofima."):
         if not module.name.startswith(("cofima.integrations", "cofima.classifier.web", "cofima.__main__")):
             with suppress(ImportError):
                 importlib.import_module(module.name)
+    commands = typer.main.get_command(app)  # made of the functions' signatures, which takes longest of all
+    typer.main.get_command = lambda _: commands
     gc.collect()
     gc.freeze()  # the memory stays shared with forked processes
 

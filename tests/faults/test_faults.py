@@ -61,7 +61,7 @@ def test_a_kill_and_an_error_at_every_call(sweep: Sweep) -> None:
 
 @pytest.mark.parametrize("sweep", ["rename", "merge", "card", "fisher"], indirect=True)
 def test_an_error_at_every_call_that_opens_a_file(sweep: Sweep) -> None:
-    reads = sweep._run(sweep._copy("reads"), Fault(reads=True)).count
+    reads = sweep._run(sweep._copy(), Fault(reads=True)).count
     faults = [Fault(ERROR, at, 5, reads=True) for at in range(1, reads + 1)]
     wrong = list(filter(None, map(sweep.check, faults)))
     print(f"{reads} calls, {len(faults)} faults, {len(wrong)} failures")

@@ -369,7 +369,7 @@ def discard(path: Path) -> None:
 MINE = {"0500": "photo.jpg", ".2024.my_photos": "photo.jpg", "mine": "notes.txt"}
 
 
-@pytest.mark.parametrize("number", [12, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [12, pytest.param(800, marks=pytest.mark.slow)])
 def test_structures_at_random(number: int, made: Path, tmp_path: Path) -> None:
     """Whatever the numbers, links and kinds of files, nothing of a user's is touched, there or elsewhere."""
     chance = random.Random(4)

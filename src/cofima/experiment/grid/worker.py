@@ -86,8 +86,8 @@ def logged(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
     with open_append(folder / LOG) as file:
+        saved = os.dup(1), os.dup(2)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     streams = sys.stdout, sys.stderr
