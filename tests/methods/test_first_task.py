@@ -135,7 +135,7 @@ def test_everything_else_keeps_cells_apart_too(change: str, tiny: Any) -> None:
     values = plain.model_dump(mode="json")
     *parents, last = change.split(".")
     place = values[parents[0]] if parents else values
-    place[last] = 0.5 if last == "val_fraction" else 3
+    place[last] = 0.5 if last == "val_fraction" else 4
     from cofima.experiment.config import check
 
     assert shared_first_task.key(check(values)) not in (shared_first_task.key(plain), None)
