@@ -97,9 +97,11 @@ def whole_run(
     """
     from cofima import methods
     from cofima.experiment.launch import launch
+    from cofima.methods.components.prompted import Prompted
 
     def find(method: str, network: str = "vit_test", **options: Any) -> "tuple[Config, Path]":
-        few = {"memory_size": 12} if "memory_size" in methods.find(method).__dataclass_fields__ else {}
+        kind = methods.find(method)
+        few = {"memory_size": 12} if "memory_size" in kind.__dataclass_fields__ else {}
         config = tiny.config(
             method,
             network,
@@ -107,7 +109,7 @@ def whole_run(
             model={"checkpoint": str(pretrained)} if network == "vit_test" else {"pretrained": False},
             stream={"groups": [["blob 0", "blob 1"], ["blob 2"], ["blob 3", "blob 4", "blob 5"]]},
             data={"max_train_per_class": 8, "max_test_per_class": 5},
-            train={"epochs": 3, "batch_size": 8},
+            train={"epochs": 6 if issubclass(kind, Prompted) else 2, "batch_size": 8},  # prompts learn slowly
         )
         return config, shared(f"run of {config}", lambda folder: launch(config, folder))
 
@@ -229,3 +231,12 @@ def fresh_signals() -> Iterator[None]:
     yield
     for number, own in before.items():
         signal.signal(number, own)
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the workers of grids from a process that has imported torch, instead of importing it in each."""
+    import forked
+    from cofima.experiment.grid.executors import local
+
+    monkeypatch.setattr(local, "get_context", lambda _: forked.workers())

@@ -66,8 +66,8 @@ register_model(vit_test)
 register_model(resnet_test)
 
 BACKBONES = ("vit_test", "resnet_test")
-# quick to learn on the blobs: a few epochs at rates that a tiny untrained network needs
-TRAIN = {"epochs": 4, "batch_size": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
+# quick to learn on the blobs: two epochs at rates that a tiny untrained network needs
+TRAIN = {"epochs": 2, "batch_size": 16, "lr": 0.05, "backbone_lr_scale": 0.2}
 # what makes a run of a few steps small, where a method has such an option: an alignment of two passes,
 # a moving average that follows within a few steps, a projection that is not a thousand times wider, a
 # memory of fewer images than there are, and a penalty against which a tiny network still learns

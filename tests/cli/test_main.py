@@ -13,10 +13,14 @@ import pytest
 
 from cofima import __version__
 from cofima.cli.main import main
+from forked import Forked
 
 Run = Callable[..., Any]
 QUICK = (
     "dataset=blobs",
+    "backbone=test_vit",
+    "model.pretrained=false",
+    "model.img_size=32",
     "train.epochs=1",
     "train.batch_size=16",
     "data.max_train_per_class=6",
@@ -143,11 +147,11 @@ def test_a_damaged_model_names_the_file_and_what_is_kept(cofima: Run, finished: 
 
 
 def test_interrupted_with_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
-    words = ("run", "demo.yaml", "dataset=blobs", "train.epochs=500", "--out", "long")
-    running = process(*words, cwd=tmp_path)
-    assert running.stdout is not None
+    running = Forked(
+        "-m", "cofima", "run", "demo.yaml", *QUICK, "train.epochs=5000", "--out", "long", cwd=tmp_path
+    )
     assert "task 1" in running.stdout.readline()
-    time.sleep(1)
+    time.sleep(0.5)
     running.send_signal(signal.SIGINT)
     _, stderr = running.communicate(timeout=60)
     assert running.returncode == 130

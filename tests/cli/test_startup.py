@@ -37,19 +37,28 @@ for words in (["list", "methods"], ["show", "cofima"], ["show", "l2p"]):
 """
 
 
-def imported(*arguments: str | Path) -> set[str]:
+AT_ITS_END = """
+import atexit, sys
+atexit.register(lambda: print("imported:", *sys.modules, file=sys.stderr))
+"""
+COMMAND = """
+import runpy
+sys.argv = ["cofima", *sys.argv[1:]]
+runpy.run_module("cofima", run_name="__main__", alter_sys=True)
+"""
+
+
+def imported(code: str, *words: str | Path) -> set[str]:
     """Return the packages that a Python process imports, and fail where it fails."""
-    environment = {**os.environ, "COLUMNS": "400"}
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", *map(str, arguments)],
-        env=environment,
+        [sys.executable, "-c", AT_ITS_END + code, *map(str, words)],
+        env={**os.environ, "COLUMNS": "400"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
-    names = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+    names = {name.partition(".")[0] for name in done.stderr.rpartition("imported: ")[2].split()}
     assert "cofima" in names
     return names
 
@@ -62,28 +71,28 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Path:
 
 
 def test_importing_the_package_is_cheap() -> None:
-    assert not imported("-c", "import cofima; dir(cofima)") & HEAVY
+    assert not imported("import cofima; dir(cofima)") & HEAVY
 
 
 def test_every_help_is_cheap_and_ends_with_an_example() -> None:
-    assert not imported("-c", EVERY_HELP) & HEAVY
+    assert not imported(EVERY_HELP) & HEAVY
     # what is imported before a command begins delays its first line: a second at most
-    assert not imported("-m", "cofima", "--version") & (HEAVY | {"pydantic", "jinja2"})
+    assert not imported(COMMAND, "--version") & (HEAVY | {"pydantic", "jinja2"})
 
 
 def test_looking_at_a_model_and_undoing_need_no_torch(run: Path) -> None:
-    assert not imported("-m", "cofima", "history", run) & HEAVY
-    assert not imported("-m", "cofima", "undo", run) & HEAVY
+    assert not imported(COMMAND, "history", run) & HEAVY
+    assert not imported(COMMAND, "undo", run) & HEAVY
 
 
 def test_reporting_needs_no_torch(run: Path, tmp_path: Path) -> None:
-    assert not imported("-m", "cofima", "report", run, "--format", "md") & HEAVY
-    written = imported("-m", "cofima", "report", run, "--out", tmp_path)
+    assert not imported(COMMAND, "report", run, "--format", "md") & HEAVY
+    written = imported(COMMAND, "report", run, "--out", tmp_path)
     assert "matplotlib" in written  # which draws the figures
     assert not written & {"torch", "timm", "torchvision", "sklearn", "pandas", "gradio"}
 
 
 def test_describing_methods_needs_torch_but_not_timm() -> None:
-    found = imported("-c", DESCRIBED)
+    found = imported(DESCRIBED)
     assert "torch" in found  # the check sees what is imported
     assert not found & {"timm", "torchvision", "matplotlib", "sklearn", "scipy", "pandas", "gradio"}

@@ -18,7 +18,7 @@ def test_control_characters_are_written_out() -> None:
     )  # joiners belong to scripts and emoji
 
 
-@given(st.text())
+@given(st.text(max_size=40))
 def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
     assert not any(map(is_control, printable(text, keep="")))
     assert not any(map(is_control, shortened(text, 20)))

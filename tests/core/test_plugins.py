@@ -60,6 +60,7 @@ def write(folder: Path, text: str, name: str = "mine.py") -> Path:
     return folder / name
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_example_works_from_outside_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
 
 
 def made(tiny, network="vit_test", sizes=(2, 1, 2), method="cofima", train=None, **options):
-    stream = tiny.stream(sizes)
+    stream = tiny.stream(sizes, per_class=8)
     config = tiny.config(method, network, train={"epochs": 2} | (train or {}), options=options)
     return tiny.model(config, stream).method, stream
 

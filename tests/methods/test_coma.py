@@ -16,7 +16,7 @@ both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
 
 
 def made(tiny, method="coma", network="vit_test", sizes=(2, 1, 2), train=None, **options):
-    stream = tiny.stream(sizes)
+    stream = tiny.stream(sizes, per_class=8)
     model = tiny.model(
         tiny.config(method, network, train={"epochs": 2} | (train or {}), options=options), stream
     )

@@ -168,13 +168,6 @@ def test_resume_equals_an_uninterrupted_run(whole: Whole, resumed: tuple[Path, M
 
 def test_better_than_chance(whole: Whole) -> None:
     last = whole.model.history[-1]
-    print(
-        "CHANCE",
-        whole.name,
-        whole.network,
-        np.average(last.accuracy, weights=last.sizes),
-        np.average(last.task_aware, weights=last.sizes),
-    )
     if whole.network == "vit_test":  # the other begins with weights that know nothing
         assert np.average(last.accuracy, weights=last.sizes) > 1.8 * 100 / 6
         assert np.average(last.task_aware, weights=last.sizes) > 60

@@ -53,8 +53,8 @@ SAME: dict[str, list[tuple[str, dict[str, Any]]]] = {
 def config_of(tiny: Any, method: str, options: dict[str, Any], network: str = "vit_test") -> Any:
     short = {
         "stream": {"base_classes": 2, "increment": 2},
-        "train": {"epochs": 2},
-        "data": {"max_train_per_class": 8},
+        "train": {"epochs": 1},
+        "data": {"max_train_per_class": 6, "max_test_per_class": 4},
     }
     return tiny.config(method, network, options=options, **short)
 
@@ -135,7 +135,7 @@ def test_everything_else_keeps_cells_apart_too(change: str, tiny: Any) -> None:
     values = plain.model_dump(mode="json")
     *parents, last = change.split(".")
     place = values[parents[0]] if parents else values
-    place[last] = 0.5 if last == "val_fraction" else 1
+    place[last] = 0.5 if last == "val_fraction" else 4
     from cofima.experiment.config import check
 
     assert shared_first_task.key(check(values)) not in (shared_first_task.key(plain), None)

@@ -17,7 +17,7 @@ class Base(Method):
 
 
 def learned(tiny, method: str, sizes=(2, 3, 1), network="vit_test", base=None, **options):
-    stream = tiny.stream(sizes)
+    stream = tiny.stream(sizes, per_class=8)
     made = tiny.model(tiny.config(method, network, options=options, train={"epochs": 2}), stream).method
     if base is not None:
         plain = base()

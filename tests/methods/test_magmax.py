@@ -18,7 +18,7 @@ both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
 
 
 def made(tiny, method="magmax", network="vit_test", sizes=(2, 1, 2), **options):
-    stream = tiny.stream(sizes)
+    stream = tiny.stream(sizes, per_class=8)
     config = tiny.config(method, network, train={"epochs": 2}, options=options)
     return tiny.model(config, stream).method, stream
 

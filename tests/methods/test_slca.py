@@ -13,7 +13,7 @@ SIZES = (2, 1, 3)
 
 
 def learn(tiny, method="slca", sizes=SIZES, network="vit_test", **more):
-    stream = tiny.stream(sizes)
+    stream = tiny.stream(sizes, per_class=8)
     model = tiny.model(tiny.config(method, network, train={"epochs": 2}, **more), stream)
     for task in stream:
         model.method.learn(task)

@@ -13,7 +13,7 @@ inits = pytest.mark.parametrize("init", ["pretrained", "previous"])
 
 
 def made(tiny, method="weight_ensemble", network="vit_test", sizes=(2, 1, 2, 2), **options):
-    stream = tiny.stream(sizes)
+    stream = tiny.stream(sizes, per_class=8)
     return tiny.model(tiny.config(method, network, train={"epochs": 2}, options=options), stream), stream
 
 

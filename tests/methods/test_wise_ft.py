@@ -14,7 +14,7 @@ both = pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
 
 
 def made(tiny, method="wise_ft", network="vit_test", sizes=(2, 1, 2), **options):
-    stream = tiny.stream(sizes)
+    stream = tiny.stream(sizes, per_class=8)
     return tiny.model(
         tiny.config(method, network, train={"epochs": 2}, options=options), stream
     ).method, stream

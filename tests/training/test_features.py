@@ -78,8 +78,8 @@ def test_a_warm_run_a_cold_one_and_one_without_are_the_same_bits(
     name: str, options: dict, tiny, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, same_bits
 ) -> None:
     config = tiny.config(name, options=options, train={"epochs": 1})
-    stream = tiny.stream((2, 1, 2))
-    tiny.run(tmp_path / "other", tiny.config(name, options=options, train={"epochs": 1}), tiny.stream((3, 2)))
+    stream = tiny.stream((2, 1, 2), per_class=6)
+    tiny.run(tmp_path / "other", config, tiny.stream((3, 2), per_class=6))
     runs = [tiny.run(tmp_path / "mixed", config, stream)]  # some images known, in another order
     assert list(cache.rglob("*.safetensors"))
     runs.append(tiny.run(tmp_path / "warm", config, stream))

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-import forked
 from cofima.experiment.grid.cells import cells, name
-from cofima.experiment.grid.executors import local
 from cofima.experiment.launch import launch
 from cofima.store import model_folder
 from cofima.store.config import Config
@@ -44,12 +42,6 @@ def small(tmp_path: Path) -> Callable[..., list[Config]]:
         return cells(path)
 
     return make
-
-
-@pytest.fixture
-def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let workers be forked from a process that has imported torch, instead of importing it each."""
-    monkeypatch.setattr(local, "get_context", lambda _: forked.context())
 
 
 def learned(folder: Path) -> tuple[str, list[Any]]:

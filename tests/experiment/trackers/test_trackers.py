@@ -197,6 +197,7 @@ def test_wandb_writes_offline(run: Path, calls: list[Any]) -> None:
     assert not calls
 
 
+@pytest.mark.slow  # which takes seconds to import
 def test_mlflow_keeps_a_run_that_goes_on(run: Path, calls: list[Any]) -> None:
     for package in ("mlflow", "sqlalchemy", "alembic"):
         pytest.importorskip(package, reason=f"needs the package {package}")
