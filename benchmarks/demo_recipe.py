@@ -77,9 +77,9 @@ DEMO_BASE: dict[str, Any] = BASE | {
 DEMO_FACTORS: list[tuple[list[str], list[str]]] = [
     ([], ["seq_ft", *CONTINUAL]),
     (["model.img_size=48"], ["slca", "coma"]),
-    *(([f"train.backbone_lr_scale={value}"], CONTINUAL) for value in (0.015, 0.02)),
-    (["train.backbone_lr_scale=0.015", "options.align.samples_per_class=64"], CONTINUAL),
-    (["train.backbone_lr_scale=0.015"], ["seq_ft"]),
+    (["train.backbone_lr_scale=0.015"], CONTINUAL),
+    (["train.backbone_lr_scale=0.02"], ["seq_ft", *CONTINUAL]),
+    (["train.backbone_lr_scale=0.02", "options.align.samples_per_class=64"], CONTINUAL),
     ([*JOINT, "train.epochs=4", "train.milestones=[3]"], ["joint"]),
 ]
 HEAD = """
@@ -120,9 +120,9 @@ What was taken, and why:
 
 - Images of 32 pixels: the scans have 8 x 8, and a fourth of the patches is a fourth of the work. Positions of
   the backbone are resampled.
-- The backbone moves at 0.015 of the head's rate. With fewer patches it drifts less: at 0.01 hardly at all, at
-  0.02 the averages lose as well.
-- 64 drawn features a class instead of 256: the heads are as good, and are made in half the time.
+- The backbone moves at 0.02 of the head's rate, twice the paper's: with fewer patches it drifts less, and at
+  0.01 there is little to take back. Faster than that was not tried.
+- Drawing fewer features for the alignment is faster, and costs the averages some points: all 256 are drawn.
 - Joint as at 64 pixels.
 
 What was said of `digits.yaml` holds: one seed, and a frozen backbone would do as well.
