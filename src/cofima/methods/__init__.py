@@ -2,12 +2,12 @@
 
 import inspect
 import pkgutil
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import fields
 from functools import cache, lru_cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 
@@ -59,9 +59,13 @@ def build(name: str, options: dict[str, Any] | None = None) -> Method:
     return schema(find(name)).validate_python(options or {})
 
 
-@lru_cache(maxsize=100)  # built from annotations, which takes longer than to check any options with it
 def schema(kind: type[Method]) -> TypeAdapter[Method]:
     """Return what checks, makes and dumps the options of a method."""
+    return _schema(cast("Hashable", kind))  # as every class is; mypy asks its instances
+
+
+@lru_cache(maxsize=100)  # built from annotations, which takes longer than to check any options with it
+def _schema(kind: Any) -> TypeAdapter[Method]:
     return TypeAdapter(kind)
 
 
