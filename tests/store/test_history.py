@@ -62,7 +62,7 @@ def test_a_run_and_what_happens_to_it_later_have_one_schema(tmp_path: Path, tiny
     assert [(row.kind, row.task) for row in rows[-3:]] == [("task", 2), ("rename", 2), ("remove class", 2)]
     assert all(row.date for row in rows)
     assert rows == cofima.load(tmp_path).history
-    assert [row.epochs for row in rows[:2]] == [4, 4]
+    assert [row.epochs for row in rows[:2]] == [2, 2]
     with pytest.raises(CofimaError, match="is in use"):
         launch(tiny.config("slca", stream={"base_classes": 3, "increment": 3}), tmp_path)
 
