@@ -125,7 +125,9 @@ What was taken, and why:
 - Drawing fewer features for the alignment is faster, and costs the averages some points: all 256 are drawn.
 - Joint as at 64 pixels.
 
-What was said of `digits.yaml` holds: one seed, and a frozen backbone would do as well.
+What was said of `digits.yaml` holds: one seed, and a frozen backbone would do as well. The demo was run once
+with 0.015 and 64 drawn features (SLCA 84.1, CoMA 90.8, CoFiMA 90.5 on the test images) before all rows
+were there.
 """
 
 
