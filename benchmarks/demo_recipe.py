@@ -127,8 +127,8 @@ What was taken, and why:
 - Joint as at 64 pixels.
 
 One seed was used, and a frozen backbone was not tried here; at 64 pixels it did as well as the averages.
-The demo was run once with 0.015 and 64 drawn features (SLCA 84.1, CoMA 90.8, CoFiMA 90.5 on the test images) before
-all rows were there.
+The demo was run once with 0.015 and 64 drawn features (SLCA 84.1, CoMA 90.8, CoFiMA 90.5 on the test images)
+before all rows were there.
 """
 
 
