@@ -9,6 +9,7 @@ import posixpath
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
@@ -19,6 +20,12 @@ OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md")
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 ENTRY = re.compile(r"^- \[([^\]]+)\]\(([^)#]+\.md)\)", re.MULTILINE)
+WIDE = ("paper.md", "fidelity.md")  # tables of four and five columns: they get the room of the contents, too
+CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+CODE = re.compile(r"(?<=<code>)[^<]*(?=</code>)")
+MARK = re.compile(r"(?<=[A-Za-z0-9_])([/:._=])(?=[A-Za-z0-9_])")  # in the middle of a path or a dotted name
+SCRIPTS = ("msub", "msup", "msubsup")
+MATHML = "http://www.w3.org/1998/Math/MathML"
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -48,6 +55,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Fit the links of a page to the site; those to files that are no page become plain text."""
     here = page.file.src_uri
+    if here in WIDE:
+        page.meta["hide"] = ["toc"]
     inside = (ROOT / "docs" / here).is_file()
     home = posixpath.dirname(f"docs/{here}" if inside else here)
 
@@ -71,14 +80,32 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Turn formulas into MathML, which browsers draw without a script."""
+    """Turn formulas into MathML, which browsers draw without a script, and let long names in tables break."""
+    content = CELL.sub(lambda cell: CODE.sub(_breakable, cell[0]), content)
     return MATH.sub(lambda m: _mathml(html.unescape(m[2]).strip(), block=m[1] == "div"), content)
+
+
+def _breakable(match: re.Match[str]) -> str:
+    """Let a path or a dotted name break after its marks, and nowhere else."""
+    return MARK.sub(r"\1<wbr>", match[0])
 
 
 def _mathml(formula: str, *, block: bool) -> str:
     formula = re.sub(r"\\arg(?![a-z])", r"\\operatorname{arg}", formula)  # which the converter does not know
-    made = convert(formula, display="block" if block else "inline")
+    made = _tight(convert(formula, display="block" if block else "inline"))
     return f'<div class="formula">{made}</div>' if block else made
+
+
+def _tight(formula: str) -> str:
+    """Set signs in indices without space around them, and stars on the axis, as TeX does."""
+    ElementTree.register_namespace("", MATHML)
+    tree = ElementTree.fromstring(formula)
+    for script in (node for name in SCRIPTS for node in tree.iter(f"{{{MATHML}}}{name}")):
+        for sign in (sign for part in list(script)[1:] for sign in part.iter(f"{{{MATHML}}}mo")):
+            sign.set("lspace", "0")
+            sign.set("rspace", "0")
+            sign.text = "∗" if sign.text == "*" else sign.text
+    return ElementTree.tostring(tree, encoding="unicode")
 
 
 def _benchmarks() -> list[Path]:
@@ -86,4 +113,4 @@ def _benchmarks() -> list[Path]:
 
 
 def _title(path: Path) -> str:
-    return path.read_text("utf-8").splitlines()[0].lstrip("# ")
+    return path.read_text("utf-8").splitlines()[0].lstrip("# ").replace("`", "")
