@@ -120,7 +120,7 @@ def test_timm_loads_the_folder_for_the_hub_or_the_reason_is_said(
     torch.testing.assert_close(logits, model.logits(images(4)), rtol=1e-4, atol=1e-5)
     assert net.pretrained_cfg["label_names"] == model.classes
     data = timm.data.resolve_model_data_config(net)
-    assert data["input_size"] == (3, model.backbone.size, model.backbone.size)
+    assert tuple(data["input_size"]) == (3, model.backbone.size, model.backbone.size)
     assert data["mean"] == pytest.approx(model.backbone.mean)
     assert "library_name: timm" in (folder / "README.md").read_text("utf-8")
     with pytest.raises(CofimaError, match="not an empty folder"):
