@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -272,6 +271,7 @@ def leave_one_out_losses(
 
 def calibrated_loss(scores: Tensor, labels: Tensor) -> float:
     """Return the cross-entropy at its best temperature, with some doubt in the labels, summed over images."""
+    from scipy.optimize import minimize_scalar  # here: to describe methods must not wait for it
 
     def loss(cold: float) -> float:
         warm = scores * math.exp(cold)
