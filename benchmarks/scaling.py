@@ -130,7 +130,9 @@ def curve(title: str, sizes: Sequence[int], cases: Sequence[Case], stages: Seque
     slopes = [
         f"{exponent(sizes, [one[stage] for one in found]):.2f}" if stage in stages else "" for stage in STAGES
     ]
-    return [*rows, f"| exponent in {title} | " + " | ".join(slopes) + " |  |"]
+    rows.append(f"| exponent in {title} | " + " | ".join(slopes) + " |  |")
+    print("\n".join(rows), file=sys.stderr, flush=True)
+    return rows
 
 
 def main() -> str:
@@ -165,6 +167,7 @@ def main() -> str:
         what = f"{case.classes:,} classes of 25 images, width {case.width}, {case.drawn} drawn a class"
         shown = " | ".join(f"{one[stage]:.3g} s" for stage in STAGES)
         lines.append(f"| {what} | {shown} | {one['peak'] / 1e6:,.0f} MB |")
+        print(lines[-1], file=sys.stderr, flush=True)
     found = [alone(evaluate, t) for t in tasks]
     passed, spent = ([one[key] for one in found] for key in ("images", "seconds"))
     lines += [

@@ -32,7 +32,7 @@ def demo(
 ) -> None:
     """Learn the embedded digits with five methods, and show how much each forgets.
 
-    Takes less than a minute on two CPU cores, offline: methods are learned side by side. The same command
+    Takes about a minute on two CPU cores, offline: methods are learned side by side. The same command
     continues after an interruption.
     """
     from cofima.experiment.grid.executors.local import LocalExecutor
