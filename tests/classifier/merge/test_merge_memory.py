@@ -73,7 +73,7 @@ def test_memory_of_a_merge_does_not_grow_with_the_models(tmp_path: Path) -> None
     merges = [("average", {}), ("fisher", {}), ("average", {"weights": [1, 2]})]
     merges += [(method, {}) for method in ("ties", "magmax", "breadcrumbs", "dare")]
     found = grown(tmp_path, merges)  # type: ignore[arg-type]
-    most = [6_000_000, 6_000_000, 8_000_000, *[24_000_000] * 4]
+    most = [6_000_000, 14_000_000, 8_000_000, *[24_000_000] * 4]
     assert all(now < limit for now, limit in zip(found, most, strict=True)), found
     assert load_file(tmp_path / "out.safetensors").keys() == load_file(tmp_path / "a.safetensors").keys()
 
