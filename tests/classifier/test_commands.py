@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import cofima
-from cofima.classifier import learn as learning
+from cofima.classifier import measure
 from cofima.store import model_folder
 
 Photos = Callable[..., Path]
@@ -78,14 +78,14 @@ def test_a_broken_budget_exits_with_3_and_a_table(
     photos: Photos,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    learn = learning.learn_part
+    learn = measure.learn_part
 
     def careless(learned, *rest, **how):  # type: ignore[no-untyped-def]
         row = learn(learned, *rest, **how)
         learned.method.head().blocks[0].bias.data.fill_(-100)  # old classes are never named again
         return row
 
-    monkeypatch.setattr(learning, "learn_part", careless)
+    monkeypatch.setattr(measure, "learn_part", careless)
     check, new = photos(tmp_path / "check", (0, 1, 2), first=20), photos(tmp_path / "new", (3, 4))
     code, out, err = run("extend", model, new, "--check", check, "--max-drop", "1", "--epochs", "1")
     assert code == 3

@@ -10,7 +10,7 @@ import torch
 
 import cofima
 from cofima import methods
-from cofima.classifier import learn as learning
+from cofima.classifier import measure
 from cofima.core.errors import CofimaError
 from cofima.experiment.launch import launch
 from cofima.methods.base import Method
@@ -84,7 +84,7 @@ def test_a_broken_budget_keeps_the_old_model(
     model: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clf = cofima.load(model)
-    learn = learning.learn_part
+    learn = measure.learn_part
 
     def careless(learned, *rest, **how):  # type: ignore[no-untyped-def]
         row = learn(learned, *rest, **how)
@@ -92,7 +92,7 @@ def test_a_broken_budget_keeps_the_old_model(
         learned.method.head().blocks[0].bias.data.fill_(-100)
         return row
 
-    monkeypatch.setattr(learning, "learn_part", careless)
+    monkeypatch.setattr(measure, "learn_part", careless)
     check = photos(tmp_path / "check", (0, 1, 2), first=20)
     new = photos(tmp_path / "new", (3, 4))
     with pytest.raises(

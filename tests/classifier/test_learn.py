@@ -8,6 +8,7 @@ import torch
 
 import cofima
 from cofima.classifier import learn as learning
+from cofima.classifier import measure
 from cofima.classifier.calibrate import fit
 from cofima.core.errors import CofimaError
 from cofima.experiment import config as configs
@@ -45,13 +46,13 @@ def test_held_out_images_are_not_trained_on(
 ) -> None:
     """The weights are the same whatever the held-out images show, where they do not decide when to stop."""
     seen = []
-    learn = learning.learn_part
+    learn = measure.learn_part
 
     def spied(model, part, *rest, **how):  # type: ignore[no-untyped-def]
         seen.append(part.split)
         return learn(model, part, *rest, **how)
 
-    monkeypatch.setattr(learning, "learn_part", spied)
+    monkeypatch.setattr(measure, "learn_part", spied)
     cofima.learn(photos(tmp_path / "p", (0, 1)), settings=[*settings, "train.epochs=1"])
     first, second = seen  # the two stages
     assert first is second

@@ -8,7 +8,8 @@ from PIL import Image
 
 import cofima
 from cofima.classifier import stages
-from cofima.classifier.learn import FOR_PHOTOGRAPHS, KEPT_FEATURES
+from cofima.classifier.learn import FOR_PHOTOGRAPHS
+from cofima.classifier.measure import KEPT_FEATURES
 from cofima.models import efficientnet_lite
 from cofima.store import model_folder
 from cofima.store.generation import Generation

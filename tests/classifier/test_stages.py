@@ -11,7 +11,7 @@ import torch
 import cofima
 from cofima.classifier import classifier as interface
 from cofima.classifier import learn as learning
-from cofima.classifier.learn import PENDING
+from cofima.classifier.measure import PENDING
 from cofima.classifier.stages import Effort, FineTuning, Gain, gain_of, plan_fine_tuning
 from cofima.core.errors import CofimaError
 from cofima.data.sources.listing import find_images

@@ -11,16 +11,8 @@ from torch import Tensor
 
 from cofima.classifier import edit
 from cofima.classifier.evaluate import Evaluation, evaluate
-from cofima.classifier.learn import (
-    PENDING,
-    Extension,
-    Keep,
-    extend,
-    held_out_accuracy,
-    learn_model,
-    resolve,
-    train_options,
-)
+from cofima.classifier.learn import Extension, extend, learn_model, resolve, train_options
+from cofima.classifier.measure import PENDING, Keep, held_out_accuracy
 from cofima.classifier.predict import BATCH, Prediction, decode_readable, predictions, probabilities, several
 from cofima.classifier.scoring import Accuracy
 from cofima.classifier.stages import Effort, command_id

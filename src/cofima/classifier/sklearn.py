@@ -21,7 +21,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from cofima.classifier.classifier import Classifier
-from cofima.classifier.learn import KEEP, Part, empty_model, learn_parts, refusals, resolve
+from cofima.classifier.learn import empty_model, learn_parts, refusals, resolve
+from cofima.classifier.measure import KEEP, Part
 from cofima.classifier.predict import BATCH, probabilities
 from cofima.classifier.stages import Effort
 from cofima.core.errors import CofimaError

@@ -11,7 +11,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Template
 
-from cofima.classifier.learn import held_out_accuracy
+from cofima.classifier.measure import held_out_accuracy
 from cofima.core.wording import some
 from cofima.report.history import history_table
 from cofima.report.render import markdown, markdown_text
