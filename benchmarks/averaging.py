@@ -62,7 +62,7 @@ def main() -> str:
     ]
     for name, ratios in found.items():
         way, arrays = name.split("|")
-        target = "<= 3x" if "given" in way else ""
+        target = "<= 2.2x" if "given" in way else ""
         lines.append(f"| {way} | {cells([r * 3 / int(arrays) for r in ratios])} | {target} |")
     return "\n".join(lines) + "\n"
 
