@@ -220,8 +220,8 @@ def floor(chance: torch.Tensor) -> float:
 def page() -> str:
     rows = read()
     lines = [HEAD.read_text("utf-8").rstrip() if HEAD.is_file() else ""]
-    for kinds in (FROZEN, (*FROZEN, *TRAINED)):
-        lines += summary(rows, kinds)
+    for more in ((), *((kind,) for kind in TRAINED)):
+        lines += summary(rows, (*FROZEN, *more))
     lines += ["\n## Accuracy, subset by subset\n", *accuracies(rows)]
     lines += ["\n## The loss of old classes, as it was reported\n", *losses(rows)]
     lines += ["\n## Probabilities\n", *calibrations(rows)]

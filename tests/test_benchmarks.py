@@ -1,6 +1,7 @@
 """Pages of benchmarks follow from their stored results, to the byte."""
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -26,6 +27,13 @@ def script(name: str) -> ModuleType:
 )
 def test_a_page_is_what_its_script_writes(name: str, page: str) -> None:
     assert script(name).page() == (HERE / page).read_text("utf-8")
+
+
+def test_the_readme_quotes_the_measured_table() -> None:
+    readme = (HERE.parent / "README.md").read_text("utf-8")
+    quoted = re.search(r"\| \| 9 classes .*?\n\n", readme, re.DOTALL)
+    assert quoted is not None
+    assert quoted[0] in (HERE / "GROW.md").read_text("utf-8")
 
 
 def test_the_desk_is_read_by_the_report() -> None:

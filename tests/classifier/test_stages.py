@@ -89,6 +89,17 @@ def test_nothing_is_fine_tuned_that_cannot_be_judged_or_gained(first: tuple[Any,
     two = replace(split, train=split.train.select(split.train.labels < 2))
     assert "cannot be judged" in planned((model, two), Effort(), before=model).refused
     assert "none of the 3 images" in planned(first, Effort(), wrong=0).refused
+    assert "taught the head" in planned(first, Effort(), before=model).refused
+    assert not planned(first, Effort(epochs_given=True), before=model).refused
+
+
+def test_old_features_that_taught_the_head_do_not_judge_fine_tuning(
+    tmp_path: Path, photos: Photos, settings: tuple[str, ...]
+) -> None:
+    """A moved backbone's head would answer them from memory: the new classes' images alone may judge."""
+    clf = learned(photos(tmp_path / "p", (0, 1, 2)), settings, fast=True)
+    clf.extend(photos(tmp_path / "more", (3, 4, 5)), epochs=1)
+    assert "on 3 held-out images" in clf.history[-1].notes[-1]
 
 
 def planned(

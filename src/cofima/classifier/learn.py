@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cofima.classifier.forgetting_check import (
     ForgettingError,
     OldClassComparison,
@@ -179,7 +181,15 @@ def learn_parts(
 
 
 def _better(first: Learned, second: Learned, check: Callable[[Learned], None]) -> tuple[Learned, str]:
-    """Return the better of two stages on the images that may choose, and the reason in words."""
+    """Return the better of two stages on the images that may choose, and the reason in words.
+
+    Old features that taught the head may not: the first stage leaves each out to answer it, and the second,
+    whose backbone has moved, cannot.
+    """
+    old = 0 if first.moved is None else len(first.moved.kept)
+    fit = ~first.model.kept.taught[:old]
+    for each in (first, second):
+        each.may_choose = torch.cat([each.may_choose[:old] & fit, each.may_choose[old:]])
     labels = first.model.kept.labels[first.may_choose]
     was, now = (chance_right(each)[each.may_choose] for each in (first, second))
     gain = gain_of(was, now, labels)

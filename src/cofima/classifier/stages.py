@@ -110,6 +110,11 @@ def plan_fine_tuning(
         )
     if effort.epochs_given:
         return FineTuning(how, f"fine-tuning, at most {how.epochs} epochs as asked")
+    if before is not None and before.kept.taught.any():
+        same = (
+            "not fine-tuned: kept features of old classes taught the head, and cannot judge a moved backbone"
+        )
+        return FineTuning(how, refused=f"{same} (train.epochs=N fine-tunes all the same)")
     if not wrong.any():
         none = (
             f"not fine-tuned: none of the {len(wrong)} images that would judge it is taken for another class"
