@@ -114,7 +114,7 @@ def plan_fine_tuning(
         same = (
             "not fine-tuned: kept features of old classes taught the head, and cannot judge a moved backbone"
         )
-        return FineTuning(how, refused=f"{same} (train.epochs=N fine-tunes all the same)")
+        return FineTuning(how, refused=f"{same} (--epochs N fine-tunes all the same)")
     if not wrong.any():
         none = (
             f"not fine-tuned: none of the {len(wrong)} images that would judge it is taken for another class"
