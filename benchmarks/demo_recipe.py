@@ -85,7 +85,8 @@ DEMO_FACTORS: list[tuple[list[str], list[str]]] = [
 HEAD = """
 
 One factor at a time around a middle setting, scored on a quarter of the training images that is held out;
-the scores are not of test images (which of these were seen beside them is said below). Last-Acc / Inc-Acc in percent, mean over the seeds {seeds}. A dash: the
+the scores are not of test images (which of these were seen is said below). Last-Acc / Inc-Acc
+in percent, mean over the seeds {seeds}. A dash: the
 setting does not concern the method, or was not tried with it.
 
     python benchmarks/demo_recipe.py {recipe} --seeds {seeds}
