@@ -278,7 +278,7 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
         expect(page.locator("#photos")).to_contain_text("notes")
         page.click("#add")  # a known class is not changed without a word
         expect(page.locator("#confirm")).to_contain_text("yellow is known already")
-        page.screenshot(path=keep / "confirm.png", full_page=True)
+        page.screenshot(path=keep / "app_confirm.png", full_page=True)
         page.click("#unsure")
         expect(page.locator("#sure")).not_to_be_visible()
         page.click("#add")
