@@ -15,10 +15,16 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).parent))
 
+import oracles
 import study
 
 HERE = Path(__file__).parent
 STUDY, SEARCH = HERE / "capped.jsonl", HERE / "capped_search.jsonl"
+
+LOST = """After the last task the head is replaced by heads that have seen the images of all tasks, which
+a method without old images may not do (`python benchmarks/oracles.py RUN ...`). From one column to the next:
+the cost of stale statistics, and of the kind of head. From a row to that of Joint, in one column:
+that of the backbone."""
 
 
 def tables(file: Path) -> Iterable[str]:
@@ -35,6 +41,8 @@ def tables(file: Path) -> Iterable[str]:
 def page() -> str:
     """Return CAPPED.md: the results, and every setting that was tried, below what it says of itself."""
     parts = [(HERE / "capped.head.md").read_text("utf-8").rstrip(), "\n## Test images", *tables(STUDY)]
+    if lost := list(oracles.tables()):
+        parts += ["\n## Where the points are lost\n", LOST, *lost]
     parts += ["\n## Every setting tried, on held-out training images of seed 1993", *tables(SEARCH)]
     return "\n".join(parts) + "\n"
 
