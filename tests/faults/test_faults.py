@@ -1,6 +1,5 @@
 """Every command that writes, with a fault at its n-th call: said, repeatable, and never a mixture."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -46,8 +45,6 @@ COMMANDS = {
 
 @pytest.fixture
 def sweep(request: pytest.FixtureRequest, server: Server, prepared: Path, tmp_path: Path) -> Sweep:
-    if request.param == "data get" and find_spec("cofima.data.obtain") is None:
-        pytest.skip("there is no cofima data get yet")
     return Sweep(server, prepared, tmp_path, COMMANDS[request.param])
 
 
