@@ -25,6 +25,7 @@ from cofima.experiment.config import check
 from cofima.experiment.launch import launch
 from cofima.experiment.stream import load_stream, stream_view
 from cofima.methods.components.alignment import AlignOptions, align, task_of_class
+from cofima.methods.components.fisher import PassingFeatures
 from cofima.methods.components.gaussians import ClassGaussians, by_class, mean_scale
 from cofima.methods.components.projection import ProjectedHead, RidgeSums, best_ridge
 from cofima.models import backbone
@@ -76,15 +77,17 @@ class Loop:
         old = {key: value.clone() for key, value in self.net.state_dict().items()}
         self.net.grow(len(task.classes), self.chance)
         self.train(task)
-        new, lam = self.net.state_dict(), self.options.get("lam", 1.0)
-        fisher = self.fisher(task) if self.method == "cofima" else {}
+        new, lam, passing = self.net.state_dict(), self.options.get("lam", 1.0), None
         if task.index and self.method == "coma":
             average(old, new, lam, out=new)
-        if task.index and self.method == "cofima":
-            fisher_average(old, new, self.old_fisher, fisher, lam, out=new)
-            fisher = self.fisher(task)
-        self.old_fisher = fisher
-        for features in by_class(self.features(task.train), task.train.labels).values():
+        if self.method == "cofima":
+            fisher, passing = self.fisher(task)
+            if task.index:
+                fisher_average(old, new, self.old_fisher, fisher, lam, out=new)
+                fisher, passing = self.fisher(task)
+            self.old_fisher = fisher
+        passing = self.features(task.train) if passing is None else passing
+        for features in by_class(passing, task.train.labels).values():
             self.gaussians.add(features)
         if task.index == 0:
             return self.net.head
@@ -113,11 +116,13 @@ class Loop:
         self.net.zero_grad()
         self.net.eval()
 
-    def fisher(self, task: Task) -> dict[str, Tensor]:
-        """Return the Fisher information of the present weights."""
-        parts = torch.arange(len(task.train)).split(self.how.batch_size)
+    def fisher(self, task: Task) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Return the Fisher information of the present weights, and the features that passed by."""
+        parts, passing = torch.arange(len(task.train)).split(self.how.batch_size), PassingFeatures()
         batches = (task.train.batch(index) for index in parts)
-        return diagonal_fisher(self.net, ((self.view.test(pixels), labels) for pixels, labels in batches))
+        pairs = ((self.view.test(pixels), labels) for pixels, labels in batches)
+        fisher = diagonal_fisher(self.net, passing.watch(self.net, pairs))
+        return fisher, passing.all(len(task.train))
 
     @torch.inference_mode()
     def features(self, images: ImageSet) -> Tensor:

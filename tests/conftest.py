@@ -239,4 +239,4 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     import forked
     from cofima.experiment.grid.executors import local
 
-    monkeypatch.setattr(local, "get_context", lambda _: forked.workers())
+    monkeypatch.setattr(local, "worker_context", forked.context)

@@ -7,11 +7,9 @@ and a pipe from what they print. Tests of a start itself begin a Python of their
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 # what a run, the command and the tests' own networks import
 PRELOADED = ["cofima.experiment.grid.worker", "cofima.cli.main", "cofima.report", "pytest"]
@@ -39,22 +37,6 @@ def context() -> ForkServerContext:
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(PRELOADED)  # before the first process only
     return made
-
-
-def workers() -> SimpleNamespace:
-    """Return what a grid needs of ``multiprocessing``; workers have today's environment, as spawned ones."""
-    made = context()
-
-    def process(target: Callable[..., Any], args: tuple[Any, ...], daemon: bool) -> Any:
-        return made.Process(target=_in_environment, args=(dict(os.environ), target, args), daemon=daemon)
-
-    return SimpleNamespace(Pipe=made.Pipe, Process=process)
-
-
-def _in_environment(environment: dict[str, str], target: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    target(*args)
 
 
 class Forked:

@@ -104,7 +104,7 @@ def run(order: dict[str, Any], said: int, counted: int) -> None:
     os.chdir(order["folder"])
     os.environ.update(order["environment"])
     signal.alarm(SECONDS)
-    local.get_context = lambda _: multiprocessing.get_context("fork")  # workers that import nothing anew
+    local.worker_context = lambda: multiprocessing.get_context("fork")  # workers that import nothing anew
     if order["checkpoints"]:
         Budget.due = lambda self: True
     words, fault = order["words"], order["fault"]

@@ -39,7 +39,7 @@ def demo(
 
     side_by_side = min(os.cpu_count() or 1, DEMO_CELLS)
     executor = LocalExecutor(side_by_side)
-    executor.warm_up(max(1, side_by_side - 1))  # beside this process, which now imports torch itself
+    executor.warm_up()  # beside this process, which now imports torch itself
     with interruptible():
         try:
             from cofima.experiment.demo import demo as learn_demo

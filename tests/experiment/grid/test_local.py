@@ -19,7 +19,7 @@ from cofima.experiment.grid import shared_first_task, worker
 from cofima.experiment.grid.cells import name
 from cofima.experiment.grid.executors import make
 from cofima.experiment.grid.executors.base import Job
-from cofima.experiment.grid.executors.local import LocalExecutor
+from cofima.experiment.grid.executors.local import READY, LocalExecutor, Worker
 from cofima.experiment.grid.scheduler import run_grid
 from cofima.experiment.grid.shared_first_task import FOLDER
 from cofima.experiment.grid.status import GridStatus
@@ -182,13 +182,20 @@ def test_a_folder_that_another_process_holds_is_left_alone(
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_process_that_started_before_its_job_learns_it(tmp_path: Path, small: Make) -> None:
-    (config,) = small({"method": "prototype", "seed": 1})
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker is a Python of its own")
+def test_workers_are_forked_from_one_process_that_started_before_their_jobs() -> None:
     executor = LocalExecutor(2, threads=1)
-    executor.warm_up(1)
-    (early,) = executor.workers
-    assert finish(executor, [Job(config, tmp_path / "cell")]) == {tmp_path / "cell": None}
-    assert f"process {early.process.pid}," in log_of(tmp_path / "cell")
+    executor.warm_up()
+    assert not executor.workers
+    both = [Worker(None), Worker(None)]
+    try:
+        parents = {Path(f"/proc/{one.process.pid}/stat").read_text().split()[3] for one in both}
+        assert len(parents) == 1
+        assert str(os.getpid()) not in parents
+        assert [one.pipe.recv() for one in both] == [READY, READY]
+    finally:
+        executor.workers += both
+        executor.stop()
 
 
 def test_starting_a_process_needs_no_torch() -> None:

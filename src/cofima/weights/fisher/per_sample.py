@@ -30,12 +30,13 @@ class Taps(TorchFunctionMode):
     parameters stay frozen: autograd then spends nothing on summed weight gradients, which nobody needs.
     """
 
-    def __init__(self, names: dict[int, str], samples: int, totals: Weights) -> None:
+    def __init__(self, names: dict[int, str], samples: int, totals: Weights, first: Weights) -> None:
         super().__init__()
         self.names = dict(names)  # id of a parameter, or of a reshaped one, to its name
         self.wanted: Set[str] = set()
         self.samples = samples
         self.totals = totals
+        self.first = first  # the squares of the first sample alone, where they are wanted
         self.uses: Counter[str] = Counter()
         self.ruled: Counter[str] = Counter()
         self.leaves: list[Tensor] = []
@@ -95,7 +96,9 @@ class Taps(TorchFunctionMode):
     def _add(self, parts: list[tuple[str, Square]], grad: Tensor) -> None:
         for name, square in parts:
             if name in self.wanted:
-                square(grad, self.totals[name])
+                square(grad, self.totals[name], slice(None))
+            if name in self.wanted and name in self.first:
+                square(grad, self.first[name], slice(1))
 
     def understood(self) -> set[str]:
         """Return the parameters that were used exactly once, and by a rule.
@@ -105,12 +108,14 @@ class Taps(TorchFunctionMode):
         return {name for name, count in self.uses.items() if count == self.ruled[name] == 1}
 
 
-def _reshaped(square: Square, shape: torch.Size, rows: Tensor | None, grad: Tensor, total: Tensor) -> None:
+def _reshaped(
+    square: Square, shape: torch.Size, rows: Tensor | None, grad: Tensor, total: Tensor, some: slice
+) -> None:
     if rows is None:
-        square(grad, total.view(shape))
+        square(grad, total.view(shape), some)
         return
     part = total.new_zeros(shape)
-    square(grad, part)
+    square(grad, part, some)
     total.index_add_(0, rows, part.view(len(rows), -1))
 
 
@@ -123,15 +128,21 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def add_batch(
-    model: nn.Module, names: Set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
+    model: nn.Module,
+    names: Set[str],
+    images: Inputs,
+    picks: Tensor,
+    labels: Labels,
+    totals: Weights,
+    first: Weights | None = None,
 ) -> tuple[set[str], set[str]]:
     """Add the squares of one batch for ``names``; all parameters must be frozen.
 
-    Return the parameters that were done, and those that the model used but that were not: of these
-    nothing was added.
+    Those of the first sample are added to ``first`` as well, for the parameters that it holds. Return the
+    parameters that were done, and those that the model used but that were not: of these nothing was added.
     """
     known = {id(p): name for name, p in model.named_parameters()}
-    taps = Taps(known, len(picks), totals)
+    taps = Taps(known, len(picks), totals, first or {})
     with taps:
         logits = labels.checked(model(images), picks)
     taps.wanted = done = taps.understood() & names

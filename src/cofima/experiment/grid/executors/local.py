@@ -2,20 +2,38 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing import get_context, parent_process
+from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
 
 from cofima.core.system import OUT_OF_MEMORY
 from cofima.experiment.grid.executors.base import Ended, Executor, Job
 
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext  # which Windows does not have
+
 READY = "ready"
 GRACE = 30.0  # seconds to finish the current step and save a checkpoint
+
+
+def worker_context() -> "ForkServerContext | SpawnContext":
+    """Return how workers start: forked from one process that has imported torch for all of them.
+
+    Where a fork is not safe or not possible, each is a Python of its own, whose imports take seconds.
+    """
+    if sys.platform != "linux":
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["cofima.experiment.grid.worker"])
+    return context
 
 
 class Worker:
@@ -25,9 +43,10 @@ class Worker:
         self.device = device
         self.job: Job | None = None
         self.began = time.monotonic()
-        context = get_context("spawn")
+        context = worker_context()
         self.pipe, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, device), daemon=True)
+        work = (theirs, device, dict(os.environ))
+        self.process: BaseProcess = context.Process(target=_serve, args=work, daemon=True)
         self.process.start()
         theirs.close()
 
@@ -44,10 +63,12 @@ class LocalExecutor(Executor):
         self.startups: list[float] = []  # seconds from the start of a process until it takes jobs
         self.seconds: list[float] = []  # that jobs took in their processes
 
-    def warm_up(self, workers: int) -> None:
-        """Start processes before there are jobs; they import torch while this process does."""
-        for _ in range(min(workers, len(self.free))):
+    def warm_up(self) -> None:
+        """Let another process import torch while this one does, before there are jobs."""
+        if isinstance(worker_context(), SpawnContext):
             self.workers.append(Worker(self.free.pop(0)))
+        else:
+            forkserver.ensure_running()
 
     def has_room(self) -> bool:
         """Return True if a worker is idle, or another may be started."""
@@ -130,9 +151,11 @@ def devices() -> list[str]:
     return named or [str(number) for number in range(torch.cuda.device_count())]
 
 
-def _serve(pipe: Connection, device: str | None) -> None:
+def _serve(pipe: Connection, device: str | None, environment: dict[str, str]) -> None:
     """Learn jobs from the pipe until it is closed: the main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
+    os.environ.clear()  # it is that of the moment when the process was started from which workers are forked
+    os.environ.update(environment)
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device  # before CUDA is initialized
     threading.Thread(target=_die_with_parent, daemon=True).start()
