@@ -88,21 +88,18 @@ def pretrained(shared: Callable[[str, Make], Path], tiny: "type[Tiny]") -> Path:
 
 
 @pytest.fixture(scope="session")
-def whole_run(
-    shared: Callable[[str, Make], Path], pretrained: Path, tiny: "type[Tiny]"
-) -> "Callable[..., tuple[Config, Path]]":
-    """Return what finds the run of a method, learned without an interruption: what it is, and its folder.
+def unequal_tasks(pretrained: Path, tiny: "type[Tiny]") -> "Callable[..., Config]":
+    """Return what configures a run of a method whose tasks have two classes, one and three.
 
-    Its tasks have two classes, one and three. A transformer starts from weights worth staying close to.
+    A transformer starts from weights worth staying close to.
     """
     from cofima import methods
-    from cofima.experiment.launch import launch
     from cofima.methods.components.prompted import Prompted
 
-    def find(method: str, network: str = "vit_test", **options: Any) -> "tuple[Config, Path]":
+    def configure(method: str, network: str = "vit_test", **options: Any) -> "Config":
         kind = methods.find(method)
         few = {"memory_size": 12} if "memory_size" in kind.__dataclass_fields__ else {}
-        config = tiny.config(
+        return tiny.config(
             method,
             network,
             options=few | options,
@@ -111,9 +108,8 @@ def whole_run(
             data={"max_train_per_class": 8, "max_test_per_class": 5},
             train={"epochs": 6 if issubclass(kind, Prompted) else 2, "batch_size": 8},  # prompts learn slowly
         )
-        return config, shared(f"run of {config}", lambda folder: launch(config, folder))
 
-    return find
+    return configure
 
 
 def _same_bits(a: "dict[str, Tensor]", b: "dict[str, Tensor]") -> None:
@@ -166,6 +162,15 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
     renew = bool(request.config.getoption("--renew"))
     assert not (renew and hasattr(request.config, "workerinput")), "renew numbers without -n"
     return Recorded(renew)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Let nobody wait until the disk itself has a file: that is for power cuts, which no test makes."""
+    real = os.fsync
+    os.fsync = lambda handle: os.fstat(handle) and None  # a handle that is not open is still refused
+    yield
+    os.fsync = real
 
 
 @pytest.fixture(scope="session", autouse=True)

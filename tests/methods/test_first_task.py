@@ -59,8 +59,13 @@ def config_of(tiny: Any, method: str, options: dict[str, Any], network: str = "v
     return tiny.config(method, network, options=options, **short)
 
 
-@pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
-@pytest.mark.parametrize("group", SAME)
+@pytest.mark.parametrize(
+    ("group", "network"),
+    [
+        *((group, "vit_test") for group in SAME),
+        *((group, "resnet_test") for group in ("slow", "fisher", "ema")),  # with what batch norm keeps
+    ],
+)
 def test_a_first_task_that_is_taken_over_is_the_one_that_would_have_been_learned(
     group: str, network: str, tmp_path: Path, tiny: Any, same_bits: Callable[..., None]
 ) -> None:

@@ -190,6 +190,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_overflows_in_a_browser(page, tmp_path, width):

@@ -33,8 +33,6 @@ from cofima.weights.mmap import MappedFile
 QUICK = {"epochs": 2, "batch_size": 4}
 GROUPS = (2, 1, 2)  # a task of one class has random streams of its own
 
-every_method = pytest.mark.parametrize("name", methods.names())
-
 
 class Killed(BaseException):
     """An interruption that no method and no run can catch, as kill -9."""
@@ -99,21 +97,26 @@ def lines(folder: Path) -> list[Any]:
 # --- every method ----------------------------------------------------------------------------------
 
 
+# A task's averages, Fisher and alignment; what steps change beside the network; prompts; no steps at all.
+# Every method is interrupted twice in tests/methods/test_contract.py.
 @pytest.mark.parametrize(
     ("name", "network"),
-    [(name, "vit_test") for name in methods.names()]
-    + [(name, "resnet_test") for name in ("ema", "der_pp", "slca_pp")],
+    [
+        *(("cofima", "vit_test"), ("l2p", "vit_test"), ("prototype", "vit_test")),
+        *(("ema", "resnet_test"), ("der_pp", "resnet_test")),
+    ],
 )
 def test_killed_again_and_again_it_ends_with_the_same_bits(
     name: str,
     network: str,
-    whole_run,
+    unequal_tasks,
     tmp_path: Path,
     same_bits,
     killed_after,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config, whole = whole_run(name, network)
+    config, whole, cuts = unequal_tasks(name, network), tmp_path / "whole", tmp_path / "cut"
+    launch(config, whole)
     assert not (whole / model_folder.INFLIGHT).exists()
     chance = random.Random(f"{name} {network}")
     monkeypatch.setattr(Budget, "due", lambda self: chance.random() < 0.6)  # some steps are lost
@@ -121,16 +124,16 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
     while True:
         killed_after(chance.randint(1, 6))
         try:
-            cut = launch(config, tmp_path)
+            cut = launch(config, cuts)
             break
         except Killed:
             kills += 1
     trains = any(kind == "epoch" for kind, *_ in lines(whole))
     assert kills >= (2 if trains else 0)
-    same_bits(tensors(tmp_path), tensors(whole))
+    same_bits(tensors(cuts), tensors(whole))
     assert scores(cut) == scores(load_model(whole))
-    assert lines(tmp_path) == lines(whole)
-    assert not (tmp_path / model_folder.INFLIGHT).exists()
+    assert lines(cuts) == lines(whole)
+    assert not (cuts / model_folder.INFLIGHT).exists()
 
 
 def test_it_goes_on_at_the_step_where_it_was(
@@ -173,14 +176,22 @@ def test_killed_after_training_the_training_is_not_repeated(
     assert [row.epochs for row in cut.history] == [row.epochs for row in whole.history] == [2, 2]
 
 
-@pytest.mark.parametrize("train", [{"schedule": "cosine"}, {"momentum": 0.0}, {"balance": 1.0}])
+@pytest.mark.parametrize(
+    ("train", "augment"),
+    [
+        ({"schedule": "cosine"}, {}),
+        ({"momentum": 0.0}, {}),
+        ({"balance": 1.0}, {}),
+        ({}, {"flip": True, "crop": 0.5}),
+    ],
+)
 def test_other_ways_to_train_go_on_as_well(
-    train: dict[str, Any], tiny, tmp_path: Path, often, killed_after, same_bits
+    train: dict[str, Any], augment: dict[str, Any], tiny, tmp_path: Path, often, killed_after, same_bits
 ) -> None:
     config = tiny.config("seq_ft", train=QUICK | {"epochs": 3} | train)
     stream = tiny.stream((3,), per_class=4)
     few = stream[0].train.select(torch.arange(len(stream[0].train)) != 0)  # classes of unequal size
-    stream = replace(stream, tasks=(replace(stream[0], train=few),))
+    stream = replace(stream, tasks=(replace(stream[0], train=few),), **augment)
     go_on(tiny, config, stream, tmp_path / "whole")
     for steps in (2, 3, 2):  # within an epoch, at its end, and within the last
         killed_after(steps)

@@ -107,11 +107,16 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def changed(config: Config) -> dict[str, str]:
     """Return the settings that are not defaults, and always dataset, backbone, method and seed."""
-    defaults = Config(method=config.method).model_dump(mode="json")
-    defaults["options"] = methods.options_of(methods.build(config.method))
-    usual, own = flat(defaults), flat(config.model_dump(mode="json"))
+    usual, own = _usual(config.method, methods.find(config.method)), flat(config.model_dump(mode="json"))
     shown = {key: own[key] for key in (*PARTS, "seed")}
     return shown | {key: value for key, value in own.items() if usual.get(key) != value}
+
+
+@cache
+def _usual(name: str, kind: type[methods.Method]) -> dict[str, str]:
+    """Return the defaults of all settings with a method; another class by its name has its own."""
+    defaults = Config(method=name).model_dump(mode="json")
+    return flat(defaults | {"options": methods.options_of(methods.build(name))})
 
 
 def as_overrides(config: Config) -> list[str]:

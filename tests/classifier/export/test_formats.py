@@ -82,7 +82,7 @@ def test_torchscript_says_what_the_model_says(method: str, learned: Any, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 
-@pytest.mark.parametrize("method", some("cofima", "l2p"))
+@pytest.mark.parametrize("method", some("cofima"))
 def test_a_program_of_torch_export_says_what_the_model_says(
     method: str, learned: Any, tmp_path: Path
 ) -> None:
@@ -154,7 +154,7 @@ def test_adapters_in_the_backbone_are_not_plain_either(learned: Any) -> None:
     assert "blocks.0.adapter" in str(plain_timm.not_plain(model))
 
 
-@pytest.mark.parametrize("method", some("cofima"))
+@pytest.mark.parametrize("method", some())
 def test_onnxruntime_says_what_the_model_says(
     method: str,
     learned: Any,

@@ -194,6 +194,7 @@ def asked(served: str, function: dict[str, Any], kinds: dict[int, str], path: st
     raise AssertionError("the page did not answer")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_no_file_outside_the_uploads_can_be_read(
     served: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -232,6 +233,7 @@ NOTE_WHAT_IS_SAID = """() => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_path: Path) -> None:
@@ -343,6 +345,7 @@ def test_no_name_is_markup_on_the_page() -> None:
         assert html.unescape(shown) == text.replace("\x1b", r"\x1b")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_turns_other_sites_away_and_bounds_all_uploads(
     served: str, model: Path, tmp_path: Path

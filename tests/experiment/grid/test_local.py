@@ -50,13 +50,21 @@ def finish(executor: LocalExecutor, jobs: list[Job]) -> dict[Path, str | None]:
     return over
 
 
+@pytest.mark.parametrize("start", ["forked", pytest.param("spawned", marks=pytest.mark.slow)])
 def test_a_warm_process_learns_what_another_learns(
-    tmp_path: Path, small: Make, learned_here: Learn, same_cells: Same
+    start: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    small: Make,
+    learned_here: Learn,
+    same_cells: Same,
 ) -> None:
     """Two processes learn the same cells in opposite orders: what a cell leaves behind would show.
 
-    The worker is started as those of users are, by a Python that has imported nothing.
+    The workers of users are spawned: by a Python that has imported nothing.
     """
+    if start == "forked":
+        request.getfixturevalue("forked_workers")
     found = small({"method": KINDS, "seed": 1})
     over = finish(
         LocalExecutor(1, threads=1), [Job(config, tmp_path / "warm" / name(config)) for config in found]

@@ -177,6 +177,7 @@ def whole(file: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.slow  # which takes seconds to import
 def test_wandb_writes_offline(run: Path, calls: list[Any]) -> None:
     pytest.importorskip("wandb", reason="needs the package wandb")
     for _ in range(2):

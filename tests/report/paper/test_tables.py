@@ -411,6 +411,7 @@ def test_the_command_prints_one_form_and_writes_all(tables, tmp_path, capsys):
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["table-2.tex"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH")
 def test_the_page_opens_offline_at_every_width(tables, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")

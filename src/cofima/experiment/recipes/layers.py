@@ -59,17 +59,19 @@ def apply_blocks(
     block may hold blocks of the kinds after its own: they join the recipe's own of that kind.
     ``overrides`` are not applied, but they take precedence in the choice of dataset, backbone and method.
     """
-    result = deepcopy(dict(values))
+    result = dict(values)
     for part in PARTS:
         blocks = result.pop(f"per_{part}", None) or {}
         wrong = list(_problems(part, blocks, checks[part]))
         if wrong:
             raise problems(where, wrong)
-        name = str(override(deepcopy(result), overrides).get(part, defaults[part]))
+        # only what chooses the name is parsed: a grid has hundreds of cells
+        own = [item for item in overrides if item.partition("=")[0].strip().partition(".")[0] == part]
+        chosen = override(deepcopy({part: result.get(part, defaults[part])}), own)
         for pattern, block in blocks.items():
-            if fnmatchcase(name, str(pattern)):
+            if fnmatchcase(str(chosen[part]), str(pattern)):
                 result = deep_merge(result, block or {})
-    return result
+    return deep_merge(result, {})
 
 
 def _problems(part: str, blocks: Any, check: Check) -> list[str]:
