@@ -18,6 +18,7 @@ from cofima.methods.components.discriminant import (
     choose_shrinkage,
     discriminant,
     leave_one_out_losses,
+    left_out_logits,
     oas,
     pool_means,
 )
@@ -238,3 +239,25 @@ def test_a_left_out_image_is_as_far_as_if_it_had_never_been_there() -> None:
         slow = float(rest.nearest(features[place][None])[0])
         assert float(found[place]) == pytest.approx(slow * scale, rel=0.03)
     assert (found >= whole.nearest(features) - 1e-4).all()
+
+
+def test_halves_that_choose_otherwise_answer_on_the_scale_of_the_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They did not: one temperature was fitted to logits of two scales, and sure answers looked unsure."""
+    features, labels = images([9, 8, 7])
+    head = remembered(features, labels, 0.9)
+    own = left_out_logits(head, features, labels, "equal", choose=False)
+    choice = iter([0.01, 0.9])
+    monkeypatch.setattr("cofima.methods.components.discriminant.choose_shrinkage", lambda *_: next(choice))
+    found = left_out_logits(head, features, labels, "equal", choose=True)
+    other = left_out_logits(remembered(features, labels, 0.01), features, labels, "equal", choose=False)
+    assert found is not None
+    assert own is not None
+    assert other is not None
+    first = torch.arange(len(labels)) % 2 == 0
+    assert torch.equal(found[~first], own[~first])
+    assert torch.equal(found[first].argmax(1), other[first].argmax(1))  # honest: by the choice of the others
+    assert not torch.allclose(found[first], own[first])
+    assert float(other[first].var(1).mean() / own[first].var(1).mean()) > 2
+    torch.testing.assert_close(found[first].var(1).mean(), own[first].var(1).mean())

@@ -286,7 +286,8 @@ def left_out_logits(
     """Return the logits of images that the statistics include, each by all but itself [images, classes].
 
     Where images ``choose`` the shrinkage, the answers to one half of them are those at the choice of the
-    other half. None where an image is the only one of its class, or nothing varies.
+    other half, on the scale of the head: at another shrinkage logits may be many times as large. None where
+    an image is the only one of its class, or nothing varies.
     """
     counts = torch.tensor(gaussians.counts)
     if not len(labels) or int(counts[labels].min()) < 2 or gaussians.degrees < 2:
@@ -298,11 +299,18 @@ def left_out_logits(
         shares = [
             choose_shrinkage(gaussians, leave_one_out_losses(gaussians, *half, priors)) for half in halves
         ]
-    found = torch.empty(len(labels), len(counts))
+    found = torch.empty(len(labels), len(counts), dtype=torch.float64)
     for half, share in zip((first, ~first), shares, strict=True):
-        parts = _leave_one_out(gaussians, features[half], labels[half], [share], priors)
-        found[half] = torch.cat([torch.empty(0, len(counts)), *(scores[0].float() for _, scores in parts)])
-    return found
+        parts = _leave_one_out(gaussians, features[half], labels[half], [share, gaussians.shrinkage], priors)
+        if half.any():
+            chosen, own = (torch.cat(each) for each in zip(*(scores for _, scores in parts), strict=True))
+            found[half] = chosen * (_spread(own) / _spread(chosen))
+    return found.float()
+
+
+def _spread(logits: Tensor) -> float:
+    """Return how far logits are apart, as the root of their mean variance over classes."""
+    return float(logits.var(1, correction=0).mean().sqrt()) or 1.0
 
 
 def _leave_one_out(
