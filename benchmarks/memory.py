@@ -53,6 +53,7 @@ def run_words(method: str) -> list[str]:
 def commands() -> dict[str, list[str]]:
     """Return the words of each command, in an order in which each finds what it needs."""
     settings = [f"{key}={WORDS[key]}" for key in ("model", "train", "device")]
+    weighted = ["merge", "runs/coma", "runs/cofima", "-o", "weighted", "--method", "fisher"]
     return {
         **{f"`run`, `{method}`": run_words(method) for method in RUNS},
         "`learn --fast`": ["learn", "photos", "--backbone", BACKBONE, *settings, "--fast", "-o", "fast"],
@@ -62,7 +63,8 @@ def commands() -> dict[str, list[str]]:
         "`predict`": ["predict", "whole", "photos"],
         "`evaluate`": ["evaluate", "whole", "photos"],
         "`merge`, average": ["merge", "runs/coma", "runs/slca", "-o", "both"],
-        "`merge`, fisher": ["merge", "runs/cofima", "runs/again", "--method", "fisher", "-o", "weighted"],
+        "`fisher`": ["fisher", "runs/cofima", "photos", "-o", "f.safetensors"],
+        "`merge`, fisher": [*weighted, "--fisher", "g.safetensors", "f.safetensors"],
         "`export --torchscript`": ["export", "whole", "--torchscript", "model.pt"],
     }
 
@@ -101,7 +103,7 @@ def main() -> str:
         write_photos(folder / "more", "ef")
         for what, words in commands().items():
             if what == "`merge`, fisher":
-                added([*run_words("cofima")[:-1], "runs/again", "seed=1"], folder)
+                added(["fisher", "runs/coma", "photos", "-o", "g.safetensors"], folder)
             rows.append(f"| {what} | {added(words, folder) / MODEL:.1f} |")
             print(rows[-1], file=sys.stderr, flush=True)
     return "\n".join(
