@@ -6,6 +6,7 @@ images. Each file is written aside, compared with the model on images, and only 
 
 import json
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,6 +114,7 @@ class Exported:
 
 def to_onnx(model: Model, path: Path, images: Tensor) -> Exported:
     """Write an ONNX file that takes any number of uint8 images; checked with onnxruntime."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime tells its makers of each model
     onnx, runtime = import_extra("onnx", "onnx"), import_extra("onnxruntime", "onnx")
     import_extra("onnxscript", "onnx")
     if sum(p.numel() * p.element_size() for p in model.method.net.state_dict().values()) > ONNX_LIMIT:
