@@ -1,10 +1,10 @@
 """Reading of configurations: YAML recipes, overrides of the command line, and one check of everything."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -107,13 +107,14 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def changed(config: Config) -> dict[str, str]:
     """Return the settings that are not defaults, and always dataset, backbone, method and seed."""
-    usual, own = _usual(config.method, methods.find(config.method)), flat(config.model_dump(mode="json"))
+    kind = cast(Hashable, methods.find(config.method))  # mypy takes the hash of its instances for its own
+    usual, own = _usual(config.method, kind), flat(config.model_dump(mode="json"))
     shown = {key: own[key] for key in (*PARTS, "seed")}
     return shown | {key: value for key, value in own.items() if usual.get(key) != value}
 
 
 @cache
-def _usual(name: str, kind: type[methods.Method]) -> dict[str, str]:
+def _usual(name: str, kind: Hashable) -> dict[str, str]:
     """Return the defaults of all settings with a method; another class by its name has its own."""
     defaults = Config(method=name).model_dump(mode="json")
     return flat(defaults | {"options": methods.options_of(methods.build(name))})
