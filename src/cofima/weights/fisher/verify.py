@@ -33,12 +33,13 @@ _VERDICTS: WeakKeyDictionary[nn.Module, _Verdict] = WeakKeyDictionary()
 
 
 def add_verified(
-    model: nn.Module, images: Inputs, picks: Tensor, labels: Labels, totals: Weights
+    model: nn.Module, images: Inputs, picks: Tensor, labels: Labels, totals: Weights, fresh: bool
 ) -> tuple[frozenset[str], frozenset[str], set[str]]:
     """Add the squares of a batch by rules that are compared with the reference on its first sample.
 
-    Return the parameters whose rules agree, those that are left to the reference, and those that the batch
-    used but of which nothing was added.
+    Totals that are ``fresh`` are 0, and need not be copied to be restored where rules disagree. Return the
+    parameters whose rules agree, those that are left to the reference, and those that the batch used but of
+    which nothing was added.
 
     A rule cannot see everything: a second use of a weight in code that torch functions do not pass, samples
     that do not lie along the first dimension, samples that influence each other. Each shows as a difference
@@ -64,8 +65,8 @@ def add_verified(
         known = _Verdict(structure)
         edges, exact = _first_alone(model, names, images, picks, labels)
     first = {name: torch.zeros_like(value) for name, value in exact.items()}
-    squares = {name: total.clone() if name in first else total for name, total in totals.items()}
-    done, left = add_batch(model, known.fast | set(first), images, picks, labels, squares, first)
+    before = {} if fresh else {name: totals[name].clone() for name in first}
+    done, left = add_batch(model, known.fast | set(first), images, picks, labels, totals, first)
     sums = {name: float(value.sum()) for name, value in exact.items()}
     largest = max((sums[name] / max(1, value.numel()) for name, value in exact.items()), default=0.0)
     agree = {
@@ -73,11 +74,13 @@ def add_verified(
         for name in done & set(first)
         if edges[name] <= 1 and _agree(first[name], exact[name], sums[name], largest)
     }
-    totals.update({name: squares[name] for name in agree})
+    wrong = (done & set(first)) - agree
+    for name in wrong:
+        totals[name].zero_() if fresh else totals[name].copy_(before[name])
     slow = known.slow | (set(first) & (set(edges) | left)) - agree
     reached = {name for name in agree if sums[name] > 0}
     _VERDICTS[model] = _Verdict(structure, known.fast | reached, slow)
-    return known.fast | agree, slow, left | (done & set(first)) - agree
+    return known.fast | agree, slow, left | wrong
 
 
 def _first_alone(
