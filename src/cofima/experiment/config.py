@@ -113,8 +113,8 @@ def changed(config: Config) -> dict[str, str]:
 
 
 @cache
-def _usual(name: str, kind: type[methods.Method]) -> dict[str, str]:
-    """Return the defaults of all settings with a method; another class by its name has its own."""
+def _usual(name: str, kind: object) -> dict[str, str]:
+    """Return the defaults of all settings with a method; ``kind``, its class, may change behind its name."""
     defaults = Config(method=name).model_dump(mode="json")
     return flat(defaults | {"options": methods.options_of(methods.build(name))})
 
