@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -107,7 +107,8 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def changed(config: Config) -> dict[str, str]:
     """Return the settings that are not defaults, and always dataset, backbone, method and seed."""
-    usual, own = _usual(config.method, methods.find(config.method)), flat(config.model_dump(mode="json"))
+    kind = cast(object, methods.find(config.method))  # mypy does not see that a class can be hashed
+    usual, own = _usual(config.method, kind), flat(config.model_dump(mode="json"))
     shown = {key: own[key] for key in (*PARTS, "seed")}
     return shown | {key: value for key, value in own.items() if usual.get(key) != value}
 
