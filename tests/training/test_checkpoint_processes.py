@@ -55,7 +55,8 @@ def process(name, folder, steps=0, more=0):
             RunCheckpoint.offer = offer
             if steps:
                 Budget.due = lambda self: True
-            how = {"train": {"epochs": 3, "batch_size": 4}, "data": {"max_train_per_class": 8}}
+            few = {"max_train_per_class": 8, "max_test_per_class": 4}
+            how = {"train": {"epochs": 3, "batch_size": 4}, "data": few}
             launch(tiny.tiny_config(name, **how), folder)
             os._exit(0)
         except BaseException:
@@ -115,8 +116,8 @@ def killed_runs_are_the_same(names: list[str], folder: Path, same_bits) -> None:
 
 def test_killed_by_the_system_in_the_middle_of_tasks(tmp_path: Path, same_bits) -> None:
     names = ["cofima", "der_pp"]
-    killed = kill(names, 3, tmp_path)
-    assert all(killed[name][0] >= 2 for name in names), killed
+    killed = kill(names, 2, tmp_path)
+    assert all(killed[name][0] >= 1 for name in names), killed
     killed_runs_are_the_same(names, tmp_path, same_bits)
 
 
