@@ -96,7 +96,6 @@ class _Sums:
         self.fast: Set[str] | None = None  # unknown until verified on a batch
         self.slow: Set[str] = set(self.totals)
         self.few = False  # unknown until batches are taken
-        self.fresh = True  # until something is added
 
     def over(self, batches: LabeledBatches) -> Weights:
         count, rest = 0, iter(batches)
@@ -145,17 +144,15 @@ class _Sums:
             add_mean(self.model, set(self.totals), images, picks, self.labels, self.totals)
             return 1
         done = add_together(self.model, images, picks, self.labels, self.totals) if self.few else 0
-        self.fresh = self.fresh and not done
         if done < len(picks):
             self._add_samples(take(images, slice(done, None), len(picks)), picks[done:])
-        self.fresh = False
         return len(picks)
 
     def _add_samples(self, images: Inputs, picks: Tensor) -> None:
         left = set(self.totals)
         batch = (images, picks, self.labels, self.totals)
         if self.fast is None and len(picks) > 2:  # two samples are no faster the fast way
-            self.fast, self.slow, left = add_verified(self.model, *batch, fresh=self.fresh)
+            self.fast, self.slow, left = add_verified(self.model, *batch)
         elif self.fast and len(picks) > 2:
             _, left = add_batch(self.model, self.fast, *batch)
         if slow := self.slow | left:

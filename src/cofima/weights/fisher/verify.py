@@ -33,13 +33,12 @@ _VERDICTS: WeakKeyDictionary[nn.Module, _Verdict] = WeakKeyDictionary()
 
 
 def add_verified(
-    model: nn.Module, images: Inputs, picks: Tensor, labels: Labels, totals: Weights, fresh: bool
+    model: nn.Module, images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> tuple[frozenset[str], frozenset[str], set[str]]:
     """Add the squares of a batch by rules that are compared with the reference on its first sample.
 
-    Totals that are ``fresh`` are 0, and need not be copied to be restored where rules disagree. Return the
-    parameters whose rules agree, those that are left to the reference, and those that the batch used but of
-    which nothing was added.
+    Return the parameters whose rules agree, those that are left to the reference, and those that the batch
+    used but of which nothing was added.
 
     A rule cannot see everything: a second use of a weight in code that torch functions do not pass, samples
     that do not lie along the first dimension, samples that influence each other. Each shows as a difference
@@ -65,8 +64,8 @@ def add_verified(
         known = _Verdict(structure)
         edges, exact = _first_alone(model, names, images, picks, labels)
     first = {name: torch.zeros_like(value) for name, value in exact.items()}
-    before = {} if fresh else {name: totals[name].clone() for name in first}
-    done, left = add_batch(model, known.fast | set(first), images, picks, labels, totals, first)
+    squares = {name: total.clone() if name in first else total for name, total in totals.items()}
+    done, left = add_batch(model, known.fast | set(first), images, picks, labels, squares, first)
     sums = {name: float(value.sum()) for name, value in exact.items()}
     largest = max((sums[name] / max(1, value.numel()) for name, value in exact.items()), default=0.0)
     agree = {
@@ -74,13 +73,11 @@ def add_verified(
         for name in done & set(first)
         if edges[name] <= 1 and _agree(first[name], exact[name], sums[name], largest)
     }
-    wrong = (done & set(first)) - agree
-    for name in wrong:
-        totals[name].zero_() if fresh else totals[name].copy_(before[name])
+    totals.update({name: squares[name] for name in agree})
     slow = known.slow | (set(first) & (set(edges) | left)) - agree
     reached = {name for name in agree if sums[name] > 0}
     _VERDICTS[model] = _Verdict(structure, known.fast | reached, slow)
-    return known.fast | agree, slow, left | wrong
+    return known.fast | agree, slow, left | (done & set(first)) - agree
 
 
 def _first_alone(
