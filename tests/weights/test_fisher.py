@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cofima.core.errors import CofimaError
-from cofima.weights.fisher import diagonal, vectorized, verify
+from cofima.weights.fisher import diagonal, verify
 from cofima.weights.fisher.diagonal import Weights, diagonal_fisher
 from cofima.weights.fisher.kernels import add_products
 from cofima.weights.fisher.labels import Labels
@@ -69,12 +69,6 @@ def vit(**options) -> nn.Module:
 
 def from_timm(name: str, **options) -> nn.Module:
     return seeded(timm.create_model, name, num_classes=CLASSES, **options)
-
-
-@pytest.fixture(autouse=True)
-def never_few(monkeypatch):
-    """Compute every sample by rules, though tests have a few of them only."""
-    monkeypatch.setattr(diagonal, "_FEW", 0)
 
 
 NETS = {
@@ -288,9 +282,9 @@ class Growing(nn.Module):
 @pytest.fixture
 def compared(monkeypatch):
     """Return the sets of parameters that were compared with the reference, call by call."""
-    calls, real = [], verify.add_squares
+    calls, real = [], verify.add_each
     monkeypatch.setattr(
-        verify, "add_squares", lambda params, *args: calls.append(set(params)) or real(params, *args)
+        verify, "add_each", lambda model, names, *args: calls.append(names) or real(model, names, *args)
     )
     return calls
 
@@ -349,96 +343,8 @@ def test_a_new_part_that_uses_old_weights_makes_all_suspect(compared):
     diagonal_fisher(net, [(images, targets % 4)])
     net.append(Tied(net[0]))
     found = diagonal_fisher(net, [(images, targets % 4)])
-    assert compared[2] == set(found)
+    assert compared[1] == set(found)
     assert_same(found, one_by_one(net, images, targets % 4))
-
-
-@pytest.fixture
-def few(never_few, monkeypatch):
-    """Count all samples of a test as a few."""
-    monkeypatch.setattr(diagonal, "_FEW", 100)
-
-
-@pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("kind", ["class token", "registers and LayerScale", "resnet"])
-def test_a_few_samples_need_no_verification(kind, monkeypatch):
-    for way in ("add_verified", "add_each"):
-        monkeypatch.setattr(diagonal, way, lambda *args: pytest.fail("computed otherwise"))
-    net, (images, targets) = NETS[kind](), data()
-    pairs = zip(images.split(3), targets.split(3), strict=True)
-    found = diagonal_fisher(net, pairs, columns=slice(0, CLASSES))
-    assert_same(found, one_by_one(net, images, targets))
-    assert not any(p.grad is not None for p in net.parameters())
-
-
-@pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_few_samples_of_odd_models_are_exact(kind):
-    net, (images, targets) = seeded(Odd, kind), vectors()
-    found = diagonal_fisher(net, [(images, targets)])
-    assert_same(found, one_by_one(net, images, targets))
-    assert all(p.requires_grad for p in net.parameters())
-
-
-class Aside(nn.Module):
-    """A model that holds a weight in a list, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 4)
-        self.aside = [self.a.weight]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a(x).sin() @ self.aside[0]
-
-
-@pytest.mark.usefixtures("few")
-def test_a_few_samples_of_a_model_with_a_weight_elsewhere_are_exact():
-    net, (images, targets) = Aside().double(), vectors()
-    found = diagonal_fisher(net, [(images, targets % 4)])
-    assert_same(found, one_by_one(net, images, targets % 4))
-
-
-@pytest.mark.usefixtures("few")
-def test_a_few_samples_are_held_as_far_as_memory_goes(monkeypatch):
-    monkeypatch.setattr(diagonal, "add_verified", lambda *args: pytest.fail("computed otherwise"))
-    net, (images, targets) = seeded(Odd, "bare_parameter"), vectors()
-    monkeypatch.setattr(vectorized, "_SPARE", 4 * sum(p.numel() for p in net.parameters()))
-    assert_same(diagonal_fisher(net, [(images, targets)]), one_by_one(net, images, targets))
-
-
-@pytest.mark.usefixtures("few")
-def test_a_few_samples_leave_nothing_in_the_model(monkeypatch):
-    monkeypatch.setattr(diagonal, "add_verified", lambda *args: pytest.fail("computed otherwise"))
-    net, (images, targets) = seeded(Odd, "bare_parameter"), vectors()
-    diagonal_fisher(net, [(images, targets)])
-    assert "seen" not in vars(net)
-
-
-@pytest.mark.usefixtures("few")
-def test_hooks_see_the_batches_one_after_the_other_also_if_there_are_a_few():
-    net, seen, (images, targets) = vit(), [], data(6)
-
-    def watched():
-        for pair in zip(images.split(3), targets.split(3), strict=True):
-            hook = net.register_forward_hook(lambda module, given, out: seen.append(out.detach().clone()))
-            yield pair
-            hook.remove()
-            seen.append(None)
-
-    assert_same(diagonal_fisher(net, watched()), one_by_one(net, images, targets))
-    assert [out is None for out in seen[-2:]] == [False, True]
-    assert seen[-2].shape == (3, CLASSES)
-    assert sum(out is None for out in seen) == 2
-
-
-@pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("labels", ["sampled", "exact"])
-def test_a_few_samples_have_the_same_labels(labels, monkeypatch):
-    net, pairs = vit(), [data(4)]
-    found = diagonal_fisher(net, pairs, labels)
-    monkeypatch.setattr(diagonal, "_FEW", 0)
-    assert_same(found, diagonal_fisher(net, pairs, labels))
 
 
 def softmax_regression() -> tuple[nn.Module, Tensor, Tensor, Tensor]:

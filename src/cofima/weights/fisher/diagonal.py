@@ -3,14 +3,12 @@
 The work is shared between a fast and a slow way. The fast one (:mod:`per_sample`, :mod:`rules`,
 :mod:`kernels`) gets every sample's squared gradient out of one backward pass over a batch, by a rule for
 each torch function. The slow one (:mod:`reference`) runs one pass per sample and needs no rules.
-:mod:`verify` compares both on one sample of a batch, on the actual model, once in a process, and decides
-parameter by parameter. A few samples do not repay that: :mod:`vectorized` computes them without rules. What
-is chosen depends on the model and the samples alone, never on what the process did before.
+:mod:`verify` compares both on two samples, on the actual model, once in a process, and decides parameter
+by parameter.
 """
 
 from collections.abc import Iterable, Iterator, Set
 from copy import deepcopy
-from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,14 +20,12 @@ from cofima.weights.fisher.labels import LabelMode, Labels
 from cofima.weights.fisher.per_sample import add_batch
 from cofima.weights.fisher.preserve_state import preserved_state
 from cofima.weights.fisher.reference import add_each, add_mean
-from cofima.weights.fisher.vectorized import add_together
-from cofima.weights.fisher.verify import add_verified, zeros_for
+from cofima.weights.fisher.verify import verified, zeros_for
 from cofima.weights.ops import Weights
 
 LabeledBatches = Iterable[tuple[Inputs, Tensor]]
 Estimator = Literal["sample", "batch"]
 
-_FEW = 16  # samples in all, below which a verification of the model would cost more than it saves
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -79,7 +75,8 @@ def diagonal_fisher(
     work = _at_least_single(model)
     with preserved_state(work, training):
         fisher = _Sums(work, chosen, estimator).over(batches)
-    broken = [name for name, values in fisher.items() if not _all_finite(values)]
+    # squares are not negative: their sum is finite if each of them is
+    broken = [name for name, values in fisher.items() if not values.sum(dtype=torch.float64).isfinite()]
     if broken:
         raise problems(
             "the Fisher information", [f"{name}: not finite, its gradients overflow" for name in broken]
@@ -93,13 +90,12 @@ class _Sums:
     def __init__(self, model: nn.Module, labels: Labels, estimator: Estimator) -> None:
         self.model, self.labels, self.estimator = model, labels, estimator
         self.totals = {name: zeros_for(p) for name, p in model.named_parameters()}
-        self.fast: Set[str] | None = None  # unknown until verified on a batch
+        self.fast: Set[str] | None = None  # unknown until verified on two samples
         self.slow: Set[str] = set(self.totals)
-        self.few = False  # unknown until batches are taken
 
     def over(self, batches: LabeledBatches) -> Weights:
-        count, rest = 0, iter(batches)
-        for index, batch in enumerate(chain(self._first(rest), rest)):
+        count = 0
+        for index, batch in enumerate(batches):
             try:
                 count += self._add(*self._ready(batch))
             except CofimaError as error:
@@ -107,17 +103,6 @@ class _Sums:
         if count == 0:
             raise CofimaError("no samples: the Fisher information needs at least one batch")
         return {name: total.div_(count) for name, total in self.totals.items()}
-
-    def _first(self, batches: Iterator[Any]) -> list[Any]:
-        """Take batches until it is known whether there are more than a few samples in all."""
-        taken: list[Any] = []
-        for batch in batches:
-            taken.append(batch)
-            # a hook may look at the batch that was taken last, and at real tensors only
-            if sum(map(_samples, taken)) >= _FEW or self.estimator != "sample" or _has_hooks(self.model):
-                return taken
-        self.few = True
-        return taken
 
     def _ready(self, batch: Any) -> tuple[Inputs, Tensor]:
         pair = isinstance(batch, (tuple, list)) and len(batch) == 2
@@ -143,35 +128,20 @@ class _Sums:
         if self.estimator == "batch":
             add_mean(self.model, set(self.totals), images, picks, self.labels, self.totals)
             return 1
-        done = add_together(self.model, images, picks, self.labels, self.totals) if self.few else 0
-        if done < len(picks):
-            self._add_samples(take(images, slice(done, None), len(picks)), picks[done:])
+        if self.fast is None and len(picks) > 1:
+            # Its squares are not used: whether this process has verified the model before changes no bit.
+            pair = (take(images, slice(2), len(picks)), picks[:2])
+            self.fast, self.slow = verified(self.model, *pair, self.labels)
+        self._add_samples(images, picks)
         return len(picks)
 
     def _add_samples(self, images: Inputs, picks: Tensor) -> None:
-        left = set(self.totals)
-        batch = (images, picks, self.labels, self.totals)
-        if self.fast is None and len(picks) > 2:  # two samples are no faster the fast way
-            self.fast, self.slow, left = add_verified(self.model, *batch)
-        elif self.fast and len(picks) > 2:
-            _, left = add_batch(self.model, self.fast, *batch)
-        if slow := self.slow | left:
-            add_each(self.model, slow, *batch)
-
-
-def _all_finite(squares: Tensor) -> bool:
-    # they are not negative: their sum is finite if each of them is, and if it does not overflow itself
-    return bool(squares.sum().isfinite() or squares.sum(dtype=torch.float64).isfinite())
-
-
-def _samples(batch: Any) -> int:
-    """Return the number of samples of a batch, which may be anything; enough, if it is not known."""
-    sized = isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor)
-    return len(batch[1]) if sized and batch[1].ndim else _FEW
-
-
-def _has_hooks(model: nn.Module) -> bool:
-    return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        slow: Set[str] = set(self.totals)
+        if self.fast and len(picks) > 1:  # one sample alone is no faster the fast way
+            _, left = add_batch(self.model, self.fast, images, picks, self.labels, self.totals)
+            slow = self.slow | left
+        if slow:
+            add_each(self.model, slow, images, picks, self.labels, self.totals)
 
 
 def _at_least_single(model: nn.Module) -> nn.Module:

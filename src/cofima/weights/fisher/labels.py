@@ -54,51 +54,33 @@ class Labels:
         return logits
 
     def directions(self, logits: Tensor, picks: Tensor) -> Iterator[tuple[Tensor, bool]]:
-        """Yield each gradient at the logits, and whether more will follow."""
-        if self.mode != "exact":
-            self.check_targets(logits, picks)
-            yield self.direction(logits, picks), False
-            return
-        start, stop = self._span(logits)
-        rows = _factor(logits[..., start:stop].double().softmax(-1))
-        for k, row in enumerate(rows):
-            yield _within(logits, start, row), k < len(rows) - 1
-
-    def direction(self, logits: Tensor, picks: Tensor) -> Tensor:
-        """Return the gradient of log p(y|x) at the logits, 0 at tokens without a label.
+        """Yield each gradient at the logits, and whether more will follow.
 
         In double precision, as 1 - p loses every digit of a confident prediction in single.
         """
-        start, stop = self._span(logits)
-        p = logits[..., start:stop].double().softmax(-1)
-        picks, unlabeled = picks.to(p.device), _without_label(picks.to(p.device))
-        if self.mode == "sampled":
-            local = (p.cumsum(-1) <= picks[..., None]).sum(-1).clamp(max=stop - start - 1)
-        else:
-            local = (picks.long() - start).masked_fill(unlabeled, 0)
-        chosen = (local[..., None] == torch.arange(stop - start, device=p.device)).to(p)
-        return _within(logits, start, (chosen - p).masked_fill(unlabeled[..., None], 0))
-
-    def check_targets(self, logits: Tensor, picks: Tensor) -> None:
-        """Raise on a target that the logits do not cover."""
-        start, stop = self._span(logits)
-        if self.mode == "data":
-            wrong = sorted(set(picks[((picks < start) | (picks >= stop)) & ~_without_label(picks)].tolist()))
-            if wrong:
-                span = f"{start} to {stop - 1}"
-                raise problems("targets", [f"{t}: not a class; the logits cover {span}" for t in wrong[:10]])
-
-    def _span(self, logits: Tensor) -> tuple[int, int]:
         start, stop, _ = self.columns.indices(logits.shape[-1])
         if stop <= start:
             raise CofimaError(f"columns {start}:{stop} select none of {logits.shape[-1]} logits")
-        return start, stop
+        p = logits[..., start:stop].double().softmax(-1)
+        rows = _factor(p) if self.mode == "exact" else [self._gradient(p, picks.to(p.device), start)]
+        for k, row in enumerate(rows):
+            full = torch.zeros_like(logits)
+            full[..., start:stop] = row
+            yield full, k < len(rows) - 1
 
-
-def _within(logits: Tensor, start: int, row: Tensor) -> Tensor:
-    """Return a gradient of some columns as one of all logits."""
-    rest = logits.shape[-1] - start - row.shape[-1]
-    return torch.nn.functional.pad(row, (start, rest)).to(logits.dtype)
+    def _gradient(self, p: Tensor, picks: Tensor, start: int) -> Tensor:
+        """Return the gradient of log p(y|x), 0 at tokens without a label."""
+        classes, unlabeled = p.shape[-1], _without_label(picks)
+        if self.mode == "sampled":
+            local = (p.cumsum(-1) <= picks[..., None]).sum(-1).clamp(max=classes - 1)
+        else:
+            local = (picks.long() - start).masked_fill_(unlabeled, 0)
+            wrong = sorted(set(picks[(local < 0) | (local >= classes)].tolist()))
+            if wrong:
+                span = f"{start} to {start + classes - 1}"
+                raise problems("targets", [f"{t}: not a class; the logits cover {span}" for t in wrong[:10]])
+        chosen = torch.nn.functional.one_hot(local, classes).to(p)
+        return (chosen - p).masked_fill_(unlabeled[..., None], 0)
 
 
 def _without_label(picks: Tensor) -> Tensor:

@@ -30,13 +30,12 @@ class Taps(TorchFunctionMode):
     parameters stay frozen: autograd then spends nothing on summed weight gradients, which nobody needs.
     """
 
-    def __init__(self, names: dict[int, str], samples: int, totals: Weights, first: Weights) -> None:
+    def __init__(self, names: dict[int, str], samples: int, totals: Weights) -> None:
         super().__init__()
         self.names = dict(names)  # id of a parameter, or of a reshaped one, to its name
         self.wanted: Set[str] = set()
         self.samples = samples
         self.totals = totals
-        self.first = first  # the squares of the first sample alone, where they are wanted
         self.uses: Counter[str] = Counter()
         self.ruled: Counter[str] = Counter()
         self.leaves: list[Tensor] = []
@@ -96,9 +95,7 @@ class Taps(TorchFunctionMode):
     def _add(self, parts: list[tuple[str, Square]], grad: Tensor) -> None:
         for name, square in parts:
             if name in self.wanted:
-                square(grad, self.totals[name], slice(None))
-            if name in self.wanted and name in self.first:
-                square(grad, self.first[name], slice(1))
+                square(grad, self.totals[name])
 
     def understood(self) -> set[str]:
         """Return the parameters that were used exactly once, and by a rule.
@@ -108,14 +105,12 @@ class Taps(TorchFunctionMode):
         return {name for name, count in self.uses.items() if count == self.ruled[name] == 1}
 
 
-def _reshaped(
-    square: Square, shape: torch.Size, rows: Tensor | None, grad: Tensor, total: Tensor, some: slice
-) -> None:
+def _reshaped(square: Square, shape: torch.Size, rows: Tensor | None, grad: Tensor, total: Tensor) -> None:
     if rows is None:
-        square(grad, total.view(shape), some)
+        square(grad, total.view(shape))
         return
     part = total.new_zeros(shape)
-    square(grad, part, some)
+    square(grad, part)
     total.index_add_(0, rows, part.view(len(rows), -1))
 
 
@@ -128,21 +123,15 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def add_batch(
-    model: nn.Module,
-    names: Set[str],
-    images: Inputs,
-    picks: Tensor,
-    labels: Labels,
-    totals: Weights,
-    first: Weights | None = None,
+    model: nn.Module, names: Set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> tuple[set[str], set[str]]:
     """Add the squares of one batch for ``names``; all parameters must be frozen.
 
-    Those of the first sample are added to ``first`` as well, for the parameters that it holds. Return the
-    parameters that were done, and those that the model used but that were not: of these nothing was added.
+    Return the parameters that were done, and those that the model used but that were not: of these
+    nothing was added.
     """
     known = {id(p): name for name, p in model.named_parameters()}
-    taps = Taps(known, len(picks), totals, first or {})
+    taps = Taps(known, len(picks), totals)
     with taps:
         logits = labels.checked(model(images), picks)
     taps.wanted = done = taps.understood() & names

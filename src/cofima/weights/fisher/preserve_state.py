@@ -14,11 +14,10 @@ from torch import Tensor, nn
 @contextmanager
 def preserved_state(model: nn.Module, training: bool = False) -> Iterator[None]:
     """Freeze ``model`` in eval (or train) mode, in full precision; restore everything about it on exit."""
-    # each walk over the model is taken once: over many modules it costs as much as the pass of an image
     modules = [(module, module.training) for module in model.modules()]
     params = [(p, p.requires_grad, p._backward_hooks) for p in model.parameters()]
     buffers = [(b, b.clone()) for b in model.buffers()]
-    devices = {p.device for p, _, _ in params} | {b.device for b, _ in buffers}
+    devices = {t.device for t in (*model.parameters(), *model.buffers())}
     with ExitStack() as stack:
         # fork_rng: dropout in training mode draws numbers that the training after it must not miss
         cuda = [d.index or 0 for d in devices if d.type == "cuda"]

@@ -29,22 +29,18 @@ def add_mean(
 ) -> None:
     """Add the square of the gradient of the mean over ``images``, for the parameters ``names``."""
     with require_grad(model, names) as params:
-        add_squares(params, labels.checked(model(images), picks), picks, labels, totals)
-
-
-def add_squares(params: Weights, logits: Tensor, picks: Tensor, labels: Labels, totals: Weights) -> None:
-    """Add the square of the gradient of the mean over samples, given their logits."""
-    if not logits.requires_grad or not params:
-        return
-    for direction, more in labels.directions(logits.detach(), picks):
-        direction /= len(picks)  # of one image, the gradient itself
-        grads = torch.autograd.grad(
-            logits, list(params.values()), direction, retain_graph=more, allow_unused=True
-        )
-        for name, grad in zip(params, grads, strict=True):
-            if grad is not None:
-                dense = grad.to_dense() if grad.layout != torch.strided else grad
-                totals[name].addcmul_(dense, dense)
+        logits = labels.checked(model(images), picks)
+        if not logits.requires_grad:
+            return
+        for direction, more in labels.directions(logits.detach(), picks):
+            direction /= len(picks)  # of one image, the gradient itself
+            grads = torch.autograd.grad(
+                logits, list(params.values()), direction, retain_graph=more, allow_unused=True
+            )
+            for name, grad in zip(params, grads, strict=True):
+                if grad is not None:
+                    dense = grad.to_dense() if grad.layout != torch.strided else grad
+                    totals[name].addcmul_(dense, dense)
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from cofima.weights.fisher.kernels import Convolution, add_convolution, add_products, add_sums
 
-Square = Callable[[Tensor, Tensor, slice], None]
-"""Add the squared gradients of some samples to the second argument, given the gradient of the output."""
+Square = Callable[[Tensor, Tensor], None]
+"""Add squared per-sample gradients to the second argument, given the gradient of the output."""
 
 Parts = list[tuple[Tensor | None, Square]]
 """The parameters of one call, each with its square; empty where the call does not fit."""
@@ -35,8 +35,8 @@ def linear(samples: int, input: Tensor, weight: Tensor, bias: Tensor | None = No
     ]
 
 
-def _linear_weight(samples: int, given: Tensor, grad: Tensor, total: Tensor, some: slice) -> None:
-    add_products(_tokens(samples, grad, 1)[some], _tokens(samples, given, 1)[some], total)
+def _linear_weight(samples: int, given: Tensor, grad: Tensor, total: Tensor) -> None:
+    add_products(_tokens(samples, grad, 1), _tokens(samples, given, 1), total)
 
 
 def affine(samples: int, input: Tensor, mat1: Tensor, mat2: Tensor) -> Parts:
@@ -49,8 +49,8 @@ def affine(samples: int, input: Tensor, mat1: Tensor, mat2: Tensor) -> Parts:
     ]
 
 
-def _affine_weight(samples: int, given: Tensor, grad: Tensor, total: Tensor, some: slice) -> None:
-    add_products(_tokens(samples, given, 1)[some], _tokens(samples, grad, 1)[some], total)
+def _affine_weight(samples: int, given: Tensor, grad: Tensor, total: Tensor) -> None:
+    add_products(_tokens(samples, given, 1), _tokens(samples, grad, 1), total)
 
 
 def embedding(
@@ -69,15 +69,12 @@ def embedding(
     return [(weight, partial(_taken_rows, samples, input, padding_idx))]
 
 
-def _taken_rows(
-    samples: int, index: Tensor, padding: int | None, grad: Tensor, total: Tensor, some: slice
-) -> None:
+def _taken_rows(samples: int, index: Tensor, padding: int | None, grad: Tensor, total: Tensor) -> None:
     # A word that occurs twice in a sample has the sum of two gradients, which is squared, not each.
     rows, width = total.shape
-    taken, given = index.reshape(samples, -1)[some], grad.reshape(samples, -1, width)[some]
-    sample = torch.arange(len(taken), device=index.device)[:, None]
-    found, at = torch.unique((taken + sample * rows).flatten(), return_inverse=True)
-    sums = grad.new_zeros(len(found), width).index_add_(0, at, given.reshape(-1, width))
+    sample = torch.arange(samples, device=index.device).repeat_interleave(index.numel() // samples)
+    found, at = torch.unique(index.flatten() + sample * rows, return_inverse=True)
+    sums = grad.new_zeros(len(found), width).index_add_(0, at, grad.reshape(-1, width))
     found %= rows
     if padding is not None:
         sums[found == padding % rows] = 0
@@ -131,10 +128,10 @@ def rms_norm(
 
 
 def _trailing_dims(
-    samples: int, factor: Callable[[], Tensor] | None, dims: int, grad: Tensor, total: Tensor, some: slice
+    samples: int, factor: Callable[[], Tensor] | None, dims: int, grad: Tensor, total: Tensor
 ) -> None:
-    given = None if factor is None else _tokens(samples, factor(), dims)[some]
-    add_sums(given, total.shape, _tokens(samples, grad, dims)[some], total)
+    given = None if factor is None else _tokens(samples, factor(), dims)
+    add_sums(given, total.shape, _tokens(samples, grad, dims), total)
 
 
 def _by_sample(samples: int, x: Tensor) -> bool:
@@ -182,9 +179,9 @@ def _channels(scaled: Callable[[], Tensor], weight: Tensor | None, bias: Tensor 
     return [(weight, partial(_per_channel, scaled)), (bias, partial(_per_channel, None))]
 
 
-def _per_channel(factor: Callable[[], Tensor] | None, grad: Tensor, total: Tensor, some: slice) -> None:
+def _per_channel(factor: Callable[[], Tensor] | None, grad: Tensor, total: Tensor) -> None:
     shape = torch.Size([total.numel()] + [1] * (grad.ndim - 2))
-    add_sums(None if factor is None else factor()[some], shape, grad[some], total)
+    add_sums(None if factor is None else factor(), shape, grad, total)
 
 
 def convolution(
@@ -202,15 +199,9 @@ def convolution(
         return []
     how = Convolution(weight, stride, padding, dilation, groups)
     return [
-        (weight, partial(_convolution_weight, input, weight.detach(), how)),
+        (weight, partial(add_convolution, input, weight.detach(), how)),
         (bias, partial(_per_channel, None)),
     ]
-
-
-def _convolution_weight(
-    given: Tensor, weight: Tensor, how: Convolution, grad: Tensor, total: Tensor, some: slice
-) -> None:
-    add_convolution(given[some], weight, how, grad[some], total)
 
 
 def addition(samples: int, left: Any, right: Any) -> Parts:
@@ -230,11 +221,7 @@ def _broadcast(samples: int, data: Any, other: Any, factor: Tensor | None) -> Pa
     fits = all(b in (1, a) for a, b in zip(data.shape, aligned, strict=True))
     if not fits or data.ndim == 0 or len(data) != samples or aligned[0] != 1:
         return []
-    return [(other, partial(_sums, factor, other.shape))]
-
-
-def _sums(factor: Tensor | None, shape: torch.Size, grad: Tensor, total: Tensor, some: slice) -> None:
-    add_sums(None if factor is None else factor[some], shape, grad[some], total)
+    return [(other, partial(add_sums, factor, other.shape))]
 
 
 def expansion(samples: int, input: Tensor, *sizes: Any) -> Parts:
@@ -242,7 +229,7 @@ def expansion(samples: int, input: Tensor, *sizes: Any) -> Parts:
     flat = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     front = len(flat) - input.ndim
     repeated = flat[0] == samples and (front > 0 or input.shape[0] == 1)
-    return [(input, partial(_sums, None, input.shape))] if repeated else []
+    return [(input, partial(add_sums, None, input.shape))] if repeated else []
 
 
 RULES: dict[Any, Rule] = {

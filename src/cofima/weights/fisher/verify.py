@@ -1,7 +1,6 @@
-"""Verification of the fast rules against the reference, on a sample of the actual model."""
+"""Verification of the fast rules against the reference, on two samples of the actual model."""
 
 from collections import Counter
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,8 +11,7 @@ from torch import Tensor, nn
 from cofima.weights.fisher.inputs import Inputs, take, tensors
 from cofima.weights.fisher.labels import Labels
 from cofima.weights.fisher.per_sample import add_batch
-from cofima.weights.fisher.reference import add_squares, require_grad
-from cofima.weights.ops import Weights
+from cofima.weights.fisher.reference import add_each, require_grad
 
 _NOISE = 0.1  # of a rounding error of the largest gradients: below it, a gradient is 0 in truth
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}  # well above rounding, well below a missing term
@@ -32,65 +30,41 @@ class _Verdict:
 _VERDICTS: WeakKeyDictionary[nn.Module, _Verdict] = WeakKeyDictionary()
 
 
-def add_verified(
-    model: nn.Module, images: Inputs, picks: Tensor, labels: Labels, totals: Weights
-) -> tuple[frozenset[str], frozenset[str], set[str]]:
-    """Add the squares of a batch by rules that are compared with the reference on its first sample.
-
-    Return the parameters whose rules agree, those that are left to the reference, and those that the batch
-    used but of which nothing was added.
+def verified(
+    model: nn.Module, images: Inputs, picks: Tensor, labels: Labels
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the parameters whose rules agree with the reference on two ``images``, and the others.
 
     A rule cannot see everything: a second use of a weight in code that torch functions do not pass, samples
     that do not lie along the first dimension, samples that influence each other. Each shows as a difference
-    to the reference, where the first sample is alone, or as more than one edge into the parameter in
-    autograd's graph; such a parameter is left to the slow way. Where both ways give rounding errors alone,
-    they agree: the bias of an attention's keys moves no prediction, and must not send every sample the slow
-    way. A batch of one sample verifies nothing: it cannot be influenced by another. A parameter that the
-    samples do not reach is in neither set.
+    to the reference, or as more than one edge into the parameter in autograd's graph; such a parameter is
+    left to the slow way. Where both ways give rounding errors alone, they agree: the bias of an attention's
+    keys moves no prediction, and must not send every sample the slow way. Two samples are needed: with one,
+    samples cannot influence each other. A parameter that these samples do not reach is in neither set.
 
     How a model uses its parameters does not depend on their values, so that each is compared once in a
     process: again only if something else about the model changes, or while its gradient is 0, as that of a
-    branch that starts at 0, which every rule would get right. Whether it is compared changes no bit.
+    branch that starts at 0, which every rule would get right.
     """
     structure, names = _structure(model, images), {name for name, _ in model.named_parameters()}
     known = _VERDICTS.get(model, _Verdict(structure))
     if not known.structure <= structure:  # more than that new parts were added, such as rows of a head
         known = _Verdict(structure)
     if names and names <= known.fast | known.slow:
-        _, left = add_batch(model, known.fast, images, picks, labels, totals)
-        return known.fast, known.slow, left
-    edges, exact = _first_alone(model, names - known.fast - known.slow, images, picks, labels)
+        return known.fast, known.slow
+    edges = _edges(model, take(images, slice(1), len(picks)))
     if any(edges[name] > 1 for name in known.fast):  # a new part uses them as well
         known = _Verdict(structure)
-        edges, exact = _first_alone(model, names, images, picks, labels)
-    first = {name: torch.zeros_like(value) for name, value in exact.items()}
-    squares = {name: total.clone() if name in first else total for name, total in totals.items()}
-    done, left = add_batch(model, known.fast | set(first), images, picks, labels, squares, first)
-    sums = {name: float(value.sum()) for name, value in exact.items()}
-    largest = max((sums[name] / max(1, value.numel()) for name, value in exact.items()), default=0.0)
-    agree = {
-        name
-        for name in done & set(first)
-        if edges[name] <= 1 and _agree(first[name], exact[name], sums[name], largest)
-    }
-    totals.update({name: squares[name] for name in agree})
-    slow = known.slow | (set(first) & (set(edges) | left)) - agree
-    reached = {name for name in agree if sums[name] > 0}
+    new = names - known.fast - known.slow
+    exact, fast = ({n: zeros_for(p) for n, p in model.named_parameters() if n in new} for _ in range(2))
+    add_each(model, new, images, picks, labels, exact)
+    done, used = add_batch(model, new, images, picks, labels, fast)
+    largest = max((float(value.mean()) for value in exact.values() if value.numel()), default=0.0)
+    agree = {n for n in done if edges[n] <= 1 and _agree(fast[n], exact[n], largest)}
+    slow = known.slow | (new & (set(edges) | used)) - agree
+    reached = {n for n in agree if exact[n].any()}
     _VERDICTS[model] = _Verdict(structure, known.fast | reached, slow)
-    return known.fast | agree, slow, left | (done & set(first)) - agree
-
-
-def _first_alone(
-    model: nn.Module, names: Set[str], images: Inputs, picks: Tensor, labels: Labels
-) -> tuple[Counter[str], Weights]:
-    """Return the edges into each parameter in the graph of the first sample, and the squares of ``names``."""
-    squares = {name: zeros_for(p) for name, p in model.named_parameters() if name in names}
-    with require_grad(model, {name for name, _ in model.named_parameters()}) as params:
-        logits = labels.checked(model(take(images, slice(1), len(picks))), picks[:1])
-        edges = _edges(logits, params)
-        wanted = {name: p for name, p in params.items() if name in names}
-        add_squares(wanted, logits, picks[:1], labels, squares)
-    return edges, squares
+    return known.fast | agree, slow
 
 
 def zeros_for(p: Tensor) -> Tensor:
@@ -114,28 +88,28 @@ def _structure(model: nn.Module, images: Inputs) -> frozenset[Any]:
     return frozenset(parts | {(name, id(p)) for name, p in model.named_parameters(remove_duplicate=False)})
 
 
-def _agree(fast: Tensor, exact: Tensor, total: float, largest: float) -> bool:
-    """Return True if squares agree, given the sum of the exact ones and the largest mean of a parameter."""
+def _agree(fast: Tensor, exact: Tensor, largest: float) -> bool:
     noise = (_NOISE * torch.finfo(exact.dtype).eps) ** 2 * largest * exact.numel()
-    if total <= noise and float(fast.sum()) <= noise:
+    if float(fast.sum()) <= noise and float(exact.sum()) <= noise:
         return True
-    return bool((fast - exact).abs_().sum() <= _TOLERANCE[exact.dtype] * total)
+    return bool((fast - exact).abs().sum() <= _TOLERANCE[exact.dtype] * exact.sum())
 
 
-def _edges(logits: Tensor, params: Weights) -> Counter[str]:
-    """Count the edges into each parameter in the graph of a forward pass.
+def _edges(model: nn.Module, image: Inputs) -> Counter[str]:
+    """Count the edges into each parameter in the graph of one forward pass.
 
-    The comparison alone could miss a second use whose gradient happens to be 0 on this sample.
+    The comparison alone could miss a second use whose gradient happens to be 0 on these two samples.
     """
-    names = {id(p): name for name, p in params.items()}
-    found: Counter[str] = Counter()
-    seen: set[Any] = set()
-    queue: list[Any] = [logits.grad_fn]
-    while queue:
-        for node, _ in getattr(queue.pop(), "next_functions", ()):
-            if hasattr(node, "variable"):
-                found[names.get(id(node.variable), "")] += 1
-            elif node is not None and node not in seen:
-                seen.add(node)
-                queue.append(node)
+    with require_grad(model, {name for name, _ in model.named_parameters()}) as params:
+        names = {id(p): name for name, p in params.items()}
+        found: Counter[str] = Counter()
+        seen: set[Any] = set()
+        queue: list[Any] = [model(image).grad_fn]
+        while queue:
+            for node, _ in getattr(queue.pop(), "next_functions", ()):
+                if hasattr(node, "variable"):
+                    found[names.get(id(node.variable), "")] += 1
+                elif node is not None and node not in seen:
+                    seen.add(node)
+                    queue.append(node)
     return found
