@@ -215,13 +215,16 @@ def _delete_damaged(cache: Cache, progress: Progress) -> None:
 
 
 def _require_space(cache: Cache) -> None:
-    there = next(path for path in (cache.place, *cache.place.absolute().parents) if path.is_dir())
+    # not the cache's own folder: another process may be deleting it, as it is damaged
+    there = next(path for path in cache.place.absolute().parents if path.is_dir())
     if not os.access(there, os.W_OK):
         raise CofimaError(
             f"images cannot be kept in {cache.place}: {there} may not be written to; set COFIMA_CACHE to a "
             "folder that may"
         )
-    written = size_on_disk(cache.place / PIXELS) if (cache.place / PIXELS).is_file() else 0
+    written = 0
+    with suppress(FileNotFoundError, NotADirectoryError):
+        written = size_on_disk(cache.place / PIXELS)
     free, needed = shutil.disk_usage(there).free, cache.bytes - written
     if needed > free:
         raise CofimaError(
