@@ -1,4 +1,4 @@
-"""Where a run's points are lost: its backbone, its stale statistics, or its head.
+"""Oracle heads on the backbones of finished runs: the cost of the backbone, of stale statistics, of the head.
 
 After the last task, the head of a run is replaced by heads that have seen the images of all tasks, which a
 method without old images may not do. Each row is a backbone, each column a head on it. Of a run of
