@@ -14,6 +14,7 @@ from cofima.core.progress import STEP
 from cofima.data.image_set import Images, ImageSet
 from cofima.models.net import Net
 from cofima.training.context import NO_HOOKS, Batch, Context, Hooks, Loss
+from cofima.training.depthwise import faster_gradients
 from cofima.training.lora import NO_FACTORS, LowRank
 from cofima.training.options import TrainOptions
 
@@ -56,6 +57,7 @@ def sgd(
         how = how.model_copy(update={"milestones": ()})
     schedule = make_schedule(optimizer, how)
     half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
+    faster = faster_gradients(net)
     loss = distributed.synchronized(net, loss)
     net.train()
     # A frozen backbone computes as at test time: dropout would only add noise to features that stay.
@@ -75,7 +77,7 @@ def sgd(
         left = context.progress.track(steps[done:], len(steps) - done, label)
         for step, index in enumerate(left, done):
             batch = make_batch(images, index, context, augment)
-            with half:
+            with half, faster:
                 value = loss(batch) * batch.shard.weight  # shards may differ in size by one image
             optimizer.zero_grad()
             torch.autograd.backward(value)
