@@ -5,7 +5,7 @@ pixels their gradients took two fifths of a training step; as sums of shifted pr
 that. The sums are taken in another order, so that gradients differ by rounding.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
+
+from cofima.weights.fisher.kernels import shifts
 
 Pair = tuple[int, int]
 
@@ -122,29 +124,10 @@ def weight_gradient(
     it: its gradient is the sum of their products over images and places, channel by channel.
     """
     images, grads = given.permute(0, 2, 3, 1), grad.permute(0, 2, 3, 1)  # channels last: there are the most
-    down, across = (
-        list(
-            _met(
-                weight.shape[2 + i], given.shape[2 + i], grad.shape[2 + i], stride[i], padding[i], dilation[i]
-            )
-        )
-        for i in (0, 1)
-    )
+    down, across = shifts(weight, given, grad, stride, padding, dilation)
     sums = [
         (images[:, rows, columns] * grads[:, out_rows, out_columns]).sum((0, 1, 2))
         for rows, out_rows in down
         for columns, out_columns in across
     ]
     return torch.stack(sums, 1).view_as(weight)
-
-
-def _met(
-    kernel: int, size: int, out: int, stride: int, padding: int, dilation: int
-) -> Iterator[tuple[slice, slice]]:
-    """Yield for each place of a kernel, along one axis, the inputs that it meets and their outputs."""
-    for place in range(kernel):
-        shift = place * dilation - padding  # output o meets input o * stride + shift
-        first = max(0, -(shift // stride))
-        last = max(first, min(out, (size - 1 - shift) // stride + 1))
-        start = first * stride + shift
-        yield slice(start, start + (last - first) * stride, stride), slice(first, last)

@@ -4,7 +4,7 @@ A per-sample gradient of a weight is as large as the weight; keeping those of a 
 model's memory times the batch size. Every kernel therefore squares and sums a few samples at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 _CACHED = 1 << 17  # elements that stay in a core's cache between two operations
 _BLOCK = 1 << 19  # elements of a product: smaller ones cost more calls than their cache misses
-_SMALL_MAP = 64  # places of a map, below which the calls of a convolution cost more than its sums
+_SMALL_MAP = 144  # places of a map, below which the calls of a convolution cost more than its sums
 _SPARE = 1 << 26  # elements of memory to spend on an accelerator, where large operations are fast
 
 
@@ -111,23 +111,41 @@ def _add_shifted(given: Tensor, weight: Tensor, how: "Convolution", grad: Tensor
     # Channel by channel, a place of the kernel sees the input shifted by it: the gradient is the sum of the
     # products with that, which beats a convolution's calls where maps are small. Channels come last, since
     # there are more of them than places.
-    (down, across), (height, width) = how.padding, grad.shape[2:]
-    given = functional.pad(given, (across, across, down, down)).permute(0, 2, 3, 1)
+    down, across = shifts(weight, given, grad, how.stride, how.padding, how.dilation)
+    given = given.permute(0, 2, 3, 1)
     for some in _parts(len(grad), _CACHED // grad[0].numel()):
         g, a = grad[some].permute(0, 2, 3, 1).contiguous(), given[some]
-        product = torch.empty_like(g)
-        for i in range(weight.shape[2]):
-            rows = _shift(i, how.dilation[0], how.stride[0], height)
-            for j in range(weight.shape[3]):
-                columns = _shift(j, how.dilation[1], how.stride[1], width)
-                torch.mul(g, a[:, rows, columns], out=product)
-                total[:, 0, i, j] += product.sum((1, 2)).square().sum(0)
+        for i, (rows, out_rows) in enumerate(down):
+            for j, (columns, out_columns) in enumerate(across):
+                products = g[:, out_rows, out_columns] * a[:, rows, columns]
+                total[:, 0, i, j] += products.sum((1, 2)).square().sum(0)
 
 
-def _shift(place: int, dilation: int, stride: int, size: int) -> slice:
-    """Return the places of an input that one place of a kernel meets, over an output of ``size``."""
-    start = place * dilation
-    return slice(start, start + stride * (size - 1) + 1, stride)
+def shifts(
+    weight: Tensor,
+    given: Tensor,
+    grad: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[list[tuple[slice, slice]]]:
+    """Return for each axis of a map, and each place of a kernel, the inputs that it meets and their outputs.
+
+    Outputs for which it meets the padding are left out: they add nothing.
+    """
+    sizes = weight.shape[2:], given.shape[2:], grad.shape[2:]
+    return [list(_shifts(*each)) for each in zip(*sizes, stride, padding, dilation, strict=True)]
+
+
+def _shifts(
+    kernel: int, size: int, out: int, stride: int, padding: int, dilation: int
+) -> Iterator[tuple[slice, slice]]:
+    for place in range(kernel):
+        shift = place * dilation - padding  # output o meets input o * stride + shift
+        first = max(0, -(shift // stride))
+        last = max(first, min(out, (size - 1 - shift) // stride + 1))
+        start = first * stride + shift
+        yield slice(start, start + (last - first) * stride, stride), slice(first, last)
 
 
 class Convolution:
