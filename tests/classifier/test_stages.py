@@ -88,7 +88,9 @@ def test_nothing_is_fine_tuned_that_cannot_be_judged_or_gained(first: tuple[Any,
     assert "held out" in planned((model, none), Effort()).refused
     two = replace(split, train=split.train.select(split.train.labels < 2))
     assert "cannot be judged" in planned((model, two), Effort(), before=model).refused
-    assert "none of the 3 images" in planned(first, Effort(), wrong=0).refused
+    assert "of 9 images that would judge it none are" in planned(first, Effort(), wrong=0).refused
+    assert "of 9 images that would judge it too few are" in planned(first, Effort(), wrong=4).refused
+    assert not planned(first, Effort(), wrong=5).refused
     assert "taught the head" in planned(first, Effort(), before=model).refused
     assert not planned(first, Effort(epochs_given=True), before=model).refused
 
@@ -103,11 +105,12 @@ def test_old_features_that_taught_the_head_do_not_judge_fine_tuning(
 
 
 def planned(
-    first: tuple[Any, Any], effort: Effort, *, seconds: float = 0, wrong: float = 1, before: Any = None
+    first: tuple[Any, Any], effort: Effort, *, seconds: float = 0, wrong: int = 9, before: Any = None
 ) -> FineTuning:
     model, split = first
-    how, marks = model.config.train, torch.full((3,), wrong)
-    return plan_fine_tuning(model, before, row(seconds), [split], how, effort, marks)
+    labels = torch.arange(9) % 3
+    best = gain_of((torch.arange(9) >= wrong).double(), torch.ones(9), labels)
+    return plan_fine_tuning(model, before, row(seconds), [split], model.config.train, effort, best)
 
 
 def test_a_gain_counts_beyond_its_noise() -> None:
@@ -118,7 +121,8 @@ def test_a_gain_counts_beyond_its_noise() -> None:
     assert one.points == pytest.approx(100 / 6)
     assert one.noise == pytest.approx(100 / 6)
     assert not one.counts
-    assert Gain(2.0, 1.0, 10).counts
+    assert not Gain(2.0, 1.0, 10).counts  # chance alone does as well in one of forty cases
+    assert Gain(2.1, 1.0, 10).counts
     assert not gain_of(was[:0], was[:0], labels[:0]).counts
 
 

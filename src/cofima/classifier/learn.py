@@ -163,8 +163,10 @@ def learn_parts(
         return only
     first = measure(learn_stage(model, before, parts, how, progress, still=True), effort.typed)
     check(first)
-    images, wrong = [part.split for part in parts], 1 - chance_right(first)[first.may_choose]
-    plan = plan_fine_tuning(first.model, before, first.rows, images, how, effort, wrong)
+    right, labels = (each[first.may_choose] for each in (chance_right(first), first.model.kept.labels))
+    most = gain_of(right, torch.ones_like(right), labels)
+    images = [part.split for part in parts]
+    plan = plan_fine_tuning(first.model, before, first.rows, images, how, effort, most)
     if plan.refused:
         first.rows[-1].notes.append(plan.refused)
         progress.say(plan.refused)

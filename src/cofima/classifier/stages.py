@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cofima.classifier.forgetting_check import LEAST_CLASSES
 from cofima.core.atomic import json_digest
+from cofima.core.wording import count
 from cofima.data.sources.listing import Split, find_images
 from cofima.methods import Method
 from cofima.methods.components.cost import Plan
@@ -82,7 +83,7 @@ def plan_fine_tuning(
     splits: Sequence[Split],
     how: TrainOptions,
     effort: Effort,
-    wrong: Tensor,
+    most: "Gain",
 ) -> FineTuning:
     """Decide on the second stage, and its number of epochs, from the time of the first one's pass.
 
@@ -93,7 +94,7 @@ def plan_fine_tuning(
         splits: The images.
         how: Options of training; their epochs are the most.
         effort: How far the user wants to go.
-        wrong: 1 for each image that may choose and that the first stage takes for another class, else 0.
+        most: What it would gain if it answered every image rightly that may choose.
     """
     classes = torch.unique(torch.cat([split.train.labels for split in splits]))
     images = sum(len(split.train) for split in splits)
@@ -115,11 +116,10 @@ def plan_fine_tuning(
             "not fine-tuned: kept features of old classes taught the head, and cannot judge a moved backbone"
         )
         return FineTuning(how, refused=f"{same} (--epochs N fine-tunes all the same)")
-    if not wrong.any():
-        none = (
-            f"not fine-tuned: none of the {len(wrong)} images that would judge it is taken for another class"
-        )
-        return FineTuning(how, refused=none)
+    if not most.counts:
+        few = "none" if most.points == 0 else "too few"
+        none = f"not fine-tuned: of {count(most.images, 'image')} that would judge it {few}"
+        return FineTuning(how, refused=f"{none} are taken for another class to show a gain")
     allowed = effort.seconds(first.method.context.device)
     an_image = sum(row.seconds.get("statistics", 0.0) for row in rows) / images
     tasks = 1 if before is None else 10**6  # the cost of a first task, or of a later one
@@ -145,7 +145,11 @@ def _about(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """Points that the second stage gained, as the mean over classes, and their standard error."""
+    """Points that the second stage gained, as the mean over classes, and their standard error.
+
+    A gain counts if it is more than two standard errors: beyond one, chance alone is in one of six cases, and
+    then a worse network would be taken.
+    """
 
     points: float
     noise: float
@@ -154,7 +158,7 @@ class Gain:
     @property
     def counts(self) -> bool:
         """True if the gain is beyond its noise."""
-        return self.points > self.noise
+        return self.points > 2 * self.noise
 
     @property
     def said(self) -> str:
