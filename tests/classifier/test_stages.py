@@ -88,8 +88,8 @@ def test_nothing_is_fine_tuned_that_cannot_be_judged_or_gained(first: tuple[Any,
     assert "held out" in planned((model, none), Effort()).refused
     two = replace(split, train=split.train.select(split.train.labels < 2))
     assert "cannot be judged" in planned((model, two), Effort(), before=model).refused
-    assert "of 9 images that would judge it none are" in planned(first, Effort(), wrong=0).refused
-    assert "of 9 images that would judge it too few are" in planned(first, Effort(), wrong=4).refused
+    assert "none of the 9 images that would judge it is taken" in planned(first, Effort(), wrong=0).refused
+    assert "of the 9 images that would judge it too few are" in planned(first, Effort(), wrong=4).refused
     assert not planned(first, Effort(), wrong=5).refused
     assert "taught the head" in planned(first, Effort(), before=model).refused
     assert not planned(first, Effort(epochs_given=True), before=model).refused

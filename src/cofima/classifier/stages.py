@@ -10,7 +10,6 @@ from torch import Tensor
 
 from cofima.classifier.forgetting_check import LEAST_CLASSES
 from cofima.core.atomic import json_digest
-from cofima.core.wording import count
 from cofima.data.sources.listing import Split, find_images
 from cofima.methods import Method
 from cofima.methods.components.cost import Plan
@@ -117,9 +116,11 @@ def plan_fine_tuning(
         )
         return FineTuning(how, refused=f"{same} (--epochs N fine-tunes all the same)")
     if not most.counts:
-        few = "none" if most.points == 0 else "too few"
-        none = f"not fine-tuned: of {count(most.images, 'image')} that would judge it {few}"
-        return FineTuning(how, refused=f"{none} are taken for another class to show a gain")
+        judges = f"the {most.images} images that would judge it"
+        few = f"none of {judges} is taken for another class"
+        if most.points > 0:
+            few = f"of {judges} too few are taken for another class to show a gain"
+        return FineTuning(how, refused=f"not fine-tuned: {few}")
     allowed = effort.seconds(first.method.context.device)
     an_image = sum(row.seconds.get("statistics", 0.0) for row in rows) / images
     tasks = 1 if before is None else 10**6  # the cost of a first task, or of a later one

@@ -413,7 +413,9 @@ def _lost(outcome: Extension) -> str:
     before, after = old.before.mean_of_classes, old.after.mean_of_classes
     sure = "" if old.measured else ", an estimate"
     low, high = old.interval
-    lost = f"{old.drop:+.1f} points lost, 90 % interval {low:.1f} to {high:.1f}"
+    lost = f"{old.drop:.1f} points lost, 90 % interval {low:.1f} to {high:.1f}"
+    if old.drop < 0:
+        lost = f"{-old.drop:.1f} points gained, 90 % interval {-high:.1f} to {-low:.1f}"
     return f"Old classes: {before:.1f} % before, {after:.1f} % after{sure} ({lost}; {old.rests_on})"
 
 
