@@ -85,12 +85,19 @@ def low_rank(backbone: nn.Module, options: LoraOptions, generator: torch.Generat
 
 def adapted(backbone: nn.Module, options: LoraOptions) -> list[nn.Parameter]:
     """Return the weights that get factors: of linear layers, and of convolutions of all channels."""
-    found: dict[int, nn.Parameter] = {}  # a weight that two layers share is one
+    found = dense_weights(backbone)
+    chosen = (options.layers == "all" or any(word in name.lower() for word in ATTENTION) for name in found)
+    return [weight for weight, taken in zip(found.values(), chosen, strict=True) if taken]
+
+
+def dense_weights(backbone: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights, by name, of linear layers and of convolutions of all channels."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}  # a weight that two layers share is one
     for name, layer in backbone.named_modules():
         dense = isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
-        if dense and (options.layers == "all" or any(word in name.lower() for word in ATTENTION)):
-            found.setdefault(id(layer.weight), layer.weight)
-    return list(found.values())
+        if dense and isinstance(weight := layer.weight, nn.Parameter):
+            found.setdefault(id(weight), (f"{name}.weight".removeprefix("."), weight))
+    return dict(found.values())
 
 
 def lora_problem(backbone: nn.Module, options: LoraOptions) -> str:

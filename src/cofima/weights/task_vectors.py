@@ -6,7 +6,7 @@ Models", NeurIPS 2023, https://arxiv.org/abs/2306.01708. MagMax: Marczak et al.,
 https://arxiv.org/abs/2407.06322. Model Stock: Jang et al., "Model Stock: All We Need Is Just a Few
 Fine-Tuned Models", ECCV 2024, https://arxiv.org/abs/2403.19522. Model Breadcrumbs: Davari and Belilovsky,
 ECCV 2024, https://arxiv.org/abs/2312.06795. DARE: Yu et al., "Language Models are Super Mario", ICML 2024,
-https://arxiv.org/abs/2311.03099.
+https://arxiv.org/abs/2311.03099. OPCM: Tang et al., 2025, https://arxiv.org/abs/2501.09522.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+_NOTHING = 1e-12  # share of all singular values, below which one is rounding
 _HALF = 16  # bits of a float32: the upper half is searched first, then the lower
 
 
@@ -144,6 +145,29 @@ def dare(
 def larger(earlier: Tensor, later: Tensor) -> Tensor:
     """Return, element by element, the task vector of larger magnitude; of equal ones the later."""
     return torch.where(later.abs() >= earlier.abs(), later, earlier)
+
+
+def outside(merged: Tensor, vector: Tensor, alpha: float) -> Tensor:
+    r"""Return what of a layer's task vector lies outside the main directions of a merged one (OPCM).
+
+    With :math:`U S V^\top` of ``merged``, the first r singular values at most the share ``alpha`` of all:
+    without what maps the first r of V to the first r of U, and without the components
+    :math:`u_i^\top \tau v_i` of the others, which only make a direction of ``merged`` longer or shorter.
+
+    Args:
+        merged: The matrix of the merged vector so far, in double precision.
+        vector: The matrix of the new one.
+        alpha: 0 takes away the components alone, 1 all that ``merged`` maps from and to.
+    """
+    u, lengths, vh = torch.linalg.svd(merged, full_matrices=False)
+    some = lengths > lengths.sum() * _NOTHING  # along others nothing was learned, and any basis will do
+    u, lengths, vh = u[:, some], lengths[some], vh[some]
+    main = int((lengths.cumsum(0) <= alpha * lengths.sum() * (1 + _NOTHING)).sum())
+    seen = u.T @ vector @ vh.T
+    taken = torch.diag(seen.diagonal())
+    taken[:main, :main] = seen[:main, :main]
+    rest: Tensor = vector - u @ taken @ vh
+    return rest
 
 
 def magnitudes(base: Tensor, model: Tensor) -> Tensor:
