@@ -44,6 +44,7 @@ SAME: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "merged first": [("wise_ft", {"lam": 0.3}), ("wise_ft", {"lam": 0.3, "alignment": "end"})],
     "magmax": [("magmax", {"lam": 0.3}), ("magmax", {"lam": 0.3, "alignment": "end"})],
     "opcm": [("opcm", {"alpha": 0.3}), ("opcm", {"alpha": 0.8, "alignment": "end"})],
+    "pm": [("pm", {"epsilon": 0.3}), ("pm", {"epsilon": 0.3, "alignment": "end"})],
     "ensemble": [("weight_ensemble", {}), ("weight_ensemble", {"alignment": "end"})],
     "ema": [("ema", {"decay": 0.5}), ("ema", {"decay": 0.5, "form": "as_printed"})],
     "ewc": [("ewc", {"lamb": 0.1}), ("ewc", {"lamb": 5.0, "gamma": 0.5})],

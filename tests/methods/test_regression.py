@@ -65,7 +65,7 @@ CASES |= {
     f"{name}, batch norm": {"method": name, "network": "resnet_test"}
     for name in (
         *("seq_ft", "slca", "coma", "cofima", "ema", "wise_ft", "weight_ensemble", "lwf", "bic"),
-        *("magmax", "opcm", "fecam"),
+        *("magmax", "opcm", "pm", "fecam"),
     )
 }
 

@@ -164,10 +164,10 @@ def synchronized(net: nn.Module, loss: Callable[[T], Tensor]) -> Callable[[T], T
     if world_size() == 1 or not any(parameter.requires_grad for parameter in net.parameters()):
         return loss
     warnings.filterwarnings("ignore", "Grad strides do not match")  # of class tokens: 1 x 1 x width
-    return DistributedDataParallel(_Loss(net, loss), static_graph=True, gradient_as_bucket_view=True)
+    return DistributedDataParallel(LossModule(net, loss), static_graph=True, gradient_as_bucket_view=True)
 
 
-class _Loss(nn.Module, Generic[T]):
+class LossModule(nn.Module, Generic[T]):
     """A loss as a module: methods call more of a network than its forward, and all must be synchronized."""
 
     def __init__(self, net: nn.Module, loss: Callable[[T], Tensor]) -> None:
@@ -175,6 +175,7 @@ class _Loss(nn.Module, Generic[T]):
         self.net, self.loss = net, loss
 
     def forward(self, batch: T) -> Tensor:
+        """Return the loss of a batch."""
         return self.loss(batch)
 
 

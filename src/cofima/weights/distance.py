@@ -59,6 +59,36 @@ def auto_lambda(
     return curvature_new / total
 
 
+@torch.no_grad()
+def least_loss(
+    old: Mapping[str, Tensor],
+    new: Mapping[str, Tensor],
+    center: Mapping[str, Tensor],
+    curvature: Mapping[str, Tensor],
+    fisher: Mapping[str, Tensor],
+) -> float:
+    r"""Return the share of ``new`` at which two quadratic losses have their least sum, between 0 and 1.
+
+    With :math:`d = \theta_{new} - \theta_{old}`, a loss of curvature C around c and one of curvature F around
+    ``new``, it is at :math:`(\langle F, d^2\rangle - \langle C\,(\theta_{old} - c), d\rangle) /
+    \langle C + F, d^2\rangle`; 1 where nothing curves along ``d``. Without a first loss, as before the first
+    task, ``center`` and ``curvature`` are empty.
+    """
+    gain = total = 0.0
+    for key in shared_keys(old, new):
+        if key not in fisher:
+            continue
+        a, b = old[key].double(), new[key].double()
+        d, f = b - a, fisher[key].to(a)
+        own = float((f * d.square()).sum())
+        gain, total = gain + own, total + own
+        if key in curvature:
+            c = curvature[key].to(a)
+            gain -= float((c * (a - center[key].to(a)) * d).sum())
+            total += float((c * d.square()).sum())
+    return min(1.0, max(0.0, gain / total)) if 0 < total < math.inf else 1.0
+
+
 def _squares(a: Tensor, b: Tensor, weight: Tensor | None = None) -> float:
     """Return the (weighted) sum of squared differences, in float64, without a full-size copy."""
     a, b = a.reshape(-1), b.reshape(-1).to(a.device)
