@@ -1,1 +1,1 @@
-"""The classifier that a program uses: learn, predict, extend, edit, export, merge."""
+"""The image classifier: learn, predict, extend, edit, export, merge."""

@@ -1,14 +1,14 @@
-r"""Calibration of probabilities, and distances by which images of unknown classes are recognized.
+r"""Calibration of probabilities, and distances for the rejection of unknown classes.
 
-A temperature :math:`T` and an offset :math:`o` for each task are fitted on features of held-out images, those
-of old classes too (temperature: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017,
+A temperature :math:`T` and an offset :math:`o` per task are fitted on held-out features of all classes, old
+and new (temperature: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017,
 https://arxiv.org/abs/1706.04599):
 
 .. math:: p = \mathrm{softmax}((z + o) / T)
 
-A class of many held-out images has an offset of its own, close to its task's. Targets are smoothed, as few
-images cannot show that a classifier never errs. Every class counts the same, or as likely as the method takes
-it to be.
+A class with many held-out images has its own offset, close to that of its task. Targets are smoothed, as a
+few images cannot show that a classifier is never wrong. Classes are weighted equally, or by the method's
+class prior.
 """
 
 import math
@@ -23,15 +23,15 @@ from torch.nn.functional import cross_entropy
 from cofima.classifier.scoring import draw_features, gaussians_of, raw_logits
 from cofima.store.model import Model
 
-OWN_OFFSET = 20  # held-out images from which on a class has an offset of its own
-SPREAD, OWN_SPREAD = 1.0, 0.5  # of the offsets of tasks, and of classes around their task's, over T
-LEAST, MOST = math.log(1e-3), math.log(1e3)  # of the logarithm of the temperature, over the spread of logits
-KEPT_DISTANCES = 100  # of each class: enough for a share of one in a hundred
+OWN_OFFSET = 20  # minimum number of held-out images for a class to have its own offset
+SPREAD, OWN_SPREAD = 1.0, 0.5  # prior std of the offsets of tasks, and of classes around their task's, over T
+LEAST, MOST = math.log(1e-3), math.log(1e3)  # bounds of log(T / std of the logits)
+KEPT_DISTANCES = 100  # per class: enough for a share of one in a hundred
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """A temperature, and what is added to the logit of each class before."""
+    """A temperature, and an offset that is added to the logit of each class first."""
 
     temperature: float
     offsets: Tensor
@@ -40,13 +40,13 @@ class Calibration:
 def fit(logits: Tensor, labels: Tensor, task_of: Tensor, shares: Tensor | None = None) -> Calibration:
     """Return the calibration with the smallest cross-entropy.
 
-    Gaussian priors hold the offsets of tasks near 0, and those of classes near their task's.
+    Gaussian priors keep the offsets of tasks near 0, and those of classes near their task's.
 
     Args:
-        logits: Of held-out images [images, classes].
+        logits: Logits of held-out images [images, classes].
         labels: The class of each image.
         task_of: The task of each class.
-        shares: How likely each class is; None where all are alike.
+        shares: Prior probability of each class; None for equal ones.
     """
     logits, classes, images = logits.double().clone(), len(task_of), len(labels)
     counts = torch.bincount(labels, minlength=classes)
@@ -55,7 +55,7 @@ def fit(logits: Tensor, labels: Tensor, task_of: Tensor, shares: Tensor | None =
     smooth = 1 / (images + 2)  # the rule of succession
     own = (counts >= OWN_OFFSET).nonzero().flatten()
     tasks = int(task_of.max()) + 1
-    shared = tasks if tasks > 1 else 0  # adding the same to all logits changes nothing
+    shared = tasks if tasks > 1 else 0  # softmax ignores an offset that all classes share
     scale = float(logits.std()) or 1.0
 
     def offsets(values: Tensor) -> Tensor:
@@ -84,11 +84,13 @@ def fit(logits: Tensor, labels: Tensor, task_of: Tensor, shares: Tensor | None =
 
 
 def calibrate(model: Model, logits: Tensor, labels: Tensor) -> None:
-    """Fit the calibration on held-out images, and on drawn features for classes of which there are none.
+    """Fit the calibration on held-out images, and on sampled features for classes without any.
+
+    Without targets of a class, cross-entropy could only lower the offset of its task.
 
     Args:
-        model: Its calibration is replaced.
-        logits: The head's answers to held-out images, without the offsets of a calibration.
+        model: Its calibration is replaced in place.
+        logits: Logits of held-out images, without the offsets of a calibration.
         labels: The class of each image.
     """
     for part in ("temperature", "offsets", "calibrated_on"):
@@ -116,9 +118,9 @@ def task_of_class(model: Model) -> Tensor:
 
 
 def honest_answers(model: Model, logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the answers to held-out images, each by a calibration that was not fitted to it.
+    """Return the predicted classes of held-out images, each with a calibration fitted without it.
 
-    The images are halved, and the calibration for each half is fitted to the other.
+    This is two-fold cross-fitting: the calibration for each half of the images is fitted on the other half.
     """
     answers, tasks = logits.argmax(1), task_of_class(model)
     first = torch.arange(len(labels)) % 2 == 0
@@ -130,7 +132,10 @@ def honest_answers(model: Model, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def remember_distances(model: Model) -> None:
-    """Store the distances of held-out images to the nearest Gaussian; classes without any keep theirs."""
+    """Store the distance of each held-out image to its nearest Gaussian.
+
+    Classes without held-out images keep their stored distances.
+    """
     gaussians, held = gaussians_of(model), model.kept
     old = model.serving.get("distances", [])
     kept = old + [[] for _ in range(len(model.classes) - len(old))]
@@ -143,7 +148,7 @@ def remember_distances(model: Model) -> None:
 
 
 def farthest(model: Model, share: float) -> float | None:
-    """Return the distance that all but ``share`` of the held-out images stay below, or None without any."""
+    """Return the ``1 - share`` quantile of the distances of held-out images, or None if there are none."""
     values: list[float] = sorted(value for mine in model.serving.get("distances", []) for value in mine)
     if not values or gaussians_of(model) is None:
         return None

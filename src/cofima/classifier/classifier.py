@@ -1,4 +1,4 @@
-"""The Python interface: learn, load, predict, extend, evaluate, save."""
+"""The Python API: learn, load, predict, extend, evaluate, save."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,28 +33,35 @@ PathLike = str | Path
 class Classifier:
     """An image classifier that can learn more classes without the old images.
 
-    Made by :func:`learn` or :func:`load`. Nothing on disk changes before :meth:`save`; a call that
-    fails, or is interrupted, leaves the classifier as it was.
+    Created by :func:`learn` or :func:`load`. Nothing on disk changes until :meth:`save`; a call that
+    fails or is interrupted leaves the classifier unchanged.
 
     ============================  ==============================================================
-    ``classes``                   names, in the order of the probabilities
+    ``classes``                   class names, in the order of the probabilities
     ``predict(images)``           a :class:`Prediction` for each image
-    ``stream(images)``            the same, one at a time, for any number of images
+    ``stream(images)``            the same as an iterator, for any number of images
     ``probabilities(images)``     float32 [N, classes], calibrated on held-out images
     ``extend(photos)``            learn new classes, or more images of known ones
-    ``evaluate(folder)``          accuracy, in total and per class, and confused classes
+    ``evaluate(folder)``          overall and per-class accuracy, and confused classes
     ``rename``, ``remove_class``  rename or remove a class
-    ``history``                   one row for each change, oldest first
+    ``history``                   one row per change, oldest first
     ``save(folder)``              write the model folder
-    ``model``                     the :class:`~cofima.store.model.Model` below: network, method, preprocessing
+    ``model``                     the :class:`~cofima.store.model.Model`: network, method, preprocessing
     ``folder``                    path it was loaded from or last saved to, or None
-    ``origin``                    the commit on the hub that it was loaded from, or None
-    ``accuracy``                  on images held out when it last learned, class by class, or None
-    ``calibrated``                True if the probabilities were fitted on held-out images
+    ``origin``                    the hub commit it was loaded from, or None
+    ``accuracy``                  per-class accuracy on the latest held-out images, or None
+    ``calibrated``                True if the probabilities are calibrated on held-out images
     ============================  ==============================================================
 
     An image is a path, a Pillow image, an array [H, W], [H, W, 3] or [H, W, 4], or a tensor
-    [3, H, W]; whole numbers count to 255, floats to 1. ``images`` is one or a sequence of them.
+    [3, H, W]; integers range from 0 to 255, floats from 0 to 1. ``images`` is one image or a sequence.
+
+    Examples:
+        >>> classifier = cofima.load("parts")
+        >>> classifier.predict("photo.jpg")[0].label
+        'bolt'
+        >>> classifier.extend("new_parts")  # photographs of the new classes only
+        >>> classifier.save()
     """
 
     def __init__(self, model: Model, folder: PathLike | None = None, *, origin: str | None = None) -> None:
@@ -67,50 +74,56 @@ class Classifier:
 
     @property
     def classes(self) -> list[str]:
-        """Return the names of all classes, in the order of the probabilities."""
+        """Names of all classes, in the order of the probabilities."""
         return self.model.classes
 
     @property
     def generation(self) -> Path | None:
-        """Return the path of the generation that it was loaded from or saved as; None before."""
+        """Path of the generation it was loaded from or saved as; None if never saved."""
         return None if self.model.generation is None else self.model.generation.path
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """Return the accuracy on the images held out when it last learned, or None."""
+        """Accuracy on the images held out when it last learned, or None."""
         return held_out_accuracy(self.model)
 
     @property
     def calibrated(self) -> bool:
-        """Return True if the probabilities were fitted on held-out images."""
+        """True if the probabilities are calibrated on held-out images."""
         return "temperature" in self.model.serving
 
     @property
     def history(self) -> list[HistoryRow]:
-        """Return one row for each change, oldest first."""
+        """One row per change, oldest first."""
         return self.model.history
 
     def predict(
         self, images: ImageLike | Sequence[ImageLike], *, top: int = 1, unknown: float | None = None
     ) -> list[Prediction]:
-        """Return a prediction for each image.
+        """Predict the class of each image.
 
         Args:
-            images: One image or several; a file that cannot be read gets a prediction with an ``error``.
-            top: Number of classes to name.
-            unknown: Answer "unknown" for images farther from every class than all but this share of the
-                held-out images.
+            images: One image or several; an unreadable file gets a prediction with an ``error``.
+            top: Number of most likely classes to return.
+            unknown: Share of the held-out images that may be rejected, such as 0.05: an image farther from
+                every class than all but this share of them is predicted as "unknown".
+
+        Returns:
+            One :class:`Prediction` per image, in order.
         """
         return list(self.stream(several(images), top=top, unknown=unknown))
 
     def stream(
         self, images: Iterable[ImageLike], *, top: int = 1, unknown: float | None = None
     ) -> Iterator[Prediction]:
-        """Yield a prediction for each image in order; files are decoded ahead, in bounded memory."""
+        """Yield a prediction for each image in order; files are decoded ahead, in bounded memory.
+
+        The arguments are those of :meth:`predict`.
+        """
         return predictions(self.model, images, top, unknown)
 
     def probabilities(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
-        """Return the probability of each class for each image; an unreadable file is an error."""
+        """Return class probabilities, float32 [N, classes]; raise if a file cannot be read."""
         found = decode_readable(several(images), self.model.view.pixel_format)
         starts = range(0, len(found), BATCH)
         batches = [probabilities(self.model, torch.stack(found[at : at + BATCH])) for at in starts]
@@ -133,25 +146,32 @@ class Classifier:
         progress: Progress = SILENT,
         folder: PathLike | None = None,
     ) -> Extension:
-        """Learn new classes, or more images of known ones, from a folder or CSV file; no old image is needed.
+        """Learn new classes, or more images of known ones, without the old images.
 
         Args:
-            photos: A folder per class, or a CSV file with the columns path and label.
-            check: Images of old classes on which to measure their loss of accuracy.
-            max_drop: Points that old classes may lose on average, if that can be told from images of them
-                (``check``, or kept ones) or from kept features; more raises :class:`ForgettingError`, and
-                the classifier stays as it was.
-            keep_images: Held-out images of each class to keep in the model folder; by default as before.
-            keep_features: Keep features of held-out images; by default as before.
-            only_new: Refuse classes that are known already.
-            skip_unreadable: Leave unreadable images out.
-            epochs: Passes over the images in fine-tuning, at most; by default as many as ``minutes`` allow.
-            fast: Do not fine-tune: the backbone stays as it is.
-            minutes: Minutes of fine-tuning; by default two on a CPU, without a limit on a GPU.
+            photos: A folder with one subfolder per class, or a CSV file with the columns path and label.
+            check: Folder or CSV file of images of old classes, on which to measure their drop in accuracy.
+            max_drop: Percentage points that old classes may lose on average. A larger drop, measured on
+                ``check`` or stored images or estimated from stored features, raises
+                :class:`ForgettingError` and leaves the classifier unchanged. Without any of these the drop
+                is not checked.
+            keep_images: Held-out images per class to store in the model folder; by default as before.
+            keep_features: Store features of held-out images; by default as before.
+            only_new: Raise if a class is already known.
+            skip_unreadable: Skip unreadable images instead of raising.
+            epochs: Maximum number of fine-tuning epochs; by default as many as ``minutes`` allows.
+            fast: Do not fine-tune: the backbone stays frozen.
+            minutes: Time limit of fine-tuning; by default two minutes on a CPU and none on a GPU.
             settings: Other ``train.key=value`` items for this extension.
-            progress: Receives the progress of the work.
-            folder: A model folder to save to, the first answer as soon as it is there; by default nothing is
-                saved. The same call continues a fine-tuning that was interrupted.
+            progress: Receives progress reports.
+            folder: Model folder to save to; the model of the first stage is saved as soon as it is ready. By
+                default nothing is saved. If fine-tuning is interrupted, the same call starts it again.
+
+        Returns:
+            The new and the refined classes, their accuracy, and the accuracy of the old classes.
+
+        Raises:
+            ForgettingError: If old classes would lose more than ``max_drop``.
         """
         how = train_options(self.model.config.train, epochs, settings)
         said: dict[str, object] = {
@@ -191,9 +211,14 @@ class Classifier:
         skip_unreadable: bool = False,
         progress: Progress = SILENT,
     ) -> Evaluation:
-        """Return the accuracy on a folder or CSV file of labeled images, and the confused classes.
+        """Measure accuracy and confused classes on labeled images.
 
-        With ``only_known``, classes that were not learned are left out; else they are an error.
+        Args:
+            photos: A folder with one subfolder per class, or a CSV file; of a folder with ``train`` and
+                ``test``, the test part is used.
+            only_known: Skip classes that the classifier has not learned instead of raising.
+            skip_unreadable: Skip unreadable images instead of raising.
+            progress: Receives progress reports.
         """
         return evaluate(
             self.model,
@@ -204,21 +229,24 @@ class Classifier:
         )
 
     def rename(self, old: str, new: str) -> None:
-        """Give a class another name."""
+        """Rename a class."""
         self.model = edit.rename(self.model, old, new)
 
     def remove_class(self, name: str) -> None:
-        """Remove a class: its row, its statistics and its kept images."""
+        """Remove a class: its row of the head, its statistics and its stored images."""
         self.model = edit.remove_class(self.model, name)
 
     def save(self, folder: PathLike | None = None, progress: Progress = SILENT) -> Path:
-        """Write a new generation into a model folder; the one before is kept for ``undo``.
+        """Write a new generation into a model folder; the previous one is kept for ``undo``.
 
-        Raise if the folder has another model, or was changed by another process since.
+        Raise if the folder holds another model, or if another process has changed it in the meantime.
 
         Args:
-            folder: By default the folder that the classifier came from.
-            progress: Told of large models.
+            folder: By default the folder that the classifier was loaded from or last saved to.
+            progress: Receives progress reports for large models.
+
+        Returns:
+            The model folder.
         """
         where = self.folder if folder is None else Path(folder)
         if where is None:
@@ -244,22 +272,30 @@ def learn(
     settings: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> Classifier:
-    """Learn a classifier of photographs: a folder with one folder per class, or a CSV file (path,label).
+    """Learn an image classifier from labeled photographs.
 
     Args:
-        photos: The folder or CSV file.
-        folder: The model folder to write, if given; it must not hold a model yet.
-        backbone: Name of the pre-trained network; EfficientNet-Lite0 by default, of ``cofima[lite]``.
+        photos: A folder with one subfolder per class, or a CSV file with the columns path and label.
+        folder: Model folder to write; it must not hold a model yet. By default nothing is saved.
+        backbone: Name of the pre-trained network; by default EfficientNet-Lite0, from ``cofima[lite]``.
         method: Name of the method; ``cofima`` by default.
-        epochs: Passes over the images in fine-tuning, at most; by default as many as ``minutes`` allow.
-        seed: Seed of the random numbers.
-        keep_images: Held-out images of each class to keep in the model folder.
-        keep_features: Keep features of held-out images, by which later forgetting is measured.
-        skip_unreadable: Leave unreadable images out, and count them.
-        fast: Do not fine-tune: the backbone stays as it is, and the answer is there after one pass.
-        minutes: Minutes of fine-tuning; by default two on a CPU, without a limit on a GPU.
+        epochs: Maximum number of fine-tuning epochs; by default as many as ``minutes`` allows.
+        seed: Random seed.
+        keep_images: Held-out images per class to store in the model folder.
+        keep_features: Store features of held-out images, on which later forgetting is measured.
+        skip_unreadable: Skip unreadable images instead of raising, and report how many.
+        fast: Do not fine-tune: the backbone stays frozen, and one pass over the images is enough.
+        minutes: Time limit of fine-tuning; by default two minutes on a CPU and none on a GPU.
         settings: Other ``key=value`` items of the configuration.
-        progress: Receives the progress of the work.
+        progress: Receives progress reports.
+
+    Returns:
+        The classifier.
+
+    Examples:
+        >>> classifier = cofima.learn("photos", "parts")  # photos/bolt/*.jpg, photos/nut/*.jpg, ...
+        >>> classifier.predict("photo.jpg")[0].label
+        'bolt'
     """
     if folder is not None:
         refuse_model_among_photos(Path(photos), Path(folder))
@@ -299,13 +335,16 @@ def _gives_epochs(epochs: int | None, settings: Sequence[str]) -> bool:
 
 
 class _Saving:
-    """Save the two stages of a command as one change: the second takes the place of the first.
+    """Save the two stages of a command as one change: the second replaces the first.
+
+    The first stage is saved so that a user who interrupts fine-tuning still has a model, and replaced so
+    that ``undo`` reverts the whole command.
 
     Args:
         folder: The model folder, or None to save nothing.
-        command: Identity of the command; a folder in which it was interrupted is continued.
+        command: Identity of the command; if it was interrupted in this folder, it is completed.
         before: The generation that is extended.
-        progress: Told of large models.
+        progress: Receives progress reports for large models.
     """
 
     def __init__(
@@ -324,7 +363,7 @@ class _Saving:
             check_replaceable(self.folder, before)
 
     def parent_of(self, model: Model) -> Model:
-        """Return the model to extend: the one given, or the one before an interrupted command changed it."""
+        """Return the model to extend: the one given, or its parent if an interrupted command saved it."""
         if self.written is None or model.generation is None or self.written.id != model.generation.id:
             return model
         parent = model_folder.parent_of(self.written)
@@ -333,13 +372,13 @@ class _Saving:
         )
 
     def first(self, model: Model) -> None:
-        """Save the model of the first stage, unless it is there."""
+        """Save the model of the first stage, unless an interrupted command already did."""
         if self.folder is not None and self.written is None:
             save_model(model, self.folder, self.progress)
             self.written = model.generation
 
     def last(self, model: Model) -> None:
-        """Save the final model, in place of the first stage's."""
+        """Save the final model, replacing that of the first stage."""
         if self.folder is None:
             return
         if self.written is not None:
@@ -348,7 +387,7 @@ class _Saving:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Tell what is kept if the user interrupts."""
+        """Add to a KeyboardInterrupt what was saved before it."""
         try:
             yield
         except KeyboardInterrupt as error:
@@ -360,9 +399,9 @@ class _Saving:
 
 @contextmanager
 def changing(folder: PathLike, progress: Progress = SILENT) -> Iterator[Classifier]:
-    """Lock a model folder, yield its classifier for a change, and save it; after an error nothing is saved.
+    """Lock a model folder, yield its classifier for a change, and save it unless an error occurs.
 
-    No other process can change the folder in between, so no change is lost.
+    The lock spans loading and saving, so no change by another process can be lost in between.
     """
     model_folder.require_model(Path(folder))
     with folder_lock(Path(folder)):
@@ -372,12 +411,12 @@ def changing(folder: PathLike, progress: Progress = SILENT) -> Iterator[Classifi
 
 
 def folder_name(path: PathLike) -> str:
-    """Return the name of a folder or file without the path to it, which is private."""
+    """Return the name of a folder or file without its path, which is private."""
     return Path(path).resolve().name
 
 
 def command(words: Sequence[str], options: Mapping[str, object], settings: Sequence[str]) -> str:
-    """Return a command line with the options that were given; a flag is True."""
+    """Return a command line with the given options; a value of True is a flag."""
     given: list[str] = []
     for name, value in options.items():
         if value is not None and value is not False:
@@ -386,19 +425,22 @@ def command(words: Sequence[str], options: Mapping[str, object], settings: Seque
 
 
 def _without_path(setting: str) -> str:
-    """Return a ``key=value`` item with the name of a file in place of its path."""
+    """Replace a path in a ``key=value`` item by the name of the file."""
     key, _, value = setting.partition("=")
     return f"{key}={Path(value).name}" if value.startswith(("/", "~", ".")) else setting
 
 
 def load(folder: PathLike, *, device: str = "auto", progress: Progress = SILENT) -> Classifier:
-    """Load the classifier of a model folder, written by ``learn``, ``extend``, ``merge`` or a run.
+    """Load a classifier from a model folder, written by ``learn``, ``extend``, ``merge`` or a run.
 
     Args:
-        folder: The model folder, or ``hf://OWNER/NAME`` on the hub, best with a commit: ``@REVISION``. What
-            comes from the hub is saved only where a folder is given.
-        device: Name of the device.
-        progress: Receives the progress of the work.
+        folder: The model folder, or ``hf://OWNER/NAME`` on the hub, preferably with a commit:
+            ``@REVISION``. A classifier from the hub has no folder, so :meth:`Classifier.save` needs one.
+        device: Device to compute on, such as ``cpu`` or ``cuda``; ``auto`` chooses.
+        progress: Receives progress reports.
+
+    Returns:
+        The classifier of the current generation.
     """
     if isinstance(folder, str) and hub.is_address(folder):
         found = hub.fetch(folder)

@@ -14,7 +14,7 @@ from cofima.store.model import Model, rebuild_model
 
 
 def rename(model: Model, old: str, new: str) -> Model:
-    """Return the model with another name for a class; nothing else changes."""
+    """Return the model with a class renamed; nothing else changes."""
     find(model, old)
     new = new.strip()
     if new in model.classes:
@@ -28,7 +28,7 @@ def rename(model: Model, old: str, new: str) -> Model:
 
 
 def remove_class(model: Model, name: str) -> Model:
-    """Return the model without a class: without its row, its statistics and its kept images."""
+    """Return the model without a class: its row of the head, its statistics and its stored images."""
     label = find(model, name)
     if len(model.classes) == 1:
         raise CofimaError(f"remove-class: '{name}' is the only class of this model")
@@ -58,7 +58,7 @@ def remove_class(model: Model, name: str) -> Model:
 
 
 def find(model: Model, name: str) -> int:
-    """Return the label of a class; raise with a hint if there is none."""
+    """Return the label of a class; raise with a hint if it does not exist."""
     if name in model.classes:
         return model.classes.index(name)
     known = did_you_mean(name, model.classes)
@@ -66,7 +66,7 @@ def find(model: Model, name: str) -> int:
 
 
 def _named(serving: dict[str, Any], name: Callable[[str], str | None]) -> dict[str, Any]:
-    """Return a copy of the serving data with renamed classes; a class renamed to None is left out."""
+    """Return a copy of the serving data with renamed classes; a class renamed to None is dropped."""
     kept = deepcopy(serving)
     for part, counts in kept.get("accuracy", {}).items():
         kept["accuracy"][part] = {new: n for old, n in counts.items() if (new := name(old)) is not None}

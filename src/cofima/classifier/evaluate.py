@@ -16,10 +16,12 @@ class Evaluation:
     """Result of an evaluation.
 
     Attributes:
+        source: The folder or CSV file of the images.
         classes: All classes of the model, in order.
-        matrix: Images by true class (rows) and answer (columns).
-        calibration: Mean gap between probability and accuracy in ten bins (ECE), in points.
-        mistakes: For each pair (true, answer) that was confused, its image files.
+        accuracy: Accuracy per class.
+        matrix: Confusion matrix: number of images by true class (rows) and predicted class (columns).
+        calibration: Expected calibration error (ECE, ten bins), in percentage points.
+        mistakes: Image files of each confused pair (true class, predicted class).
     """
 
     source: Path
@@ -31,12 +33,12 @@ class Evaluation:
 
     @property
     def images(self) -> int:
-        """Return the number of images."""
+        """Number of images."""
         return int(self.matrix.sum())
 
     @property
     def confused(self) -> list[tuple[str, str, int]]:
-        """Return the pairs (true, answer, images), most confused first."""
+        """Triples (true class, predicted class, number of images), most confused first."""
         counts = [(true, said, len(files)) for (true, said), files in self.mistakes.items()]
         return sorted(counts, key=lambda row: (-row[2], row[0], row[1]))
 
@@ -49,7 +51,7 @@ def evaluate(
     skip_unreadable: bool = False,
     progress: Progress = SILENT,
 ) -> Evaluation:
-    """Score a model on a folder or CSV file; of a folder with train and test, on its test part."""
+    """Evaluate a model on a folder or CSV file; of a folder with train and test, on its test part."""
     read = read_known(
         model, photos, "test", only_known=only_known, skip_unreadable=skip_unreadable, progress=progress
     )
@@ -71,7 +73,7 @@ def evaluate(
 
 
 def calibration_error(probability: Tensor, right: Tensor, bins: int = 10) -> float:
-    """Return the mean gap between probability and accuracy over equal bins, in points (ECE)."""
+    """Return the expected calibration error (ECE) over equal bins, in percentage points."""
     place = (probability * bins).long().clamp(max=bins - 1)
     sums = torch.zeros(bins, dtype=torch.float64)
     sums.index_add_(0, place, probability.double() - right.double())

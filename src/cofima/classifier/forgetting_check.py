@@ -1,9 +1,10 @@
-r"""Loss of accuracy on old classes: measured on images or kept features of them, or estimated.
+r"""Drop in accuracy of old classes: measured on images or stored features of them, or estimated.
 
-Where the backbone stayed as it was, kept features of held-out images measure exactly. Where it moved, they
-move by the map that the current images show (:mod:`cofima.methods.components.drift`). A head that moved by
-the same map would give the old answers back, however wrong the map is: so each old class also moves by what
-the map misses on a current class that it was not fitted to. That needs three current classes.
+If the backbone is unchanged, stored features of held-out images give an exact measurement. If it changed,
+they are mapped to the new backbone by the drift map fitted on the current images
+(:mod:`cofima.methods.components.drift`). A head that was mapped likewise would repeat its old predictions,
+however wrong the map is. Therefore each old class is also shifted by residuals of the map on a current class
+that it was not fitted on. This needs three current classes.
 """
 
 from collections.abc import Iterator
@@ -26,8 +27,8 @@ from cofima.store.history import OldClasses
 from cofima.store.model import Model
 
 DRAWS = 200
-LEAST_CLASSES = 3  # current classes from which on the error of the map is known
-WIDEST = 10.0  # points: an interval of an estimate that is wider says nothing
+LEAST_CLASSES = 3  # minimum number of current classes to estimate the error of the map
+WIDEST = 10.0  # percentage points: an estimate with a wider interval is not reported
 INTERVAL = (0.05, 0.95)
 
 
@@ -36,11 +37,11 @@ class OldClassComparison:
     """Accuracy on old classes before and after an extension.
 
     Attributes:
-        before: Class by class.
-        after: Class by class; the mean over draws, where it is an estimate.
-        interval: The points lost are within it with a probability of 90 %, as far as these images can tell.
+        before: Accuracy per class.
+        after: Accuracy per class; the mean over draws for an estimate.
+        interval: 90 % interval of the drop in points, over the choice of these images.
         measured: False for an estimate.
-        rests_on: The images behind it, in words.
+        rests_on: Description of the images it is based on.
     """
 
     before: Accuracy
@@ -51,11 +52,11 @@ class OldClassComparison:
 
     @property
     def drop(self) -> float:
-        """Return the points lost, as the mean over classes."""
+        """Drop in percentage points, as the mean over classes."""
         return self.before.mean_of_classes - self.after.mean_of_classes
 
     def recorded(self) -> OldClasses:
-        """Return the comparison as a part of a history row."""
+        """Return the comparison for a history row."""
         return OldClasses(
             before=round(self.before.mean_of_classes, 2),
             after=round(self.after.mean_of_classes, 2),
@@ -66,7 +67,12 @@ class OldClassComparison:
 
 
 class ForgettingError(CofimaError):
-    """Old classes would lose more accuracy than allowed; the model is unchanged."""
+    """Raised if old classes would lose more accuracy than allowed; the model is unchanged.
+
+    Attributes:
+        comparison: Accuracy on old classes before and after.
+        allowed: The allowed drop in percentage points.
+    """
 
     def __init__(self, comparison: OldClassComparison, allowed: float) -> None:
         self.comparison, self.allowed = comparison, allowed
@@ -77,14 +83,14 @@ class ForgettingError(CofimaError):
 
 
 class Moved:
-    """Kept features of old classes, as they may be after a backbone moved.
+    """Stored features of old classes, mapped to a changed backbone.
 
     Args:
-        kept: The features before.
-        before: Features of the current images before the backbone moved.
-        after: Those of the same images afterwards.
-        labels: Their classes.
-        generator: Draws what the map misses.
+        kept: The stored features.
+        before: Features of the current images before the backbone changed.
+        after: Features of the same images afterwards.
+        labels: Classes of the current images.
+        generator: Random generator for the draws of residuals.
     """
 
     def __init__(
@@ -100,11 +106,14 @@ class Moved:
 
     @property
     def known(self) -> bool:
-        """True if the error of the map can be told."""
+        """True if the error of the map can be estimated."""
         return self.still or len(torch.unique(self.labels)) >= LEAST_CLASSES
 
     def draw(self) -> Tensor:
-        """Return the features, each class off the map as one of the current classes is."""
+        """Return the mapped features, each old class with residuals drawn from one current class.
+
+        All images of a class use the same current class, as errors of the map are shared within a class.
+        """
         if self.still:
             return self.kept.features
         if not self.known:
@@ -120,12 +129,12 @@ class Moved:
         return found
 
     def draws(self) -> Iterator[Tensor]:
-        """Yield as many draws as an estimate needs; one, where nothing moved."""
+        """Yield as many draws as an estimate needs; a single one if the backbone is unchanged."""
         for _ in range(1 if self.still else DRAWS):
             yield self.draw()
 
     def held_out(self) -> HeldOut:
-        """Return the features to keep from now on."""
+        """Return the features to store for the changed backbone."""
         if self.still:
             return self.kept
         no = torch.zeros_like(self.kept.exact)
@@ -133,9 +142,10 @@ class Moved:
 
 
 def moved_features(old: Model, new: Model, learned: list[ImageSet], still: bool) -> Moved:
-    """Return the kept features of a model as the one that learned these images sees them.
+    """Return the stored features of ``old``, mapped to the backbone of ``new``.
 
-    ``still`` says that the backbone is the same, so that there is nothing to compute.
+    The map is fitted on the images that ``new`` has just learned. With ``still`` the backbones are the same,
+    and nothing is computed.
     """
     labels = torch.cat([one.labels for one in learned])
     before = after = torch.zeros(0)
@@ -145,14 +155,14 @@ def moved_features(old: Model, new: Model, learned: list[ImageSet], still: bool)
 
 
 def compare_on_images(old: Model, new: Model, images: ImageSet, source: str) -> OldClassComparison:
-    """Measure the loss of old classes on images of them."""
+    """Measure the drop of old classes on images of them."""
     answers = [logits_of(model, images, "old classes").argmax(1) for model in (old, new)]
     was, now = (found == images.labels for found in answers)
     return _comparison(old, was, now[None], images.labels, True, f"measured on {len(images)} images {source}")
 
 
 def compare_on_features(old: Model, new: Model, moved: Moved) -> OldClassComparison | str:
-    """Measure or estimate the loss of old classes on kept features; return the reason if neither works."""
+    """Measure or estimate the drop of old classes on stored features; return the reason if neither works."""
     kept = moved.kept
     if not len(kept):
         return "no features of their images are kept"
@@ -161,7 +171,7 @@ def compare_on_features(old: Model, new: Model, moved: Moved) -> OldClassCompari
     was = honest_answers(old, held_out_logits(old, kept), kept.labels) == kept.labels
     if moved.still:
         answers = honest_answers(new, held_out_logits(new, new.kept), new.kept.labels)
-        now = (answers[: len(kept)] == kept.labels)[None]  # those of old classes come first
+        now = (answers[: len(kept)] == kept.labels)[None]  # old classes come first
     else:
         drawn = [logits_of_features(new, features).argmax(1) for features in moved.draws()]
         now = torch.stack(drawn) == kept.labels
@@ -184,14 +194,15 @@ def _comparison(
 
 
 def drop_interval(was: Tensor, now: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return the 90 % interval of the points lost, as the mean over classes.
+    """Return the 90 % interval of the drop in points, as the mean over classes.
 
-    A Bayesian bootstrap: every class, and every image of a class, has a random weight. One more image, of
-    all classes together, is half lost and half won: that none of few changed does not show that none would.
+    This is a Bayesian bootstrap: every class, and every image of a class, has a random weight. One pseudo
+    image, spread over all classes, counts as half lost and half gained: if none of a few images changed, that
+    does not show that none would.
 
     Args:
-        was: True for each image that was right before.
-        now: The same afterwards, for each of some draws [draws, images].
+        was: True for each image that was classified correctly before.
+        now: The same afterwards, per draw [draws, images].
         labels: The class of each image.
     """
     places, chance = torch.unique(labels, return_inverse=True)[1], np.random.default_rng(0)
@@ -213,7 +224,7 @@ def drop_interval(was: Tensor, now: Tensor, labels: Tensor) -> tuple[float, floa
 def old_class_images(
     model: Model, folder: Path | None, skip_unreadable: bool, progress: Progress
 ) -> tuple[ImageSet | None, str]:
-    """Return images of old classes, from ``folder`` or else those kept in the model, and their source."""
+    """Return images of old classes, from ``folder`` or stored in the model, and a description of them."""
     if folder is None:
         kept = model.images
         return (kept, "kept in the model folder") if kept is not None and len(kept) else (None, "")

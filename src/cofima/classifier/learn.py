@@ -1,11 +1,11 @@
 """Learn a classifier of photographs, and extend it without the old images.
 
-Both work in two stages where the method's head can be solved in closed form. The first keeps the backbone
-as it is: every image passes through it once, and the answer is there in seconds. The second trains the
-backbone, as long as time allows, and is taken only if it is better on held-out images beyond their noise.
-Other methods have one stage, in which they train.
+Both work in two stages if the method has a closed-form head. The first stage keeps the backbone frozen:
+every image passes through it once, and a usable model is ready in seconds. The second fine-tunes the
+backbone for as long as time allows, and is kept only if its gain on held-out images exceeds their noise.
+Other methods have a single stage, in which they train.
 
-An extension works on a copy, so the old model stays as it is until the new one is complete and checked.
+An extension works on a copy, so the old model is unchanged until the new one is complete and checked.
 """
 
 import json
@@ -52,12 +52,12 @@ from cofima.training.options import TrainOptions
 
 RECIPE = "learn.yaml"
 FOR_PHOTOGRAPHS, EMBEDDED = "tf_efficientnet_lite0", "vit_micro"
-CROP = 0.5  # smallest share of a photograph in a random training crop, unless data.crop is given
-HELD_OUT = 0.15  # of each class in an extension, where the model's configuration holds nothing out
+CROP = 0.5  # minimum area of a random training crop, as a share of the photograph, unless data.crop is given
+HELD_OUT = 0.15  # held-out share of each class in an extension if the model's val_fraction is 0
 
 
 def default_backbone() -> str:
-    """Return the backbone for photographs; raise where its weights are not installed."""
+    """Return the default backbone for photographs; raise if its weights are not installed."""
     if efficientnet_lite.installed(FOR_PHOTOGRAPHS):
         return FOR_PHOTOGRAPHS
     raise CofimaError(
@@ -68,7 +68,7 @@ def default_backbone() -> str:
 
 
 def resolve(dataset: str, given: Mapping[str, Any], settings: Sequence[str] = ()) -> Config:
-    """Return the configuration of the recipe, changed by all that is given, then by ``key=value`` items."""
+    """Return the recipe's configuration, overridden by ``given`` and then by the ``key=value`` items."""
     chosen = {key: value for key, value in given.items() if value is not None}
     told = "backbone" in chosen or any(item.startswith("backbone=") for item in settings)
     own = {"dataset": dataset} | ({} if told else {"backbone": default_backbone()}) | chosen
@@ -79,7 +79,7 @@ Save = Callable[[Model], None]
 
 
 def no_saving(model: Model) -> None:
-    """Save nothing before all is learned."""
+    """Do not save the model of the first stage."""
 
 
 def learn_model(
@@ -92,12 +92,12 @@ def learn_model(
     progress: Progress = SILENT,
     save: Save = no_saving,
 ) -> Model:
-    """Learn all classes of a folder or CSV file at once; part of each class is held out.
+    """Learn all classes of a folder or CSV file as one task; part of each class is held out.
 
-    ``save`` is called with the model of the first stage, where a second follows.
+    ``save`` is called with the model of the first stage if a second follows.
     """
     found = find_images(photos)
-    model = empty_model(config, progress)  # raises for a wrong backbone or method before images are read
+    model = empty_model(config, progress)  # raises for a wrong backbone or method before reading images
     if wrong := [*keep.refusals(), *effort.refusals(model.method)]:
         raise problems(f"learning {photos}", wrong)
     skip = skip_unreadable or config.data.skip_unreadable
@@ -123,7 +123,7 @@ def learn_model(
 
 
 def empty_model(config: Config, progress: Progress = SILENT) -> Model:
-    """Return a model of photographs that has learned nothing yet."""
+    """Return a model without classes."""
     module, facts = backbone.create(config.backbone, config.model, config.seed)
     method = build(config.method, config.options)
     method.check(module)
@@ -146,15 +146,15 @@ def learn_parts(
     """Learn tasks in one stage or two.
 
     Args:
-        start: Makes the model that learns them.
+        start: Creates the model to train; each stage starts from a fresh one.
         before: The model that is extended, or None.
         parts: The tasks.
-        how: Options of training.
-        keep: What a saved model keeps of held-out images.
-        effort: How far to go.
-        progress: Reports the work.
-        save: Called with the model of the first stage, where a second follows.
-        check: Raises :class:`ForgettingError` if a model must not be taken.
+        how: Training options.
+        keep: Held-out images and features that a saved model stores.
+        effort: Limits of fine-tuning.
+        progress: Receives progress reports.
+        save: Called with the model of the first stage if a second follows.
+        check: Raises :class:`ForgettingError` if a model must be rejected.
     """
     model = start()
     if not model.method.is_solved:
@@ -163,6 +163,7 @@ def learn_parts(
         return only
     first = measure(learn_stage(model, before, parts, how, progress, still=True), effort.typed)
     check(first)
+    # The largest gain that fine-tuning could show: if even that is within the noise, it is left out.
     right, labels = (each[first.may_choose] for each in (chance_right(first), first.model.kept.labels))
     most = gain_of(right, torch.ones_like(right), labels)
     images = [part.split for part in parts]
@@ -173,6 +174,7 @@ def learn_parts(
         return first
     save(first.finished(keep, {"epochs": plan.how.epochs, "command": effort.identity}))
     progress.say(f"{_first_answer(first)}; {plan.said}")
+    # From a fresh model, not from the first stage: there the head has already seen the held-out images.
     second = learn_stage(start(), before, parts, plan.how, progress)
     seconds = sum(row.seconds["total"] for row in second.rows)
     best, said = _better(first, measure(second, effort.typed), check)
@@ -183,10 +185,10 @@ def learn_parts(
 
 
 def _better(first: Learned, second: Learned, check: Callable[[Learned], None]) -> tuple[Learned, str]:
-    """Return the better of two stages on the images that may choose, and the reason in words.
+    """Return the better of two stages on the selection images, and the reason in words.
 
-    Old features that taught the head may not: the first stage leaves each out to answer it, and the second,
-    whose backbone has moved, cannot.
+    Stored features that the head was fitted on are excluded. The first stage predicts each by leave-one-out;
+    the second, whose backbone has changed, cannot, and the comparison would not be fair.
     """
     old = 0 if first.moved is None else len(first.moved.kept)
     fit = ~first.model.kept.taught[:old]
@@ -195,6 +197,7 @@ def _better(first: Learned, second: Learned, check: Callable[[Learned], None]) -
     labels = first.model.kept.labels[first.may_choose]
     was, now = (chance_right(each)[each.may_choose] for each in (first, second))
     gain = gain_of(was, now, labels)
+    # From now on these images have decided something: neither stage may report its accuracy on them.
     for each in (first, second):
         kept = each.model.kept
         each.model.held_out = replace(kept, chose=kept.chose | each.may_choose)
@@ -215,16 +218,18 @@ def _first_answer(first: Learned) -> str:
 
 @dataclass(frozen=True)
 class Extension:
-    """The outcome of an extension.
+    """Result of an extension.
 
     Attributes:
-        new: Classes that are new.
+        new: New classes.
         more: Known classes that got more images.
-        accuracy: On held-out images of all these, among all classes; empty where none were held out.
-        overall: On held-out images of all classes.
+        train_images: Number of training images.
+        accuracy: Accuracy on held-out images of these classes, predicted among all classes; empty if none
+            were held out.
+        overall: Accuracy on held-out images of all classes.
         old: Accuracy of old classes before and after, measured or estimated; None if neither is possible.
-        unknown: The reason then.
-        rows: Its rows of the history.
+        unknown: Reason why ``old`` is None, or an empty string.
+        rows: Rows of the history.
     """
 
     new: list[str]
@@ -251,10 +256,10 @@ def extend(
     progress: Progress = SILENT,
     save: Save = no_saving,
 ) -> tuple[Model, Extension]:
-    """Return a copy of the model that has also learned the photographs, and the outcome.
+    """Return an extended copy of the model, and the result.
 
     The options are those of :meth:`cofima.Classifier.extend`; ``save`` is called with the model of the first
-    stage, where a second follows.
+    stage if a second follows.
     """
     found = find_images(photos)
     new, more = plan(model, found, only_new, max_drop, [*keep.refusals(), *effort.refusals(model.method)])
@@ -267,7 +272,8 @@ def extend(
 
     def compare(learned: Learned) -> OldClassComparison | str:
         moved = learned.moved
-        # kept images may have taught the head; kept features are then answered as if they had not
+        # The head may have been fitted on the stored images. Stored features avoid that bias, as each is
+        # predicted by leave-one-out, but only while the backbone is unchanged.
         exact = check is None and moved is not None and moved.still and len(moved.kept) > 0
         if old_images is not None and not exact:
             return compare_on_images(model, learned.model, old_images, source)
@@ -303,7 +309,7 @@ def extend(
 def plan(
     model: Model, found: Listing, only_new: bool, max_drop: float | None, wrong: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the new and the known classes of the photographs; raise with every problem at once."""
+    """Return the new and the known classes among the photographs; raise with all problems at once."""
     known = set(model.classes)
     new = [name for name in found.classes if name not in known]
     more = [name for name in found.classes if name in known]
@@ -328,7 +334,7 @@ def plan(
 
 
 def refusals(method: Method, more: Sequence[str]) -> list[str]:
-    """Return the reasons why a method cannot be extended, or not by more images of these known classes."""
+    """Return reasons why a method cannot be extended, or cannot learn more images of these known classes."""
     if not method.can_extend:
         return [f"{method.label} learns all classes at once and cannot be extended; use cofima"]
     if more and not method.can_refine:
@@ -337,7 +343,7 @@ def refusals(method: Method, more: Sequence[str]) -> list[str]:
 
 
 def train_options(old: TrainOptions, epochs: int | None, given: Sequence[str]) -> TrainOptions:
-    """Return the model's training options, changed by the items of this extension."""
+    """Return the model's training options, overridden by the items of this extension."""
     wrong = [item for item in given if not item.startswith("train.")]
     if wrong:
         raise CofimaError(f"an extension takes train.key=value items only, not {', '.join(wrong)}")

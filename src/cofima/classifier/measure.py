@@ -1,8 +1,8 @@
 """One stage of learning: a model learns the tasks of a command, and is measured on held-out images.
 
-Where the backbone stays as it is, every image teaches the head, and each is left out to be answered
-(exactly, in closed form). Where it is trained, a part of each class is held out: one half may choose, the
-other reports.
+With a frozen backbone the head is fitted on every image, and each image is predicted by leave-one-out
+(exactly, in closed form). If the backbone is trained, a part of each class is held out: one half selects
+(early stopping, which stage to keep), and accuracy is reported on the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,24 +28,24 @@ from cofima.store.history import HistoryRow, Kind
 from cofima.store.model import Model
 from cofima.training.options import TrainOptions
 
-KEPT_FEATURES = 20  # images of each class
-PENDING = "fine_tuning"  # in the record of a first stage: the second one, which is not done yet
+KEPT_FEATURES = 20  # stored features per class
+PENDING = "fine_tuning"  # key in the record of a first stage: the second one, still to be done
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Parts of the images that a model keeps; None keeps as much as before.
+    """Held-out images and features to store with a model; None means as before.
 
     Attributes:
-        images: Images of each class.
-        features: Keep features, to measure and calibrate later.
+        images: Number of images per class.
+        features: Store features, for later measurements and calibration.
     """
 
     images: int | None = None
     features: bool | None = None
 
     def refusals(self) -> list[str]:
-        """Return what is wrong."""
+        """Return the problems of these values."""
         few = self.images is not None and self.images < 0
         return [f"keep_images = {self.images}: must be at least 0"] if few else []
 
@@ -55,25 +55,28 @@ KEEP = Keep()
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Images of new classes, or more images of known ones: one task."""
+    """One task: images of new classes, or more images of known ones."""
 
     names: list[str]
     split: Split
 
     @property
     def held_out(self) -> ImageSet:
-        """The held-out images: those to report on, then those that may choose."""
+        """The held-out images: those for reporting, then those for selection."""
         return join([self.split.report, self.split.choose])
 
     @property
     def everything(self) -> ImageSet:
-        """All images but a test part: each may be left out of a head in closed form to be answered by it."""
+        """All images but a test part: those that a closed-form head is fitted on, with leave-one-out."""
         split = self.split
         return join([split.train, split.choose, *([] if split.tested else [split.report])])
 
     @property
     def single(self) -> Tensor:
-        """A mask of those that can be left out: others of their class are there, and no copies of them."""
+        """Mask of the images in ``everything`` that can be left out.
+
+        The only image of a class cannot, nor can an image with a copy: the copy would still give it away.
+        """
         images = self.everything
         often = torch.bincount(images.labels)[images.labels] if len(images) else images.labels
         return (often > 1) & ~torch.isin(images.rows, self.split.copied)
@@ -81,15 +84,16 @@ class Part:
 
 @dataclass
 class Learned:
-    """A model that has learned the parts of a command, and what was measured.
+    """A model that has learned the tasks of a command, with its measurements.
 
     Attributes:
-        rows: The rows of its history that are not in it yet.
+        model: The model; its history lacks ``rows`` until :meth:`finished`.
+        rows: New rows of the history.
         held_out: The held-out images of this command.
-        moved: Kept features of old classes, as this model sees them.
-        may_choose: A mask of images that may choose, among the model's kept features; of a method that
-            predicts from more than features, among the held-out images.
-        accuracy: On held-out images of all classes that decided nothing.
+        moved: Stored features of old classes, mapped to this model's backbone.
+        may_choose: Mask of the selection images among the model's stored features, or among ``held_out``
+            for a method that predicts from more than features.
+        accuracy: Accuracy on held-out images of all classes that were not used for selection.
     """
 
     model: Model
@@ -100,9 +104,9 @@ class Learned:
     accuracy: Accuracy = field(default_factory=lambda: Accuracy({}, {}))
 
     def finished(self, keep: Keep, pending: Mapping[str, Any] | None = None) -> Model:
-        """Return the model as it is saved: with its history, and of held-out images what is to be kept.
+        """Return the model to save, with its history and the held-out images and features to store.
 
-        ``pending`` describes the fine-tuning that follows, by which the same command continues it.
+        ``pending`` describes the fine-tuning that follows, so that the same command can complete it later.
         """
         model = self.model
         serving = {key: value for key, value in model.serving.items() if key != PENDING}
@@ -129,7 +133,10 @@ def learn_stage(
     *,
     still: bool = False,
 ) -> Learned:
-    """Learn tasks, and compute the features by which they are measured."""
+    """Learn tasks, and compute the features on which they are measured.
+
+    With ``still``, the backbone stays frozen.
+    """
     rows, new = [], no_images(model.width)
     for part in parts:
         rows.append(learn_part(model, part, how, progress, still=still))
@@ -138,7 +145,7 @@ def learn_stage(
     method, held_out = model.method, concatenate(*(part.held_out for part in parts))
     if not method.sees_features_only:
         return Learned(model, rows, held_out, None, torch.cat([_choosing(part, still) for part in parts]))
-    stayed = still or method.frozen_backbone or method.fixed_features
+    stayed = still or method.frozen_backbone or method.fixed_features  # features of old classes stay valid
     if not still:
         new = _held_out(model, parts, decided=not stayed and how.patience is not None)
     moved = None
@@ -147,6 +154,7 @@ def learn_stage(
         new = moved.held_out().join(new)
     old = 0 if moved is None else len(moved.kept)
     model.held_out = new
+    # Stored features have no split of their own: half of each old class selects, the other half reports.
     rows_of_old = torch.arange(len(new)) < old
     choosing = torch.cat([rows_of_old[:old], *(_choosing(part, still) for part in parts)]) & ~rows_of_old
     return Learned(model, rows, held_out, moved, choosing | every_other(new.labels, rows_of_old))
@@ -155,7 +163,7 @@ def learn_stage(
 def learn_part(
     model: Model, part: Part, how: TrainOptions, progress: Progress, *, still: bool = False
 ) -> HistoryRow:
-    """Learn a task, with early stopping on images that may choose, or with the backbone as it is."""
+    """Learn a task, with early stopping on the selection images, or with a frozen backbone (``still``)."""
     task = make_task(model, part, still)
     kind: Kind = "more images" if task.known else "extend" if task.index else "learn"
     progress.expect(len(task.train) if still else expected_work(model, [task], how))
@@ -167,9 +175,9 @@ def learn_part(
 
 
 def make_task(model: Model, part: Part, still: bool = False) -> Task:
-    """Return the task that teaches new classes, or more images of classes that are all known.
+    """Return the task of a part: new classes, or more images of classes that are all known.
 
-    With a ``still`` backbone it teaches held-out images too.
+    With a ``still`` backbone it trains on held-out images too, as the head predicts them by leave-one-out.
     """
     names = part.names
     known = tuple(sorted(model.classes.index(name) for name in names if name in model.classes))
@@ -180,7 +188,7 @@ def make_task(model: Model, part: Part, still: bool = False) -> Task:
 
 
 def _left_out(model: Model, part: Part) -> HeldOut:
-    """Return the features of all images of a part that the head was just solved from, and of a test part."""
+    """Return the features of the images that the closed-form head was just fitted on, and of a test part."""
     images, features = part.everything, model.method.remembered
     assert features is not None
     features, labels = features[part.single], images.labels[part.single]
@@ -194,7 +202,7 @@ def _left_out(model: Model, part: Part) -> HeldOut:
 
 
 def _held_out(model: Model, parts: Sequence[Part], decided: bool) -> HeldOut:
-    """Return the features of held-out images; those that may choose have ``decided`` when to stop."""
+    """Return the features of held-out images; ``decided`` says if the selection images stopped training."""
     images = concatenate(*(part.held_out for part in parts))
     no = torch.zeros(len(images)).bool()
     chose = torch.cat([_choosing(part, still=False) for part in parts]) & decided
@@ -202,7 +210,7 @@ def _held_out(model: Model, parts: Sequence[Part], decided: bool) -> HeldOut:
 
 
 def _choosing(part: Part, still: bool) -> Tensor:
-    """Return a mask of the images that may choose, among those that a stage measures with."""
+    """Return a mask of the selection images among those that a stage is measured on."""
     split = part.split
     if not still:
         return torch.arange(len(part.held_out)) >= len(split.report)
@@ -211,9 +219,9 @@ def _choosing(part: Part, still: bool) -> Tensor:
 
 
 def measure(learned: Learned, typed: str = "") -> Learned:
-    """Calibrate the model on held-out images, and measure it on those that decided nothing.
+    """Calibrate the model on held-out images, and measure it on those not used for selection.
 
-    ``typed`` is the command, for the history.
+    ``typed`` is the command line, for the history.
     """
     model, kept = learned.model, learned.model.kept
     if model.method.sees_features_only:
@@ -222,7 +230,7 @@ def measure(learned: Learned, typed: str = "") -> Learned:
         remember_distances(model)
     else:
         images = learned.held_out if model.images is None else concatenate(learned.held_out, model.images)
-        model.serving.pop("offsets", None)
+        model.serving.pop("offsets", None)  # logits_of would add those of the previous calibration
         logits, labels = logits_of(model, images), images.labels
         fit_to_report = torch.ones_like(labels, dtype=torch.bool)
         fit_to_report[: len(learned.held_out)] = ~learned.may_choose
@@ -230,24 +238,27 @@ def measure(learned: Learned, typed: str = "") -> Learned:
     learned.accuracy = Accuracy.of(answers[fit_to_report], labels[fit_to_report], model.classes)
     calibrate(model, logits, labels)
     model.serving["accuracy"] = {"right": learned.accuracy.right, "images": learned.accuracy.images}
-    for row in learned.rows:  # a row has the tasks up to its own
+    for row in learned.rows:  # a row covers the tasks up to its own
         row.accuracy, row.sizes = learned.accuracy.by_task(model.tasks[: row.task])
         row.command = typed or row.command
     return learned
 
 
 def chance_right(learned: Learned) -> Tensor:
-    """Return the chance that the answer to each kept feature is right, which is 0 or 1 where it is exact."""
+    """Return the probability that each stored feature is classified correctly: 0 or 1 where it is exact.
+
+    Features mapped to a changed backbone are uncertain; theirs is the mean over draws of the mapping error.
+    """
     kept, moved = learned.model.kept, learned.moved
     right = (held_out_logits(learned.model, kept).argmax(1) == kept.labels).double()
     if moved is not None and not moved.still:
-        old = moved.kept.labels  # they come first
+        old = moved.kept.labels  # old classes come first
         drawn = [raw_logits(learned.model, features).argmax(1) == old for features in moved.draws()]
         right[: len(old)] = torch.stack(drawn).double().mean(0)
     return right
 
 
 def held_out_accuracy(model: Model) -> Accuracy | None:
-    """Return the accuracy on held-out images that decided nothing, as last measured, or None."""
+    """Return the last measured accuracy on held-out images not used for selection, or None."""
     kept = model.serving.get("accuracy")
     return None if kept is None else Accuracy(kept["right"], kept["images"])

@@ -1,4 +1,4 @@
-"""Predictions for images: the likeliest classes with calibrated probabilities, or "unknown"."""
+"""Predictions for images: the most likely classes with calibrated probabilities, or "unknown"."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ class Prediction:
     """The prediction for one image.
 
     Attributes:
-        image: The file, or the index of an image that was given in memory.
-        best: Classes and their probabilities, likeliest first; empty if the image could not be read.
-        unknown: True if the image is farther from every class than their own images are.
+        image: Path of the file, or the index of an in-memory image.
+        best: Pairs (class, probability), most likely first; empty if the image could not be read.
+        unknown: True if the image was rejected: it is too far from every class.
         error: Reason why the image could not be read, or an empty string.
     """
 
@@ -40,16 +40,16 @@ class Prediction:
 
     @property
     def label(self) -> str:
-        """Return the likeliest class, ``unknown``, or an empty string if the image could not be read."""
+        """The most likely class, ``unknown``, or an empty string if the image could not be read."""
         return UNKNOWN if self.unknown else self.best[0][0] if self.best else ""
 
     @property
     def probability(self) -> float:
-        """Return the probability of the likeliest class."""
+        """Probability of the most likely class; 0 if the image could not be read."""
         return self.best[0][1] if self.best else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the prediction as JSON values."""
+        """Return the prediction as a JSON-serializable dict."""
         if self.error:
             return {"image": self.image, "error": self.error}
         best = [{"class": name, "probability": round(p, 6)} for name, p in self.best]
@@ -76,7 +76,7 @@ def predictions(
 
 
 def several(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
-    """Return a list of images, from one image, a sequence, or an array or tensor with a batch dimension."""
+    """Return a list of images from one image, a sequence, or an array or tensor with a batch dimension."""
     if isinstance(images, np.ndarray | Tensor):
         return list(images) if images.ndim == 4 else [images]
     if isinstance(images, str | Path | Image.Image):
@@ -85,7 +85,7 @@ def several(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
 
 
 def decode_readable(images: Iterable[ImageLike], pixel_format: PixelFormat) -> list[Tensor]:
-    """Return the pixels of images; unreadable files are one error."""
+    """Return the pixels of images; raise one error with all unreadable files."""
     found = list(decode_all(images, pixel_format))
     wrong = [f"{one.name}: {one.fault}" for one in found if one.fault]
     if wrong:
@@ -95,7 +95,7 @@ def decode_readable(images: Iterable[ImageLike], pixel_format: PixelFormat) -> l
 
 @torch.inference_mode()
 def probabilities(model: Model, pixels: Tensor) -> Tensor:
-    """Return calibrated probabilities for stored pixels."""
+    """Return calibrated probabilities for uint8 pixels in the model's pixel format."""
     return to_probabilities(model, model.logits(pixels))
 
 
@@ -122,7 +122,7 @@ def _answers(
 
 
 def _limit(model: Model, unknown: float | None) -> float | None:
-    """Return the distance beyond which an image is unknown; None without ``unknown``."""
+    """Return the distance beyond which an image is rejected as unknown; None without ``unknown``."""
     if unknown is None:
         return None
     if not 0 < unknown < 1:

@@ -1,4 +1,4 @@
-"""Logits and accuracy, class by class, of a model on labeled images."""
+"""Logits, features and per-class accuracy of a model on labeled images."""
 
 import warnings
 from collections.abc import Collection, Sequence
@@ -30,8 +30,8 @@ def read_known(
 ) -> LabeledImages:
     """Read the images of a folder or CSV file; raise if a class is not one of the model's.
 
-    Of a folder with ``train`` and ``test``, only ``part`` is read. With ``only_known``, other classes are
-    left out, with a warning that names them.
+    From a folder with ``train`` and ``test``, only ``part`` is read. With ``only_known``, other classes are
+    skipped with a warning that names them.
     """
     found, classes = find_images(path).only(part), model.classes
     unknown = [name for name in found.classes if name not in classes]
@@ -49,7 +49,7 @@ def read_known(
 
 
 def _hint(name: str, classes: list[str]) -> str:
-    """Return the class that is probably meant, or all if they are few."""
+    """Return the class that was probably meant, or all classes if they are few."""
     hint = did_you_mean(name, classes)
     return hint if len(classes) <= 20 or "did you mean" in hint else ""
 
@@ -61,7 +61,7 @@ def to_probabilities(model: Model, logits: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def logits_of(model: Model, images: ImageSet, label: str = "held-out images") -> Tensor:
-    """Return the logits of images over all classes, on the CPU."""
+    """Return the logits of images over all classes, with the offsets of the calibration, on the CPU."""
     model.method.net.eval()
     pairs = plain_batches(images, model.method.context, label)
     found = [model.method.predict(x).float().cpu() for x, _ in pairs] if len(images) else []
@@ -79,20 +79,20 @@ def features_of(model: Model, images: ImageSet, label: str = "held-out images") 
 
 
 def gaussians_of(model: Model) -> Gaussians | None:
-    """Return the Gaussians of a method that has one for every class, or None."""
+    """Return the class Gaussians of the model's method, or None unless it has one for every class."""
     kept = model.method.class_statistics()
     return kept if kept is not None and len(kept) == len(model.classes) else None
 
 
 def draw_features(gaussians: Gaussians, counts: list[int], model: Model) -> tuple[Tensor, Tensor]:
-    """Draw ``counts[c]`` features from the Gaussian of each class; return them with labels, on the CPU."""
+    """Sample ``counts[c]`` features from the Gaussian of each class; return them with labels, on the CPU."""
     generator = model.method.context.seeds.generator("drawn features")
     return Sampler(gaussians, torch.device("cpu")).draw(counts, generator)
 
 
 @torch.inference_mode()
 def raw_logits(model: Model, features: Tensor) -> Tensor:
-    """Return the head's answers to features, for a method whose head sees nothing else."""
+    """Return the head's logits of features, without offsets; for methods that predict from features only."""
     if not len(features):
         return torch.zeros(0, len(model.classes))
     logits: Tensor = model.method.head()(features.to(model.method.context.device))
@@ -101,7 +101,7 @@ def raw_logits(model: Model, features: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def held_out_logits(model: Model, held: HeldOut) -> Tensor:
-    """Return the head's answers to kept features; one that it was made from is left out to answer it."""
+    """Return the head's logits of stored features; leave-one-out for those that it was fitted on."""
     logits, taught = raw_logits(model, held.features), held.taught
     if taught.any():
         alone = model.method.left_out_logits(held.features[taught], held.labels[taught])
@@ -117,19 +117,19 @@ def logits_of_features(model: Model, features: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Right answers and images, class by class."""
+    """Numbers of correct predictions and of images, per class."""
 
     right: dict[str, float]
     images: dict[str, int]
 
     @classmethod
     def of(cls, answers: Tensor, labels: Tensor, classes: list[str]) -> "Accuracy":
-        """Count from answers and labels."""
+        """Count from predicted classes and labels."""
         return cls.counted(answers == labels, labels, classes)
 
     @classmethod
     def counted(cls, right: Tensor, labels: Tensor, classes: list[str]) -> "Accuracy":
-        """Count from right answers, which may be expectations, and labels."""
+        """Count from correctness per image (bool, or a probability) and labels."""
         many = len(classes)
         counts = right if right.is_floating_point() else right.long()
         hits = torch.zeros(many, dtype=counts.dtype).index_add(0, labels, counts).tolist()
@@ -144,24 +144,24 @@ class Accuracy:
 
     @property
     def percent(self) -> float | None:
-        """Return the accuracy over all images, or None without images."""
+        """Accuracy over all images in percent, or None without images."""
         total = sum(self.images.values())
         return 100 * sum(self.right.values()) / total if total else None
 
     @property
     def by_class(self) -> dict[str, float]:
-        """Return the accuracy of each class that has images, in percent."""
+        """Accuracy in percent of each class that has images."""
         return {name: 100 * self.right[name] / count for name, count in self.images.items()}
 
     def by_task(self, tasks: Sequence[Sequence[str]]) -> tuple[list[float | None], list[int]]:
-        """Return the accuracy of each task in percent, None without images, and its number of images."""
+        """Return the accuracy of each task in percent (None without images) and its number of images."""
         images = [sum(self.images.get(name, 0) for name in task) for task in tasks]
         right = [sum(self.right.get(name, 0) for name in task) for task in tasks]
         return [100 * r / n if n else None for r, n in zip(right, images, strict=True)], images
 
     @property
     def mean_of_classes(self) -> float:
-        """Return the mean over classes: each counts the same, however many images it has."""
+        """Mean accuracy over classes, each with the same weight however many images it has."""
         values = self.by_class.values()
         return sum(values) / len(values)
 

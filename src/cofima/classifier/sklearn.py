@@ -38,24 +38,30 @@ from cofima.store.model import Model, copy_model, load_model, save_model
 class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Image classifier; :meth:`partial_fit` learns more classes later, without the old images.
 
-    ``X`` is [n, H, W, 3] or [n, H, W]: whole numbers count to 255, floats to 1. It may be flattened to
-    [n, features] with ``image_shape``. Rows of features without an ``image_shape`` are drawn as squares
-    of gray cells, each scaled by its range in the first ``fit``: that works, but images are what it is for.
+    ``X`` is [n, H, W, 3] or [n, H, W]: integers range from 0 to 255, floats from 0 to 1. It may be flattened
+    to [n, features] with ``image_shape``. Without ``image_shape``, rows of features are rendered as square
+    gray images, each feature scaled by its range in the first ``fit``; this works, but the estimator is
+    meant for images.
 
     Args:
-        backbone: Name of the pre-trained network; EfficientNet-Lite0 by default, of ``cofima[lite]``.
+        backbone: Name of the pre-trained network; by default EfficientNet-Lite0, from ``cofima[lite]``.
         method: Name of the method.
-        fine_tune: Train the backbone too, and take it if it is better on images held out for that; otherwise
-            the answer is there after one pass, as of ``cofima learn --fast``. A method whose head is not
-            solved always trains.
-        epochs: Passes over the images in training, at most; by default as many as ``cofima learn`` takes.
-        image_shape: (H, W, 3) or (H, W) of an image whose pixels are a row of ``X``.
+        fine_tune: Also fine-tune the backbone, and keep the result if it is better on images held out for
+            this purpose. Otherwise the backbone stays frozen and one pass is enough, as with
+            ``cofima learn --fast``. A method without a closed-form head always trains.
+        epochs: Maximum number of training epochs; by default that of ``cofima learn``.
+        image_shape: Shape (H, W, 3) or (H, W) of the image in each flattened row of ``X``.
         settings: Other ``key=value`` items of the configuration.
-        random_state: Seed or generator of the random numbers.
+        random_state: Random seed or generator.
 
     Attributes:
         classes_: The labels, in the order of the probabilities; new ones come last.
-        model_: The :class:`~cofima.store.model.Model` below; :meth:`to_classifier` gives what can be saved.
+        model_: The underlying :class:`~cofima.store.model.Model`; to save it, use :meth:`to_classifier`.
+
+    Examples:
+        >>> classifier = ImageClassifier().fit(images, labels)
+        >>> classifier.partial_fit(new_images, new_labels)  # without the old images
+        >>> classifier.predict(test_images)
     """
 
     def __init__(
@@ -77,7 +83,12 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "ImageClassifier":
-        """Learn all classes at once, from the pre-trained weights."""
+        """Learn all classes at once, starting from the pre-trained weights.
+
+        Args:
+            X: Images [n, H, W, 3] or [n, H, W], or rows [n, features].
+            y: Labels [n].
+        """
         images, labels = self._checked(X, y, first=True)
         self.classes_, places = np.unique(labels, return_inverse=True)
         config = self._config()
@@ -87,9 +98,12 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "ImageClassifier":
-        """Learn new classes, or more images of known ones where the method can; old images are not needed.
+        """Learn new classes, or more images of known ones if the method supports it, without the old images.
 
-        ``classes`` is there for scikit-learn's interface; the classes to come need not be known.
+        Args:
+            X: Images, as for :meth:`fit`.
+            y: Labels [n]; they may be new.
+            classes: Ignored; present for API consistency. Future classes need not be known in advance.
         """
         if not hasattr(self, "model_"):
             return self.fit(X, y)
@@ -121,13 +135,13 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return (whole / whole.sum(1, keepdim=True)).numpy()
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Return the likeliest class of each image."""
-        best = self.predict_proba(X).argmax(1)  # before classes_, which an unfitted estimator lacks
+        """Return the most likely class of each image."""
+        best = self.predict_proba(X).argmax(1)  # first, as it checks that the estimator is fitted
         labels: NDArray[Any] = self.classes_[best]
         return labels
 
     def to_classifier(self) -> Classifier:
-        """Return a copy as :class:`cofima.Classifier`, which can be saved and exported."""
+        """Return a copy as a :class:`cofima.Classifier`, which can be saved and exported."""
         check_is_fitted(self, "model_")
         return Classifier(copy_model(self.model_))
 
@@ -150,7 +164,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _pixels(self, images: NDArray[Any]) -> Tensor:
         if images.ndim == 2 and self.image_shape is not None:
             images = images.reshape(-1, *self.image_shape)
-            if images.max() > 1:  # check_array may have made floats of whole numbers
+            if images.max() > 1:  # check_array may have converted integers to floats
                 images = images.astype(np.int64)
         elif images.ndim == 2:
             images = _squares(images, self.low_, self.high_)
@@ -161,7 +175,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(str(error)) from error
 
     def _part(self, labels: Sequence[Any], pixels: Tensor, places: NDArray[Any]) -> Part:
-        """Return images of classes as a task; a share of them is held out to judge a fine-tuning by."""
+        """Return the task of these classes; with ``fine_tune``, a share of the images is held out."""
         images = image_set(pixels, torch.from_numpy(np.asarray(places, dtype=np.int64)))
         content = [image.tobytes() for image in pixels.numpy()]
         often = Counter(content)
@@ -179,7 +193,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Part([str(label) for label in labels], split)
 
     def _learned(self, start: Callable[[], Model], before: Model | None, parts: Sequence[Part]) -> Model:
-        """Return a model that has learned the parts, as ``cofima learn`` and ``cofima extend`` do."""
+        """Return a model that has learned the parts, by the same path as ``cofima learn`` and ``extend``."""
         images = sum(len(part.everything) for part in parts)
 
         def begin() -> Model:
@@ -192,7 +206,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return learned.finished(KEEP)
 
     def _config(self) -> Config:
-        """Return the configuration of a model that has learned nothing yet."""
+        """Return the configuration of a new model."""
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -206,7 +220,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return config.model_copy(update={"dataset": "array"})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle a fitted model as the files of its folder: plain bytes, no code."""
+        """Pickle a fitted model as the files of its model folder: plain bytes, no code."""
         state: dict[str, Any] = dict(super().__getstate__())
         if "model_" in state:
             with TemporaryDirectory() as folder:
@@ -216,7 +230,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the model from those files."""
+        """Load the model from the pickled files."""
         state = dict(state)
         if isinstance(files := state.get("model_"), dict):
             with TemporaryDirectory() as folder:
@@ -229,7 +243,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _squares(rows: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float64]:
-    """Draw rows of features as squares of gray cells between 0 and 1, clipped to the range of the fit."""
+    """Render rows of features as square gray images in [0, 1], clipped to the range seen in ``fit``."""
     width = np.where(high > low, high - low, 1.0)
     gray = ((rows - low) / width).clip(0, 1)
     side = math.ceil(math.sqrt(rows.shape[1]))

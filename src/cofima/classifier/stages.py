@@ -1,4 +1,4 @@
-"""The two stages of learning: how long the second may train, and what it gained."""
+"""Planning of the second stage (fine-tuning), and its gain over the first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ from cofima.store.history import HistoryRow
 from cofima.store.model import Model
 from cofima.training.options import TrainOptions
 
-MINUTES = 2.0  # of fine-tuning on a CPU
+MINUTES = 2.0  # default time limit of fine-tuning on a CPU
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Bounds of the work beyond a first answer.
+    """Limits of fine-tuning.
 
     Attributes:
-        fast: Not at all.
-        minutes: Minutes of fine-tuning; None for two on a CPU, and as many as it takes on a GPU.
-        epochs_given: The user gave the number of epochs, so that time decides nothing.
-        decided: The number of epochs that the same command decided on before it was interrupted.
-        identity: Identity of the command, by which it is known to be the same.
-        typed: The command as it is typed, for the history.
+        fast: Do not fine-tune.
+        minutes: Time limit; None means two minutes on a CPU and no limit on a GPU.
+        epochs_given: The user gave the number of epochs, so there is no time limit.
+        decided: Number of epochs that the same command had planned before it was interrupted.
+        identity: Identity of the command, from :func:`command_id`.
+        typed: The command line, for the history.
     """
 
     fast: bool = False
@@ -41,7 +41,7 @@ class Effort:
     typed: str = ""
 
     def refusals(self, method: Method) -> list[str]:
-        """Return what is wrong."""
+        """Return the problems of these values."""
         wrong = []
         if self.minutes is not None and not self.minutes >= 0:
             wrong.append(f"minutes = {self.minutes:g}: must be at least 0")
@@ -51,7 +51,7 @@ class Effort:
         return wrong
 
     def seconds(self, device: torch.device) -> float:
-        """Return the seconds of fine-tuning that are allowed."""
+        """Return the time limit of fine-tuning in seconds."""
         if self.minutes is not None:
             return 60 * self.minutes
         return 60 * MINUTES if device.type == "cpu" else float("inf")
@@ -61,14 +61,23 @@ EFFORT = Effort()
 
 
 def command_id(photos: Path, how: Any) -> str:
-    """Return the identity of a command: the photographs by names and sizes, and how they are learned."""
+    """Return the identity of a command: a digest of the photographs' names and sizes and of the settings.
+
+    A call with the identity of an interrupted one completes it. File contents are not read.
+    """
     files = sorted((file.key, file.path.stat().st_size) for file in find_images(photos).files)
     return json_digest([files, how])
 
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Plan of the second stage: its options of training, or the reason why there is none."""
+    """Plan of the second stage: its training options, or the reason why there is none.
+
+    Attributes:
+        how: Training options.
+        said: Message to the user.
+        refused: Reason why there is no second stage, or an empty string.
+    """
 
     how: TrainOptions
     said: str = ""
@@ -84,16 +93,16 @@ def plan_fine_tuning(
     effort: Effort,
     most: "Gain",
 ) -> FineTuning:
-    """Decide on the second stage, and its number of epochs, from the time of the first one's pass.
+    """Decide on the second stage and its number of epochs, from the time that the first stage took.
 
     Args:
         first: The model of the first stage.
         before: The model that is extended, or None.
-        rows: What the first stage took.
+        rows: History rows of the first stage, with its times.
         splits: The images.
-        how: Options of training; their epochs are the most.
-        effort: How far the user wants to go.
-        most: What it would gain if it answered every image rightly that may choose.
+        how: Training options; their epochs are the maximum.
+        effort: Limits of fine-tuning.
+        most: Upper bound of the gain, if every selection image were classified correctly.
     """
     classes = torch.unique(torch.cat([split.train.labels for split in splits]))
     images = sum(len(split.train) for split in splits)
@@ -104,7 +113,7 @@ def plan_fine_tuning(
     if before is not None and len(classes) < LEAST_CLASSES:
         few = f"not fine-tuned: what {LEAST_CLASSES - 1} classes or fewer do to old ones cannot be judged"
         return FineTuning(how, refused=few)
-    if effort.decided is not None:
+    if effort.decided is not None:  # as planned before the interruption: new timings may give another number
         return FineTuning(
             _with_epochs(how, effort.decided), "the fine-tuning that was interrupted begins anew"
         )
@@ -123,7 +132,8 @@ def plan_fine_tuning(
         return FineTuning(how, refused=f"not fine-tuned: {few}")
     allowed = effort.seconds(first.method.context.device)
     an_image = sum(row.seconds.get("statistics", 0.0) for row in rows) / images
-    tasks = 1 if before is None else 10**6  # the cost of a first task, or of a later one
+    # A plan averages over equal tasks: with this many, the images are practically all of later tasks.
+    tasks = 1 if before is None else 10**6
     for epochs in range(how.epochs, 0, -1):
         seconds = an_image * first.method.cost(Plan(epochs, images, 0, tasks)).work
         if seconds <= allowed:
@@ -146,10 +156,15 @@ def _about(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """Points that the second stage gained, as the mean over classes, and their standard error.
+    """Gain of the second stage in percentage points, as the mean over classes, with its standard error.
 
-    A gain counts if it is more than two standard errors: beyond one, chance alone is in one of six cases, and
-    then a worse network would be taken.
+    A gain counts if it exceeds two standard errors. Chance alone exceeds one in one of six cases, and a worse
+    network would then be kept.
+
+    Attributes:
+        points: The gain.
+        noise: Its standard error.
+        images: Number of images.
     """
 
     points: float
@@ -158,7 +173,7 @@ class Gain:
 
     @property
     def counts(self) -> bool:
-        """True if the gain is beyond its noise."""
+        """True if the gain exceeds its noise."""
         return self.points > 2 * self.noise
 
     @property
@@ -172,10 +187,16 @@ class Gain:
 
 
 def gain_of(was: Tensor, now: Tensor, labels: Tensor) -> Gain:
-    """Compare two stages on images of these labels, by the chance that each answers them rightly."""
+    """Compare two stages on the same images.
+
+    Args:
+        was: Probability that the first stage classifies each image correctly.
+        now: The same for the second stage.
+        labels: The class of each image.
+    """
     if not len(labels):
         return Gain(0.0, 0.0, 0)
     places = torch.unique(labels, return_inverse=True)[1]
     counts = torch.bincount(places)
-    gained = (now - was) / (len(counts) * counts[places])  # each class counts the same
+    gained = (now - was) / (len(counts) * counts[places])  # each class has the same weight
     return Gain(100 * float(gained.sum()), 100 * float(gained.square().sum().sqrt()), len(labels))

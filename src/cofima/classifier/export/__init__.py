@@ -1,1 +1,1 @@
-"""Models for use elsewhere: ONNX, TorchScript, timm, model cards, the Hugging Face hub."""
+"""Export of models: ONNX, TorchScript, timm, model cards, the Hugging Face hub."""

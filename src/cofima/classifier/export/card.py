@@ -21,18 +21,18 @@ from cofima.store.model import Model
 
 SHOWN = 200  # classes in a table or a list
 HELD_OUT = "of all classes, held out when it last learned; they also decided when to stop"
-# as config.json and history.jsonl name folders of this machine
+# a local path, as config.json and history.jsonl hold it
 PLACE = re.compile(r"(folder:|(?:of )?(?=/))(.+)")
 
 
 def model_card(model: Model, name: str, license: str | None = None, library: str = "cofima") -> str:
-    """Return a card in Markdown, with the front matter that the Hugging Face hub reads.
+    """Return a Markdown model card, with the front matter that the Hugging Face hub reads.
 
     Args:
         model: The model.
         name: Its name.
         license: License identifier of the hub; by default that of the backbone's weights.
-        library: Name of the library that the hub says loads it.
+        library: Library that the hub names for loading it.
     """
     hub, weights_license = origin_of(model)
     found = measured(model)
@@ -83,13 +83,13 @@ def _result(model: Model, percent: float, images: int, what: str) -> EvalResult:
 
 
 def _facts(model: Model) -> dict[str, Any]:
-    """Return the facts about the images that fit on a line each."""
+    """Return the facts about the images, as single-line values."""
     said = {k: v for k, v in model.data.items() if isinstance(v, str | int | float)}
     return {k: f"`{v}`" if k == "fingerprint" else v for k, v in said.items() if k not in ("name", "folder")}
 
 
 def _command(model: Model, row: HistoryRow) -> str:
-    """Return the command that repeats a row of the history: as recorded, or as far as the row tells."""
+    """Return the command that repeats a row of the history: as recorded, or reconstructed from the row."""
     config = model.config
     if row.command:
         return row.command
@@ -108,7 +108,7 @@ def _command(model: Model, row: HistoryRow) -> str:
 
 
 def without_paths(value: Any) -> Any:
-    """Return JSON values with the names of folders instead of their paths, which are private."""
+    """Replace paths in JSON values by the names of the folders, as paths are private."""
     if isinstance(value, dict):
         return {key: without_paths(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -118,13 +118,13 @@ def without_paths(value: Any) -> Any:
 
 
 def name_of(folder: Path) -> str:
-    """Return the name of a model: that of its folder, or of its repository on the hub."""
+    """Return the name of a model: that of its folder or of its repository on the hub."""
     above = folder.absolute().parent
     return above.parent.name.rpartition("--")[2] if is_snapshot(folder) else folder.resolve().name
 
 
 def origin_of(model: Model) -> tuple[str | None, str | None]:
-    """Return the hub's name and the license of the backbone's weights; None where timm does not know."""
+    """Return the hub ID and the license of the backbone's weights; None where timm does not know them."""
     options = model.config.model
     if not options.pretrained or options.checkpoint is not None:
         return None, None
@@ -138,7 +138,7 @@ def origin_of(model: Model) -> tuple[str | None, str | None]:
 def measured(model: Model) -> tuple[float, int, str] | None:
     """Return the accuracy over all classes in percent, the number of images, and their description; or None.
 
-    An accuracy of some classes alone is no accuracy of the model: it is None then.
+    None unless all classes were measured: an accuracy on some classes would misrepresent the model.
     """
     held_out = held_out_accuracy(model)
     if held_out is not None and held_out.percent is not None and set(held_out.images) >= set(model.classes):
@@ -150,6 +150,6 @@ def measured(model: Model) -> tuple[float, int, str] | None:
 
 
 def data_name(model: Model) -> str:
-    """Return the name of the images' folder, without its path, which is private."""
+    """Return the name of the image folder without its path, which is private."""
     said = str(model.data.get("name") or model.config.dataset)
     return PurePath(said.removeprefix("folder:")).name or said

@@ -1,7 +1,8 @@
 """Export to ONNX, torch.export and TorchScript.
 
-The exported network takes stored pixels and returns logits and probabilities, so a user only has to resize
-images. Each file is written aside, compared with the model on images, and only then given its name.
+The exported network takes uint8 pixels and returns logits and probabilities; normalization is part of it, so
+a user only has to resize images. Each file is written to a temporary name, compared with the model on images,
+and only then renamed.
 """
 
 import json
@@ -25,14 +26,14 @@ from cofima.methods.components.adapters import Inserted
 from cofima.store.model import Model
 
 INPUT, OUTPUTS = "pixels", ("logits", "probabilities")
-TOLERANCE = 1e-3  # of the largest logit, or of 1 where that is smaller
-ONNX_LIMIT = 2**31 - 2**20  # bytes that one ONNX file can hold
+TOLERANCE = 1e-3  # relative to the largest logit, or to 1 if that is smaller
+ONNX_LIMIT = 2**31 - 2**20  # maximum bytes of one ONNX file
 LAST = 2**31
 Answer = Callable[[Tensor], Tensor]
 
 
 class Portable(nn.Module):
-    """A model as one network: uint8 pixels [B, 3, stored, stored] in, logits and probabilities out."""
+    """A model as one module: uint8 pixels [B, 3, stored, stored] in, logits and probabilities out."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class Portable(nn.Module):
 
 @contextmanager
 def plain_switches(net: nn.Module) -> Iterator[None]:
-    """Make the switches of adapters Python values: a graph cannot branch on the value of a tensor."""
+    """Turn the switches of adapters into Python values: a traced graph cannot branch on a tensor's value."""
     inserted = [module for module in net.modules() if isinstance(module, Inserted)]
     switches = [module.on for module in inserted]
     for module, switch in zip(inserted, switches, strict=True):
@@ -99,13 +100,19 @@ def metadata(model: Model) -> dict[str, Any]:
 
 
 def as_text(values: dict[str, Any]) -> dict[str, str]:
-    """Return metadata as strings, which is all that files hold: JSON, each under ``cofima.``."""
+    """Return metadata as JSON strings under ``cofima.*`` keys, as file headers hold strings only."""
     return {f"cofima.{key}": json.dumps(value, ensure_ascii=False) for key, value in values.items()}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Comparison of an exported file with the model: the largest difference of their logits."""
+    """Comparison of an exported file with the model.
+
+    Attributes:
+        images: Number of images.
+        difference: Largest absolute difference of the logits.
+        largest: Largest absolute logit of the model.
+    """
 
     images: int
     difference: float
@@ -113,8 +120,8 @@ class Exported:
 
 
 def to_onnx(model: Model, path: Path, images: Tensor) -> Exported:
-    """Write an ONNX file that takes any number of uint8 images; checked with onnxruntime."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime tells its makers of each model
+    """Write an ONNX file with a dynamic batch size, and check it with onnxruntime."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime reports each model to its vendor
     onnx, runtime = import_extra("onnx", "onnx"), import_extra("onnxruntime", "onnx")
     import_extra("onnxscript", "onnx")
     if sum(p.numel() * p.element_size() for p in model.method.net.state_dict().values()) > ONNX_LIMIT:
@@ -146,7 +153,7 @@ def to_onnx(model: Model, path: Path, images: Tensor) -> Exported:
 
 
 def to_torchscript(model: Model, path: Path, images: Tensor) -> Exported:
-    """Write a TorchScript archive that needs torch alone; its metadata is in its file cofima.json."""
+    """Write a TorchScript archive that only needs torch; metadata is in its extra file cofima.json."""
     text = json.dumps(metadata(model), ensure_ascii=False)
     with write_aside(path) as aside:
         with _tracing(model), _traceable(model, "TorchScript"):
@@ -161,7 +168,7 @@ def to_torchscript(model: Model, path: Path, images: Tensor) -> Exported:
 
 
 def to_pt2(model: Model, path: Path, images: Tensor) -> Exported:
-    """Write a program of torch.export that needs torch alone; its metadata is in its file cofima.json."""
+    """Write a torch.export program that only needs torch; metadata is in its extra file cofima.json."""
     extra = {"cofima.json": json.dumps(metadata(model), ensure_ascii=False)}
     with write_aside(path) as aside:
         with _tracing(model), _traceable(model, "a program of torch.export"):
@@ -175,13 +182,13 @@ def to_pt2(model: Model, path: Path, images: Tensor) -> Exported:
 
 
 def on_squares(model: Model) -> Model:
-    """Set a model to square center crops, whatever its training images were."""
+    """Set a model's view to square center crops, in place: exported files have a fixed input size."""
     model.view = replace(model.view, whole=0, window=False, shape=None)
     return model
 
 
 def sample_images(model: Model, count: int = 8) -> tuple[Tensor, str]:
-    """Return images to compare on, and their description: images kept in the model, or random ones."""
+    """Return images for the comparison and their description: images stored in the model, or random ones."""
     kept = model.images
     if kept is not None and len(kept) >= 2 and kept.pixels.ndim == 4:
         return kept.pixels[kept.rows[:count]], "kept in the model"
@@ -194,9 +201,9 @@ def sample_images(model: Model, count: int = 8) -> tuple[Tensor, str]:
 
 @torch.inference_mode()
 def compare(model: Model, path: Path, images: Tensor, answer: Answer) -> Exported:
-    """Compare an exported network with the model, on one image and on a batch: the batch size must be free.
+    """Compare an exported network with the model, on one image and on a batch: the batch size is dynamic.
 
-    A difference is an error inside :func:`write_aside`, so nothing is written.
+    It is called within :func:`write_aside`, so that nothing is written if it raises.
     """
     wanted = model.logits(images)
     with _traceable(model, f"{path.suffix} for any number of images"):
@@ -212,7 +219,7 @@ def compare(model: Model, path: Path, images: Tensor, answer: Answer) -> Exporte
 
 @contextmanager
 def _tracing(model: Model) -> Iterator[None]:
-    """Trace in evaluation mode, without gradients and without the warnings of the tracers."""
+    """Trace in evaluation mode, without gradients and without the tracer's warnings."""
     model.method.net.eval()
     level = logging.getLogger("torch.onnx").level
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

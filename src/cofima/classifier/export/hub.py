@@ -30,15 +30,15 @@ def push(
     with_images: bool = False,
     with_features: bool = False,
 ) -> str:
-    """Upload the current generation with its card in one commit; return the address.
+    """Upload the current generation with its card in one commit; return the URL.
 
     Args:
         folder: The model folder; earlier generations are not uploaded.
         repo: ``NAME`` or ``OWNER/NAME``; created if it does not exist.
         private: Create the repository as private.
         license: License identifier of the hub, for the card.
-        with_images: Also upload the images inside the model.
-        with_features: Also upload the features of held-out images, by which forgetting is measured.
+        with_images: Also upload the images stored in the model.
+        with_features: Also upload the stored features of held-out images, on which forgetting is measured.
     """
     if constants.HF_HUB_OFFLINE:
         raise CofimaError(
@@ -72,9 +72,9 @@ def push(
 
 
 def without_places(generation: Generation, left_out: Collection[str] = ()) -> dict[str, bytes]:
-    """Return config.json and history.jsonl with names instead of paths, which are private.
+    """Return config.json and history.jsonl with names in place of paths, which are private.
 
-    config.json does not list the files that are ``left_out``.
+    Files that are ``left_out`` are not listed in config.json.
     """
     rows = [HistoryRow.model_validate(without_paths(row.model_dump())) for row in generation.history()]
     history = dump_rows(rows).encode()
@@ -115,7 +115,7 @@ def _refuse_name(repo: str) -> None:
 
 
 def _is_network(error: Exception) -> bool:
-    """Return True if a connection failed, whichever HTTP library huggingface_hub uses."""
+    """Return True if the connection failed, whichever HTTP library huggingface_hub uses."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"TransportError", "ConnectionError", "ConnectError", "TimeoutException", "OSError"})
 

@@ -1,4 +1,4 @@
-"""Export to weights that plain timm loads, if a model is just a backbone and a linear head."""
+"""Export to weights that plain timm can load, for models that are a backbone with a linear head."""
 
 import json
 from pathlib import Path
@@ -19,12 +19,12 @@ from cofima.models.head import Head
 from cofima.store.model import Model
 from cofima.weights.mmap import write_tensors
 
-# what timm has to know of an architecture to change its first or its last layer
+# entries of pretrained_cfg that timm needs to change the first or the last layer
 BUILD = ("first_conv", "classifier", "pool_size", "fixed_input_size")
 
 
 def to_timm(model: Model, path: Path, images: Tensor) -> Exported:
-    """Write weights that plain timm loads, as ``timm.create_model(..., checkpoint_path=path)``."""
+    """Write weights for plain timm: ``timm.create_model(..., checkpoint_path=path)``."""
     refuse_not_plain(model, path)
     with write_aside(path) as aside:
         _write_weights(model, aside)
@@ -34,9 +34,9 @@ def to_timm(model: Model, path: Path, images: Tensor) -> Exported:
 
 
 def to_timm_hub(model: Model, folder: Path, images: Tensor) -> Exported:
-    """Write a folder that timm loads from the hub, or by ``timm.create_model("local-dir:FOLDER", True)``.
+    """Write a folder that timm loads from the hub or with ``timm.create_model("local-dir:FOLDER", True)``.
 
-    It holds the weights, ``config.json`` with architecture, classes and preprocessing, and the model card.
+    It holds the weights, the model card, and ``config.json`` with architecture, classes and preprocessing.
     """
     refuse_not_plain(model, folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -61,14 +61,14 @@ def _write_weights(model: Model, path: Path) -> None:
 
 
 def _built(model: Model) -> Any:
-    """Return the network as timm builds it for the weights, which it does not have yet."""
+    """Return timm's network for the weights, not loaded yet."""
     settings = timm_settings(model)
     with torch.random.fork_rng(devices=[]):
         return timm.create_model(settings["architecture"], **settings["arguments"]).eval()
 
 
 def _hub_config(model: Model, net: Any) -> dict[str, Any]:
-    """Return config.json as timm reads it from a repository of the hub."""
+    """Return config.json in timm's format for hub repositories."""
     settings = timm_settings(model)
     known = {key: net.pretrained_cfg[key] for key in BUILD if net.pretrained_cfg.get(key) is not None}
     arguments = {key: value for key, value in settings["arguments"].items() if key != "num_classes"}
@@ -83,11 +83,11 @@ def _hub_config(model: Model, net: Any) -> dict[str, Any]:
 
 
 def timm_settings(model: Model) -> dict[str, Any]:
-    """Return the arguments of ``timm.create_model`` for the weights, and the preprocessing."""
+    """Return the arguments of ``timm.create_model`` and the preprocessing."""
     known = model.backbone
     arguments: dict[str, Any] = {"num_classes": len(model.classes)}
     if hasattr(build_empty(model.config.backbone, known.size), "patch_embed"):
-        arguments["img_size"] = known.size  # which only a transformer needs to be built
+        arguments["img_size"] = known.size  # only transformers take it
     data = {
         "input_size": [3, known.size, known.size],
         "crop_pct": known.crop_pct,
@@ -99,7 +99,7 @@ def timm_settings(model: Model) -> dict[str, Any]:
 
 
 def refuse_not_plain(model: Model, path: Path) -> None:
-    """Raise if timm alone would predict something else with the weights."""
+    """Raise if plain timm would predict something else with the weights."""
     if reason := not_plain(model):
         raise CofimaError(
             f"{path}: plain timm cannot hold this model, as {reason}; export it with --onnx or --pt2"
@@ -107,7 +107,7 @@ def refuse_not_plain(model: Model, path: Path) -> None:
 
 
 def not_plain(model: Model) -> str | None:
-    """Return the part of a model that is neither backbone nor linear head, in words, or None."""
+    """Return the reason why a model is more than a backbone and a linear head, or None."""
     method = model.method
     if type(method).predict is not Method.predict:
         return f"{method.label} predicts with parts of its own beside backbone and head (prompts)"

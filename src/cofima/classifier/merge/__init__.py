@@ -1,1 +1,1 @@
-"""Merging of models and checkpoints."""
+"""Merging of model folders, checkpoints and LoRA adapters."""

@@ -1,4 +1,4 @@
-r"""Average LoRA adapters: folders as peft writes them, whose heads are matched by the names of classes.
+r"""Average LoRA adapters: folders as peft writes them, with heads matched by class name.
 
 An adapter changes a weight by :math:`s B A`. The average of two changes is not the product of averaged
 factors; it is, exactly, the product of the factors side by side,
@@ -6,7 +6,7 @@ factors; it is, exactly, the product of the factors side by side,
 .. math:: \sum_k w_k s_k B_k A_k = \begin{pmatrix} w_1 s_1 B_1 & \cdots & w_n s_n B_n \end{pmatrix}
           \begin{pmatrix} A_1 \\ \vdots \\ A_n \end{pmatrix}
 
-so that the result has the sum of the ranks. No network is built, and peft is not needed.
+so the rank of the result is the sum of the ranks. No network is built, and peft is not needed.
 """
 
 import json
@@ -29,8 +29,8 @@ from cofima.weights.ops import Weights
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-MODEL_CONFIG = "config.json"  # of transformers; holds the names of the classes
-_PLACEHOLDER = re.compile(r"LABEL_\d+")  # the names that transformers gives to classes without one
+MODEL_CONFIG = "config.json"  # written by transformers; holds the class names
+_PLACEHOLDER = re.compile(r"LABEL_\d+")  # names that transformers gives to unnamed classes
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<table>embedding_)?(?P<side>[AB])(\.weight)?$")
 
 
@@ -42,7 +42,7 @@ class AdapterFolder:
         path: The folder.
         config: Its adapter_config.json.
         weights: Its tensors.
-        model: Its config.json; empty where there is none.
+        model: Its config.json; empty if there is none.
     """
 
     path: Path
@@ -52,19 +52,19 @@ class AdapterFolder:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes in the order of the head's rows; empty where they are not known."""
+        """Class names in the order of the head's rows; empty if not known."""
         names = self.model.get("id2label") or {}
         found = [str(names[key]) for key in sorted(names, key=int)]
         return [] if all(_PLACEHOLDER.fullmatch(name) for name in found) else found
 
     @property
     def factors(self) -> dict[str, str]:
-        """The name of the factor A of each layer, and that of its factor B."""
+        """Names of the factor A of each layer, mapped to those of its factor B."""
         names = [key for key in self.weights if (m := _FACTOR.match(key)) and m["side"] == "A"]
         return {key: _other(key) for key in names}
 
     def scale(self, key: str, rank: int) -> float:
-        """Return the factor of a layer's product."""
+        """Return the scale of a layer's update, alpha over the rank (or its square root with rsLoRA)."""
         module = _module(key)
         patterns: Mapping[str, float] = self.config.get("alpha_pattern") or {}
         mine = (alpha for name, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({name})", module))
@@ -73,12 +73,12 @@ class AdapterFolder:
 
 
 def is_adapter(path: Path) -> bool:
-    """Return True if a folder is an adapter of peft."""
+    """Return True if a folder is a peft adapter."""
     return (path / CONFIG).is_file()
 
 
 def merge_adapters(request: MergeRequest, out: Path, force: bool) -> tuple[int, str, list[str], list[str]]:
-    """Write the average of adapters; return the size of its tensors, its label, its classes, and notes."""
+    """Write the average of adapters; return the size of its tensors, its label, its classes, and messages."""
     found = request.problems() or output_problems(out, request.models, folder=True, force=force)
     if request.method != AVERAGE:
         found.append(
@@ -106,7 +106,7 @@ def merge_adapters(request: MergeRequest, out: Path, force: bool) -> tuple[int, 
 
 
 def _read(path: Path) -> AdapterFolder:
-    """Read a folder; refuse what cannot be averaged exactly."""
+    """Read a folder; raise if the adapter cannot be averaged exactly."""
     config = json.loads((path / CONFIG).read_text("utf-8"))
     if config.get("peft_type") != "LORA" or config.get("use_dora"):
         kind = "DORA" if config.get("use_dora") else config.get("peft_type")
@@ -119,7 +119,7 @@ def _read(path: Path) -> AdapterFolder:
 
 
 def _factors(adapters: Sequence[AdapterFolder], shares: Sequence[float]) -> tuple[int, Weights]:
-    """Return the rank of the average and its factors: those of all side by side, 0 where one has none."""
+    """Return the rank of the average and its factors: all factors concatenated, zero-padded to the rank."""
     layers = dict.fromkeys(key for adapter in adapters for key in adapter.factors)
     ranks = {key: sum(len(a.weights[key]) for a in adapters if key in a.weights) for key in layers}
     rank = max(ranks.values(), default=0)
@@ -136,7 +136,7 @@ def _factors(adapters: Sequence[AdapterFolder], shares: Sequence[float]) -> tupl
 
 
 def _others(adapters: Sequence[AdapterFolder], shares: Sequence[float], classes: Sequence[str]) -> Weights:
-    """Return the average of whole tensors; a head's rows by class, each over the adapters that know it."""
+    """Return the average of full tensors; rows of a head per class, over the adapters that have the class."""
     keys = dict.fromkeys(key for a in adapters for key in a.weights if not _FACTOR.match(key))
     merged: Weights = {}
     for key in keys:
@@ -165,7 +165,7 @@ def _others(adapters: Sequence[AdapterFolder], shares: Sequence[float], classes:
 
 
 def _config(adapters: Sequence[AdapterFolder], rank: int) -> dict[str, Any]:
-    """Return the configuration of the average: all layers, at the rank of all, with the scale in factor B."""
+    """Return the configuration of the average: all layers at the common rank, the scale folded into B."""
     targets = [adapter.config.get("target_modules") for adapter in adapters]
     if all(isinstance(target, list) for target in targets):
         layers: Any = sorted({name for target in targets for name in target or ()})
@@ -184,7 +184,7 @@ def _config(adapters: Sequence[AdapterFolder], rank: int) -> dict[str, Any]:
 
 
 def _pattern(targets: Sequence[Any]) -> str:
-    """Return one regular expression for layers that are given by names or by expressions."""
+    """Return one regular expression for layers given by names or by regular expressions."""
     parts = [t if isinstance(t, str) else rf"(.*\.)?({'|'.join(map(re.escape, t or ()))})" for t in targets]
     return "|".join(f"({part})" for part in parts)
 
@@ -214,7 +214,7 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _padded(value: Tensor, size: int, dim: int) -> Tensor:
-    """Return a tensor with zeros at the end of a dimension, up to a size."""
+    """Zero-pad a tensor at the end of a dimension, up to a size."""
     shape = [*value.shape]
     shape[dim] = size - shape[dim]
     return torch.cat([value, value.new_zeros(shape)], dim).contiguous()
@@ -227,6 +227,6 @@ def _module(key: str) -> str:
 
 
 def _other(key: str) -> str:
-    """Return the name of the factor B beside that of A."""
+    """Return the name of the factor B that belongs to a factor A."""
     head, _, tail = key.rpartition("_A")
     return f"{head}_B{tail}"

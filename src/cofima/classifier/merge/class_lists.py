@@ -1,4 +1,4 @@
-"""Heads of plain files for different classes: matched by the names of their classes, or left out."""
+"""Heads of plain files with different classes: matched by class name, or left out."""
 
 import json
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from pathlib import Path
 from cofima.classifier.merge.inputs import HEAD, CheckpointFile, skipped
 from cofima.core.errors import CofimaError, problems
 
-CLASSES = "cofima.classes"  # metadata: names of the classes as a JSON list, as cofima export --timm writes it
+CLASSES = "cofima.classes"  # metadata key: JSON list of class names, written by cofima export --timm
 
 
 def skip(models: Sequence[CheckpointFile], patterns: Sequence[str]) -> list[CheckpointFile]:
-    """Leave tensors out of every file; raise for a pattern that no name matches."""
+    """Drop matching tensors from every file; raise for a pattern that matches no name."""
     names = {key for model in models for key in model.weights}
     unused = [pattern for pattern in patterns if not any(fnmatchcase(key, pattern) for key in names)]
     if unused:
@@ -24,12 +24,12 @@ def skip(models: Sequence[CheckpointFile], patterns: Sequence[str]) -> list[Chec
 
 
 def _tops(names: set[str]) -> list[str]:
-    """Return the first parts of the names, with a star: what a pattern may be."""
+    """Return the possible patterns: the first part of each name, followed by a star."""
     return sorted({f"{name.partition('.')[0]}.*" if "." in name else name for name in names})
 
 
 def read_class_list(path: Path) -> list[str]:
-    """Return the names in a text file, one a line."""
+    """Read class names from a text file, one per line."""
     try:
         names = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -41,7 +41,7 @@ def read_class_list(path: Path) -> list[str]:
 
 
 def known_classes(models: Sequence[CheckpointFile]) -> list[list[str]]:
-    """Return the classes that the files themselves name, if all do and they differ; else nothing."""
+    """Return the class names in the files' metadata if all have them and they differ; else an empty list."""
     named = [json.loads(model.metadata.get(CLASSES, "[]")) for model in models]
     return named if all(named) and any(names != named[0] for names in named) else []
 
@@ -49,12 +49,12 @@ def known_classes(models: Sequence[CheckpointFile]) -> list[list[str]]:
 def name_rows(
     models: Sequence[CheckpointFile], classes: Sequence[Sequence[str]], head: str | None = None
 ) -> list[CheckpointFile]:
-    """Take the heads of files apart from their networks, with the names of their rows.
+    """Separate the heads of files from their networks, and attach the class names of their rows.
 
     Args:
         models: The files.
-        classes: Of each, the names of its classes in the order of the head's rows.
-        head: Name of the head's module; by default the only one with one row a class in every file.
+        classes: Class names of each file, in the order of the head's rows.
+        head: Name of the head's module; by default the only one with one row per class in every file.
     """
     found = [head] if head else _heads(models, classes)
     if len(found) != 1:
@@ -74,19 +74,19 @@ def name_rows(
 
 
 def without_head(model: CheckpointFile, head: str) -> CheckpointFile:
-    """Leave out the head of a file, of whose rows nobody gave the names."""
+    """Drop the head of a file whose class names are not known."""
     return replace(model, weights=skipped(model.weights, [f"{head}.*"]))
 
 
 def _heads(models: Sequence[CheckpointFile], classes: Sequence[Sequence[str]]) -> list[str]:
-    """Return the modules that have one row a class in every file."""
+    """Return the modules that have one row per class in every file."""
     modules = (key.removesuffix(".weight") for key in models[0].weights if key.endswith(".weight"))
     pairs = list(zip(models, classes, strict=True))
     return [name for name in modules if all(_rows(model, name) == len(names) for model, names in pairs)]
 
 
 def _rows(model: CheckpointFile, module: str) -> int | None:
-    """Return the rows of a linear layer; None where there is none of this name."""
+    """Return the number of rows of a linear layer; None if there is none of this name."""
     weight, bias = (model.weights.get(f"{module}.{key}") for key in HEAD)
     if weight is None or weight.dim() != 2 or (bias is not None and len(bias) != len(weight)):
         return None

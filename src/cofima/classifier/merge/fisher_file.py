@@ -29,7 +29,7 @@ from cofima.weights.ops import Weights
 
 @dataclass(frozen=True)
 class Measured:
-    """Result of a measurement: the file, and the numbers of images and classes."""
+    """Result of a measurement: the file, and the number of images and of classes."""
 
     path: Path
     images: int
@@ -50,25 +50,34 @@ def fisher(
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Measured:
-    """Write the diagonal Fisher information of a model folder, under the names of its weights.
+    """Measure the diagonal Fisher information of a saved model, and write it under the names of its weights.
 
     Args:
         model: A model folder.
-        images: A folder with one folder per class, or with ``train`` (which is taken) and ``test``, or a
-            CSV file (path,label). Its classes must be classes of the model, by name.
+        images: A folder with one subfolder per class, or with ``train`` (which is used) and ``test``, or a
+            CSV file (path,label). All classes must be known to the model, by name.
         out: The .safetensors file to write.
-        labels: ``data`` takes the folder's classes, ``sampled`` draws one from the model for each image,
-            ``exact`` takes the expectation over all classes.
-        logits: Softmax over all classes of the model (seen), or over those in the folder (local).
+        labels: ``data`` uses the true labels (empirical Fisher), ``sampled`` draws a label from the model's
+            prediction for each image, ``exact`` takes the expectation over all classes.
+        logits: Softmax over all classes of the model (``seen``), or over those in the folder (``local``).
         max_per_class: Maximum number of images per class.
-        skip_unreadable: Leave out unreadable images instead of refusing the folder.
-        seed: Seed of sampled labels, and of the images that ``max_per_class`` takes.
-        device: Device to compute on.
+        skip_unreadable: Skip unreadable images instead of raising.
+        seed: Random seed of sampled labels, and of the images that ``max_per_class`` selects.
+        device: Device to compute on; ``auto`` chooses.
         force: Replace ``out`` if it exists.
-        progress: Receives the progress of the work.
+        progress: Receives progress reports.
+
+    Returns:
+        The file, and the number of images and of classes.
 
     Raises:
-        CofimaError: With every problem of the request, the model or the images.
+        CofimaError: With all problems of the request, the model or the images.
+
+    Examples:
+        >>> cofima.fisher("parts_berlin", "photos_berlin", "berlin.safetensors")
+        >>> cofima.fisher("parts_paris", "photos_paris", "paris.safetensors")
+        >>> files = ["berlin.safetensors", "paris.safetensors"]
+        >>> cofima.merge(["parts_berlin", "parts_paris"], "parts_both", "fisher", fisher=files)
     """
     model, images, out = Path(model), Path(images), Path(out)
     _refuse(model, images, out, logits, max_per_class, force)
@@ -100,9 +109,9 @@ def fisher(
 
 
 def _measure(model: Model, known: ImageSet, labels: LabelMode, columns: slice | None, seed: int) -> Weights:
-    """Return the Fisher information under timm's names, the head in one piece."""
+    """Return the Fisher information under timm's parameter names, with the head's blocks joined."""
     context = model.method.context
-    # the head that predicts need not be the one that is trained
+    # a method may predict with another head than the one it trains (net.head)
     net = nn.Sequential(OrderedDict(backbone=model.method.net.backbone, head=model.method.head()))
     found = diagonal_fisher(
         net,
@@ -123,7 +132,7 @@ def _measure(model: Model, known: ImageSet, labels: LabelMode, columns: slice | 
 
 
 def _columns(known: ImageSet, classes: list[str]) -> slice:
-    """Return the columns of the folder's classes, which must be adjacent."""
+    """Return the logit columns of the folder's classes, which must be adjacent."""
     there = sorted(known.counts())
     if there != list(range(there[0], there[-1] + 1)):
         between = [classes[c] for c in range(there[0], there[-1]) if c not in there]

@@ -27,7 +27,7 @@ def merge_folders(
 ) -> tuple[MethodAfter, list[str], int]:
     """Write the merged model folder; return its method, its classes, and the size of its tensors.
 
-    Folders that cannot be merged are one error with all differences, before anything is written.
+    If the folders cannot be merged, one error lists all differences, before anything is written.
     """
     inputs = _fitting(inputs)
     tasks = inputs.tasks
@@ -76,7 +76,7 @@ def _fitting(inputs: Inputs) -> Inputs:
 
 
 def _record(inputs: Inputs, settings: MergeSettings, after: MethodAfter) -> Record:
-    """Return config.json of the result: as of the last model, but for what was merged."""
+    """Return config.json of the result: that of the last model, except for what was merged."""
     last, tasks = inputs.folders[-1].record, inputs.tasks
     models = [_origin(one) for one in inputs.every]
     return Record(
@@ -92,7 +92,7 @@ def _record(inputs: Inputs, settings: MergeSettings, after: MethodAfter) -> Reco
 
 
 def _rows_apart(folders: list[ModelFolder]) -> list[str]:
-    """Return a line for each class whose rows of the head cannot be averaged."""
+    """Return a message for each class whose rows of the head cannot be averaged."""
     names = [name for folder in folders for name in set(folder.classes)]
     shared = sorted({name for name in names if names.count(name) > 1})
     reasons = dict.fromkeys(
@@ -102,7 +102,7 @@ def _rows_apart(folders: list[ModelFolder]) -> list[str]:
 
 
 def _without_head(checkpoint: CheckpointFile, classifier: str) -> CheckpointFile:
-    """Leave out the head of a plain file: its classes have no names."""
+    """Drop the head of a plain file, as its classes have no names."""
     if isinstance(checkpoint, ModelFolder):
         return checkpoint
     body = {key: value for key, value in checkpoint.weights.items() if not key.startswith(f"{classifier}.")}
@@ -118,7 +118,7 @@ def _origin(one: CheckpointFile) -> dict[str, Any]:
 
 
 def _part(one: CheckpointFile) -> str:
-    """Return one of the merged models in words, without the path to it, which is private."""
+    """Return a description of one of the merged models, without its path, which is private."""
     name = one.path.resolve().name
     if not isinstance(one, ModelFolder):
         return f"of {name}: weights alone"
@@ -126,7 +126,7 @@ def _part(one: CheckpointFile) -> str:
 
 
 def _command(inputs: Inputs, settings: MergeSettings) -> str:
-    """Return the command that repeats a merge, with names in place of paths."""
+    """Return the command that repeats the merge, with names in place of paths."""
     names = [one.path.resolve().name for one in inputs.models]
     words = ["cofima", "merge", *names, "-o", "MODEL", *settings.words()]
     words += ["--base", inputs.base.path.resolve().name] if inputs.base else []
@@ -139,7 +139,7 @@ def _command(inputs: Inputs, settings: MergeSettings) -> str:
 
 
 def _differences(a: ModelFolder, b: ModelFolder) -> list[str]:
-    """Return the differences of two folders in architecture and preprocessing."""
+    """Return the differences between two folders in architecture and preprocessing."""
 
     def facts(folder: ModelFolder) -> dict[str, Any]:
         body, view = folder.record.backbone, folder.record.preprocess

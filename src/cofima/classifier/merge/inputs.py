@@ -1,4 +1,4 @@
-"""Inputs of a merge, opened and checked but not read: model folders, files of tensors, Fisher information."""
+"""Inputs of a merge, memory-mapped and validated: model folders, files of tensors, Fisher information."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,21 +28,21 @@ DIFFERENT_HEADS = (
     "Heads for different classes: --skip 'fc.*' leaves tensors out of the merge, by their names; "
     "--classes A.txt B.txt, one name a line and one file a model, merges heads class by class."
 )
-MODEL = "model_sha256"  # metadata of a file of Fisher information: the weights that it was measured on
+MODEL = "model_sha256"  # metadata key of a Fisher file: digest of the weights that it was measured on
 HEAD = ("weight", "bias")
-TORCH = (".pth", ".tar", ".pt", ".bin")  # endings of files that torch.save wrote
+TORCH = (".pth", ".tar", ".pt", ".bin")  # suffixes of files written by torch.save
 
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """Tensors that stay on disk until they are used: a plain file, unless it is a model folder.
+    """Tensors of a plain file or, as :class:`ModelFolder`, of a model folder; they stay on disk until used.
 
     Attributes:
-        path: As the user gave it.
-        weights: The network; without its head, where the names of its classes are known.
-        metadata: Of a plain file.
-        classes: Names of the classes, in the order of the head's rows; empty for a file without names.
-        head: Weight and bias of the head that predicts, one row a class; empty for a file without names.
+        path: Path as given by the user.
+        weights: Weights of the network; without its head if the class names are known.
+        metadata: Metadata of a plain file.
+        classes: Class names in the order of the head's rows; empty for a file without names.
+        head: Weight and bias of the head, one row per class; empty for a file without names.
         classifier: Name of the head's module.
     """
 
@@ -55,7 +55,7 @@ class CheckpointFile:
 
     @property
     def every_weight(self) -> Weights:
-        """All weights under the names in their file, the head's too."""
+        """All weights, including the head's, under their names in the file."""
         return self.weights | {self.head_name(key): value for key, value in self.head.items()}
 
     def head_name(self, key: str) -> str:
@@ -65,13 +65,13 @@ class CheckpointFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFolder(CheckpointFile):
-    """A model folder.
+    """A model folder as the input of a merge.
 
     Attributes:
         record: Its config.json.
         method: Its method.
-        state: What the method keeps.
-        entries: The declaration of each entry of the state.
+        state: State tensors of the method.
+        entries: The schema entry of each state tensor.
     """
 
     record: Record
@@ -82,12 +82,12 @@ class ModelFolder(CheckpointFile):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that is merged.
+    """All inputs of a merge.
 
     Attributes:
-        models: In the order of the request; a base that wise_ft takes is the first of them.
-        base: The start of task vectors.
-        fishers: The Fisher information of each model, where weights are averaged by it; still on disk.
+        models: Models in the order of the request; the base of wise_ft is the first of them.
+        base: Start of the task vectors.
+        fishers: Fisher information of each model for a Fisher-weighted average; still on disk.
     """
 
     models: Sequence[CheckpointFile]
@@ -101,12 +101,12 @@ class Inputs:
 
     @property
     def folders(self) -> list[ModelFolder]:
-        """Everything that has classes, the base first."""
+        """All model folders, the base first."""
         return [one for one in self.every if isinstance(one, ModelFolder)]
 
     @property
     def tasks(self) -> list[list[str]]:
-        """The tasks of all models one after the other, each class in the first task that has it."""
+        """Tasks of all models in sequence, each class in the first task that has it."""
         seen: set[str] = set()
         tasks = []
         for folder in self.folders:
@@ -116,12 +116,12 @@ class Inputs:
         return [task for task in tasks if task]
 
     def kinds(self) -> dict[str, TensorSpec]:
-        """Return types and shapes of the merged network; the wider type where the models differ."""
+        """Return dtypes and shapes of the merged network; the wider dtype where the models differ."""
         names = self.models[0].weights
         return {key: _widest([model.weights[key] for model in self.models]) for key in names}
 
     def head_kinds(self, classes: int) -> dict[str, TensorSpec]:
-        """Return types and shapes of the merged head, with one row a class."""
+        """Return dtypes and shapes of the merged head, with one row per class."""
         last = self.models[-1]
         return {
             last.head_name(key): TensorSpec(value.dtype, (classes, *value.shape[1:]))
@@ -129,7 +129,7 @@ class Inputs:
         }
 
     def require_fit(self) -> None:
-        """Raise with every difference between the networks, if there is any."""
+        """Raise with all differences if the networks differ in names, shapes or dtypes."""
         first, *others = self.every
         wrong = []
         for other in others:
@@ -146,7 +146,7 @@ class Inputs:
             raise CofimaError(f"{first.path} has no tensors")
 
     def require_finite(self, progress: Progress) -> None:
-        """Raise with the name of every weight that holds NaN or Inf; all tensors are read once."""
+        """Raise with the names of all weights that hold NaN or Inf; all tensors are read once."""
         wrong: list[str] = []
         every = [(one.path, key, value) for one in self.every for key, value in one.every_weight.items()]
 
@@ -166,7 +166,7 @@ class Inputs:
 
 
 def network_merges(inputs: Inputs, target: MappedFile) -> Iterator[TensorMerge]:
-    """Yield the merge of each tensor of the networks, but for the heads of model folders."""
+    """Yield the merge of each tensor of the networks, without heads that have class names."""
     models, base = inputs.models, inputs.base
     for key in models[0].weights:
         values = [model.weights[key] for model in models]
@@ -239,7 +239,7 @@ def skipped(weights: Weights, patterns: Sequence[str]) -> Weights:
 
 
 def require_linear(path: Path, method: type[Method], entries: Mapping[str, Entry]) -> None:
-    """Raise if a model predicts with more than a backbone and a linear head."""
+    """Raise if a model predicts with more than its backbone and a linear head."""
     more = dict.fromkeys(entry.predicts for entry in entries.values() if entry.predicts)
     if more:
         raise CofimaError(
@@ -251,7 +251,7 @@ def require_linear(path: Path, method: type[Method], entries: Mapping[str, Entry
 def open_fishers(
     paths: Sequence[Path], models: Sequence[CheckpointFile], skip: Sequence[str] = ()
 ) -> list[Weights]:
-    """Open one file per model; raise if one does not fit its model, or was measured on another."""
+    """Open one Fisher file per model; raise if one does not fit its model or was measured on another."""
     opened = [(skipped(fisher, skip), said) for fisher, said in map(read_mapped, paths)]
     wrong: list[str] = []
     for path, model, (fisher, said) in zip(paths, models, opened, strict=True):
@@ -279,15 +279,15 @@ def open_fishers(
 
 
 def _finite(values: Tensor) -> bool:
-    """Return True if no value is NaN or infinite; one pass without a copy, as both reach the extremes."""
+    """Return True if no value is NaN or infinite; ``aminmax`` propagates both, in one pass without a copy."""
     if not values.numel() or not values.is_floating_point():
         return True
-    exact = values.float() if values.itemsize == 1 else values  # torch has no extremes of 8-bit floats
+    exact = values.float() if values.itemsize == 1 else values  # torch has no aminmax for 8-bit floats
     return all(math.isfinite(float(end)) for end in exact.aminmax())
 
 
 def _widest(values: Sequence[Tensor]) -> TensorSpec:
-    """Return the type that holds all values exactly; it is theirs where they have the same."""
+    """Return a dtype that represents all values exactly: their own if they share one."""
     last = spec_of(values[-1])
     types = {value.dtype for value in values}
     if len(types) == 1 or not last.dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""Merge checkpoints: one call for files and for model folders."""
+"""Merge checkpoints: one function for files, model folders and adapters."""
 
 import json
 from collections.abc import Sequence
@@ -32,11 +32,11 @@ class Merged:
     """Result of a merge.
 
     Attributes:
-        path: The file or the model folder.
+        path: The merged file or model folder.
         bytes: Size of its tensors.
         label: The method that a merged folder continues with; empty for a file.
-        classes: Its classes, in the order of the logits; empty for a file without names.
-        notes: Remarks for the user.
+        classes: Class names, in the order of the logits; empty for a file without names.
+        notes: Messages for the user.
     """
 
     path: Path
@@ -64,36 +64,43 @@ def merge(
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Merged:
-    """Merge model folders, or files of weights, into one; tensor by tensor, straight from disk to disk.
+    """Merge model folders, or files of weights, into one.
 
-    Memory stays small however large the models are. Folders may know different classes: their heads
-    are matched by the names of the classes.
+    Tensors are streamed from disk to disk, so memory stays small however large the models are. Folders may
+    have different classes: the rows of their heads are matched by class name.
 
     Args:
         models: Two or more model folders or files (.safetensors, .pth, .pth.tar, .pt, .bin); one is enough
-            where there is a ``base``. Folders of LoRA
-            adapters, as peft writes them, can be averaged too.
+            with a ``base``. Folders of LoRA adapters, as peft writes them, can be averaged too.
         out: The merged folder or file.
         method: ``average``, ``fisher``, ``wise_ft``, ``task_arithmetic``, ``ties``, ``magmax``,
             ``model_stock``, ``breadcrumbs`` or ``dare``.
         lam: Share of the second of two models (0.5), or scale of the task vectors (task_arithmetic, dare:
             0.4; ties: 1; magmax: 0.5; breadcrumbs: 0.2).
-        weights: Weight of each model, instead of ``lam``; for ties beside it. Not for magmax, model_stock.
-        fisher: Files of Fisher information, one per model, as :func:`fisher` writes them.
-        base: The weights that the models started from: a folder or a file.
+        weights: Weight of each model, instead of ``lam`` (with ties: in addition to it). Not for magmax and
+            model_stock.
+        fisher: Files of Fisher information, one per model, as :func:`cofima.fisher` writes them.
+        base: The weights that the models were fine-tuned from: a folder or a file.
         density: Share of each task vector that is kept (ties: 0.2; breadcrumbs: 0.15; dare: 0.1).
         outliers: Share of the largest elements of each tensor's task vector that breadcrumbs drops, 0.006 by
             default.
-        seed: Seed of the elements that dare drops, 0 by default.
-        skip: Patterns (``fc.*``) of names of tensors that files are merged without.
-        classes: Text files with one class a line, one file per model: heads of files are then merged class by
-            class.
-        head: Name of the layer with one row a class, where several may be it.
+        seed: Random seed of the elements that dare drops, 0 by default.
+        skip: Name patterns (``fc.*``) of tensors to leave out of merged files.
+        classes: Text files with one class name per line, one file per model, to merge the heads of files
+            class by class.
+        head: Name of the classification layer, if several layers have one row per class.
         force: Replace ``out`` if it exists.
-        progress: Receives the progress of the work.
+        progress: Receives progress reports.
+
+    Returns:
+        The path, size, method and classes of the result, and messages for the user.
 
     Raises:
-        CofimaError: With every problem of the request or the files, before anything is written.
+        CofimaError: With all problems of the request or the files, before anything is written.
+
+    Examples:
+        >>> cofima.merge(["parts_berlin", "parts_paris"], "parts_both")
+        >>> cofima.merge(["a.safetensors", "b.safetensors"], "c.safetensors", "ties", base="start.safetensors")
     """
     request = MergeRequest(
         method,
@@ -125,7 +132,7 @@ def merge(
 
 
 def _refuse(request: MergeRequest, out: Path, force: bool) -> None:
-    """Raise one error with every problem that shows before a file is opened."""
+    """Raise one error with all problems that can be found without opening a file."""
     found = request.problems()
     inputs = [*request.models, *([request.base] if request.base else []), *(request.fishers or ())]
     inputs += request.classes or ()
@@ -142,7 +149,7 @@ def _refuse(request: MergeRequest, out: Path, force: bool) -> None:
 
 
 def _open(request: MergeRequest) -> Inputs:
-    """Open everything; the base of wise_ft is the first of its two models."""
+    """Open all inputs; wise_ft takes the base as the first of its two models."""
     models = _open_all([*([request.base] if request.base else []), *request.models])
     models = class_lists.skip(models, request.skip) if request.skip else models
     base = models.pop(0) if request.base else None
@@ -156,7 +163,7 @@ def _open(request: MergeRequest) -> Inputs:
 def _name_rows(
     request: MergeRequest, models: list[CheckpointFile], base: CheckpointFile | None
 ) -> tuple[list[CheckpointFile], CheckpointFile | None]:
-    """Give the heads of plain files the names of their classes, where these are known."""
+    """Attach class names to the heads of plain files, if they are known."""
     told = request.classes or ()
     classes = [class_lists.read_class_list(path) for path in told] or class_lists.known_classes(models)
     if not classes:
@@ -183,9 +190,9 @@ def _open_all(paths: Sequence[Path]) -> list[CheckpointFile]:
 def _merge_files(
     inputs: Inputs, settings: MergeSettings, out: Path, progress: Progress
 ) -> tuple[list[str], int]:
-    """Write the merge of files; return its classes, where their names are known, and the size of its tensors.
+    """Write the merged file; return its classes, if their names are known, and the size of its tensors.
 
-    Integer tensors and metadata come from the last model that has them.
+    Integer tensors and metadata are those of the last model that has them.
     """
     inputs.require_fit()
     classes = class_lists.union(inputs.models)
@@ -201,7 +208,7 @@ def _merge_files(
 
 
 def _metadata(inputs: Inputs, classes: Sequence[str]) -> dict[str, str]:
-    """Return the metadata of all files; what an export says of a model is not true of other classes."""
+    """Return the metadata of all files, without what ``cofima export`` wrote about other classes."""
     found = {key: text for model in inputs.models for key, text in model.metadata.items()}
     if classes:
         found = {key: text for key, text in found.items() if not key.startswith("cofima.")}
@@ -213,7 +220,7 @@ def _notes(inputs: Inputs, settings: MergeSettings) -> list[str]:
     notes, last = [], inputs.models[-1].every_weight
     fishers = inputs.fishers[-1] if inputs.fishers else last
     without = [key for key, value in last.items() if value.is_floating_point() and key not in fishers]
-    if without:  # buffers, as a rule
+    if without:  # usually buffers
         notes.append(
             f"{len(without)} tensors have no Fisher information and are averaged plainly: {some(without, 3)}"
         )

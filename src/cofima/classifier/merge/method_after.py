@@ -1,6 +1,7 @@
 """The method that a merged model folder continues with, and its merged state.
 
-Nothing here depends on a method: each declares in ``state_schema`` its entries and how they are merged.
+Nothing here depends on the method: each declares its state entries, and how they are merged, in
+``state_schema``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ Get = Callable[[ModelFolder], Tensor]
 
 @dataclass(frozen=True)
 class MethodAfter:
-    """The method of the result with its options, and the entries of the state that come along."""
+    """Method and options of the merged model, and the state entries that it keeps."""
 
     name: str
     options: dict[str, Any]
@@ -31,7 +32,7 @@ class MethodAfter:
 
 
 def choose_method(folders: Sequence[ModelFolder]) -> MethodAfter:
-    """Keep the method that all models have, if all of its state can be merged; else take a generic one."""
+    """Keep the models' common method if its whole state can be merged; else fall back to a generic one."""
     last = folders[-1]
     names = {folder.record.config["method"] for folder in folders}
     used = {frozenset(folder.entries.values()) for folder in folders}
@@ -53,13 +54,13 @@ def choose_method(folders: Sequence[ModelFolder]) -> MethodAfter:
 
 @dataclass(frozen=True)
 class StateMerge:
-    """Merge of the states of model folders: of the entries that the result keeps."""
+    """Merge of the states of model folders, limited to the entries that the result keeps."""
 
     inputs: Inputs
     entries: frozenset[Entry]
 
     def kinds(self) -> dict[str, TensorSpec]:
-        """Return types and shapes of the result's state."""
+        """Return dtypes and shapes of the merged state."""
         last, tasks, found = self.inputs.folders[-1], self.inputs.tasks, {}
         for key, value in last.state.items():
             entry, shape = last.entries[key], list(value.shape)
@@ -80,7 +81,7 @@ class StateMerge:
         return found
 
     def merges(self, out: MappedFile) -> Iterator[TensorMerge]:
-        """Yield the merge of each tensor, but for those that are pooled class by class."""
+        """Yield the merge of each tensor, except those that are pooled per class."""
         tasks = self.inputs.tasks
         every = [name for task in tasks for name in task]
         for key, target in out.items():
@@ -99,7 +100,7 @@ class StateMerge:
                 yield self._whole(entry, key, out)
 
     def pool(self, out: Mapping[str, Tensor]) -> None:
-        """Fill in the pooled entries, class by class."""
+        """Fill in the pooled entries, per class."""
         for entry, pooled in self._pooled.items():
             for key in [key for key in out if entry.covers(key)]:
                 start, ragged = 0, entry.lengths_of(key) is not None
@@ -110,7 +111,7 @@ class StateMerge:
 
     @cached_property
     def _pooled(self) -> dict[Entry, "PooledClasses"]:
-        """Return the classes of each pooled entry."""
+        """Pooled rows of each entry that is pooled."""
         every = [name for task in self.inputs.tasks for name in task]
         return {
             entry: PooledClasses(entry, self.inputs.folders, every)
@@ -122,7 +123,7 @@ class StateMerge:
         return next(entry for entry in self.entries if entry.covers(key))
 
     def _whole(self, entry: Entry, key: str, out: MappedFile) -> TensorMerge:
-        """Return the merge of a tensor without an axis of classes."""
+        """Return the merge of a tensor without a class axis."""
         values, base = self._values(entry, lambda folder: folder.state[key])
         put = partial(out.put, key)
         return TensorMerge(key, list(values), list(values.values()), out[key], base, by=_by(entry), put=put)
@@ -141,7 +142,10 @@ class StateMerge:
         yield from rows.merges(key, values, target, names, base=base, fishers=fishers, by=_by(entry))
 
     def _values(self, entry: Entry, get: Get) -> tuple[dict[int, Tensor], Tensor | None]:
-        """Return each model's tensor and the base's; only in an average the base is not one of the models."""
+        """Return each model's tensor, and the base's for an average.
+
+        For other merges the base counts as one of the models.
+        """
         inputs = self.inputs
         if entry.merge != "average":
             return {place: get(folder) for place, folder in enumerate(inputs.folders)}, None
@@ -149,7 +153,7 @@ class StateMerge:
         return {k: get(m) for k, m in enumerate(inputs.models) if isinstance(m, ModelFolder)}, base
 
     def _head_fishers(self, name: str, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Return the head's Fisher information for a tensor that is another head: of its name and shape."""
+        """Return the head's Fisher information for a state tensor that is another head, of the same shape."""
         found = {}
         for place, value in values.items():
             model = self.inputs.models[place]
@@ -169,14 +173,14 @@ def _class_rows(entry: Entry, key: str, folder: ModelFolder) -> Tensor:
 
 
 def _block_rows(entry: Entry, name: str, folder: ModelFolder) -> Tensor:
-    """Return the entry of all blocks of the head, one row per class."""
+    """Return a parameter of all blocks of the head, one row per class."""
     return torch.cat([folder.state[entry.in_block(k, name)] for k in range(len(folder.record.tasks))])
 
 
 class PooledClasses:
-    """The rows of each class of the result, of one entry: pooled where several models know the class.
+    """Rows of one entry for each class of the result, pooled if several models have the class.
 
-    Only what is pooled is in memory; the rows of a class that one model knows stay in its file.
+    Only pooled rows are in memory; those of a class that a single model has stay in its file.
     """
 
     def __init__(self, entry: Entry, folders: Sequence[ModelFolder], names: Sequence[str]) -> None:
@@ -187,12 +191,12 @@ class PooledClasses:
             self.classes.append(entry.pool(known) if entry.pool and len(known) > 1 else known[0])
 
     def rows(self, key: str) -> Iterator[Tensor]:
-        """Yield what each class has in the entry of this name after the prefix."""
+        """Return an iterator over the rows of each class; ``key`` is the name after the entry's prefix."""
         return (each[key] for each in self.classes)
 
 
 def _by_class(entry: Entry, folder: ModelFolder) -> dict[str, dict[str, Tensor]]:
-    """Return the entries of each class of a folder, by the names after the prefix."""
+    """Return the rows of an entry for each class of a folder, keyed by the name after the prefix."""
     found: dict[str, dict[str, Tensor]] = {name: {} for name in folder.classes}
     for key, value in folder.state.items():
         if folder.entries[key] == entry:

@@ -1,4 +1,4 @@
-"""The request for a merge, checked before any work."""
+"""The request for a merge, validated before any work."""
 
 import math
 import os
@@ -12,7 +12,7 @@ from cofima.core.errors import did_you_mean
 
 
 class MergeMethod(StrEnum):
-    """Rule by which weights are merged."""
+    """Merge methods."""
 
     average = auto()
     fisher = auto()
@@ -30,17 +30,17 @@ AVERAGE, FISHER, WISE_FT, TASK_ARITHMETIC, TIES, MAGMAX, MODEL_STOCK, BREADCRUMB
 
 @dataclass(frozen=True)
 class Rule:
-    """The parameters of a rule with their defaults; None where it has no such parameter.
+    """Parameters of a merge method with their defaults; None if it has no such parameter.
 
     Attributes:
-        lam: The share of the second of two models, or the scale of task vectors.
-        models: The least number of models.
+        lam: Share of the second of two models, or scale of the task vectors.
+        models: Minimum number of models.
         vectors: True if it merges task vectors, and so needs the base.
-        weights: Use of weights: the ``share`` of each model, the ``scale`` of its task vector in place of
-            ``lam``, a ``vote`` beside ``lam``, or nothing.
-        density: The share of each task vector that is kept.
-        outliers: The share of the largest elements that is dropped first.
-        seeded: True if elements are dropped by chance.
+        weights: Meaning of the weights: the ``share`` of each model, the ``scale`` of its task vector instead
+            of ``lam``, a ``vote`` in addition to ``lam``, or none.
+        density: Share of each task vector that is kept.
+        outliers: Share of the largest elements that is dropped first.
+        seeded: True if elements are dropped at random.
     """
 
     lam: float | None
@@ -67,16 +67,16 @@ RULES = {
 
 @dataclass(frozen=True)
 class MergeSettings:
-    """Rule of a merge, with every number settled.
+    """Settings of a merge, with all defaults filled in.
 
     Attributes:
-        method: One of :class:`MergeMethod`.
-        lam: The share of the second of two models, or the scale of task vectors; None where weights decide,
-            or nothing has to be decided.
+        method: The merge method.
+        lam: Share of the second of two models, or scale of the task vectors; None if ``weights`` are used
+            instead, or the method has none.
         weights: Weight of each model.
-        density: The share of each task vector that is kept.
-        outliers: The share of the largest elements of each tensor's task vector that is dropped.
-        seed: Seed of the elements that are dropped by chance.
+        density: Share of each task vector that is kept.
+        outliers: Share of the largest elements of each tensor's task vector that is dropped.
+        seed: Random seed of the elements that are dropped.
     """
 
     method: MergeMethod
@@ -88,11 +88,11 @@ class MergeSettings:
 
     @property
     def rule(self) -> Rule:
-        """The rule's parameters."""
+        """Parameters of the merge method."""
         return RULES[self.method]
 
     def words(self) -> list[str]:
-        """Return the options of ``cofima merge`` that ask for these settings."""
+        """Return the command-line options of ``cofima merge`` for these settings."""
         rule, said = self.rule, ["--method", str(self.method)]
         said += ["--lam", f"{self.lam:g}"] if self.lam is not None else []
         said += ["--density", f"{self.density:g}"] if rule.density is not None else []
@@ -114,7 +114,7 @@ class MergeSettings:
 
 @dataclass(frozen=True)
 class MergeRequest:
-    """The request; None means not given."""
+    """The user's request; None means not given."""
 
     method: str
     models: Sequence[Path]
@@ -131,18 +131,18 @@ class MergeRequest:
 
     @property
     def rule(self) -> Rule:
-        """The parameters of the rule, once it is known to exist."""
+        """Parameters of the merge method, which must exist."""
         return RULES[MergeMethod(self.method)]
 
     def problems(self) -> list[str]:
-        """Return every problem of the request itself, without looking at files."""
+        """Return all problems of the request itself, without looking at files."""
         if self.method not in list(MergeMethod):
             known = [str(method) for method in MergeMethod]
             return [f"method = {self.method}: unknown{did_you_mean(str(self.method), known)}"]
         return [*self._models(), *self._numbers(), *self._files()]
 
     def settings(self) -> MergeSettings:
-        """Return the request with defaults filled in, once there are no problems."""
+        """Return the settings, with defaults filled in; call :meth:`problems` first."""
         rule, several = self.rule, len(self.models) > 2
         by_weights = rule.weights in ("share", "scale") and self.weights is not None
         by_weights |= rule.weights == "share" and several
@@ -186,7 +186,7 @@ class MergeRequest:
         return [*wrong, *self._dropped()]
 
     def _dropped(self) -> list[str]:
-        """Return the problems of what a rule drops of task vectors."""
+        """Return the problems of density, outliers and seed."""
         wrong, rule = [], self.rule
         if self.density is not None and rule.density is None:
             wrong.append(f"density = {self.density}: only for method {_those('density')}")
@@ -234,7 +234,7 @@ class MergeRequest:
         return [*wrong, *self._heads()]
 
     def _heads(self) -> list[str]:
-        """Return the problems of what is said about the heads of plain files."""
+        """Return the problems of the options for heads of plain files."""
         told = {"skip": self.skip, "classes": self.classes, "head": self.head}
         folders = [path for path in self.models if path.is_dir()]
         if folders and any(told.values()):
@@ -246,13 +246,13 @@ class MergeRequest:
 
 
 def _those(parameter: str) -> str:
-    """Return the methods that have a parameter, in words."""
+    """Return the names of the methods that have a parameter, as text."""
     return " and ".join(method for method, rule in RULES.items() if getattr(rule, parameter))
 
 
 def output_problems(out: Path, inputs: Iterable[Path], folder: bool, force: bool) -> list[str]:
-    """Return the reasons not to write to ``out``: a file, or a model folder."""
-    from cofima.store.generation import CURRENT  # not above: the command line imports this module
+    """Return the reasons why ``out``, a file or a model folder, cannot be written."""
+    from cofima.store.generation import CURRENT  # not at the top: the command line imports this module
     from cofima.store.model_folder import is_empty
 
     real = out.resolve()

@@ -1,4 +1,4 @@
-"""Merging of tensors, one after the other and a span at a time, so that memory stays small."""
+"""Merging of tensors, one by one and in spans of elements, so that memory stays small."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,27 +36,27 @@ from cofima.weights.task_vectors import (
     ties,
 )
 
-SPAN = 2**17  # elements at a time: all that is in memory beside the mapped files
-LONGER = 4  # times as many where only the result is in memory
+SPAN = 2**17  # elements at a time: all that is in memory besides the mapped files
+LONGER = 4  # longer spans for averages of two models, where only the result is in memory
 MEGABYTE = 1_000_000
 By = Literal["rule", "sum", "last"]
 
 
 @dataclass(frozen=True)
 class TensorMerge:
-    """One tensor of the result, and the tensors that it is made of.
+    """One tensor of the result, and the tensors that it is merged from.
 
     Attributes:
         name: Name of the tensor.
         holders: Indices of the models that have it.
-        values: The tensor of each of them.
+        values: Tensors of these models.
         out: The result, of the same shape.
-        base: The common start, where it has this tensor.
-        fishers: The Fisher information of each value, where there is any.
-        rows: If given, ``out`` is only worked on, and its rows belong to these rows of ``target``.
-        target: The tensor that ``rows`` counts in.
-        put: Writes flat values from an element on, instead of an assignment to ``out``.
-        by: The rule of the settings, the sum, or a copy of the last model.
+        base: Tensor of the base, if it has one.
+        fishers: Fisher information of each value, if any.
+        rows: If given, ``out`` is a buffer, whose rows are copied to these rows of ``target``.
+        target: The tensor that ``rows`` indexes.
+        by: How to merge: by the method of the settings (``rule``), as a sum, or as a copy of the last model.
+        put: Writes flat values from a start index, instead of an assignment to ``out``.
     """
 
     name: str
@@ -72,11 +72,11 @@ class TensorMerge:
 
     @property
     def vectors(self) -> bool:
-        """Return True if the tensor has task vectors."""
+        """True if the tensor has task vectors."""
         return self.base is not None and self.by == "rule" and self.out.is_floating_point()
 
     def cut(self, at: slice, scratch: Scratch) -> "TensorMerge":
-        """Return a span of the merge, in the type of the result; in scratch memory if ``put`` writes it."""
+        """Return a span of the merge in the result's dtype; ``out`` is scratch memory if ``put`` is given."""
 
         def span(value: Tensor) -> Tensor:
             return value.reshape(-1)[at]
@@ -94,11 +94,11 @@ class TensorMerge:
 
 @dataclass(frozen=True)
 class ClassRows:
-    """Matching of tensors with one row per class, each with its own classes in its own order.
+    """Matching of tensors that have one row per class, each with its own classes in its own order.
 
     Attributes:
-        classes: Of each model, the names of its rows; empty for a model without classes.
-        base: The names of the base's rows, where it has any.
+        classes: Class names of each model's rows; empty for a model without classes.
+        base: Class names of the base's rows, if it has any.
     """
 
     classes: Sequence[Sequence[str]]
@@ -120,7 +120,7 @@ class ClassRows:
         fishers: Mapping[int, Tensor] | None = None,
         by: By = "rule",
     ) -> Iterator[TensorMerge]:
-        """Yield a merge for each set of models that have classes in common; only rows are copied.
+        """Yield one merge per set of models that share classes; only the rows of these classes are copied.
 
         ``names`` are the classes of the target's rows.
         """
@@ -144,14 +144,14 @@ def _rows(value: Tensor, classes: Sequence[str], names: Sequence[str]) -> Tensor
 
 
 def spans(one: TensorMerge, size: int, scratch: Scratch) -> Iterator[tuple[int, TensorMerge]]:
-    """Cut a merge into spans, each with the index of its first element."""
+    """Yield the spans of a merge, each with the index of its first element."""
     for start in range(0, one.out.numel(), size):
         yield start, one.cut(slice(start, start + size), scratch)
 
 
 @torch.no_grad()
 def merge_tensors(merges: Sequence[TensorMerge], settings: MergeSettings, progress: Progress) -> None:
-    """Fill every ``out``; the bar counts megabytes of the result."""
+    """Compute every ``out``; progress is in megabytes of the result."""
     kept = _thresholds(merges, settings, progress) if settings.method is TIES else []
     size = sum(one.out.nbytes for one in merges)
     pair = settings.lam is not None and not settings.rule.vectors
@@ -172,7 +172,7 @@ def merge_tensors(merges: Sequence[TensorMerge], settings: MergeSettings, progre
 
 
 def _merge(span: TensorMerge, settings: MergeSettings, layer: "Layer") -> None:
-    """Fill one span."""
+    """Compute one span."""
     name, out, values = span.name, span.out, span.values
     if span.by == "sum":
         out.copy_(torch.stack([value.double() for value in values]).sum(0))
@@ -193,7 +193,7 @@ def _vectors(
     layer: "Layer",
     weights: Sequence[float],
 ) -> Tensor:
-    """Return the merge of task vectors; the base, where no model has this tensor."""
+    """Return the merge of task vectors; the base if no model has this tensor."""
     lam = 1.0 if settings.lam is None else settings.lam
     if not values:
         return base
@@ -213,13 +213,13 @@ def _vectors(
 
 @dataclass(frozen=True)
 class Layer:
-    """Facts about a tensor's task vectors that its spans share.
+    """Quantities of a whole tensor's task vectors that its spans share.
 
     Attributes:
-        least: Of each model, the least magnitude that TIES keeps.
+        least: Smallest magnitude that TIES keeps, per model.
         share: Model Stock's share of the models.
-        bands: Of each model, the magnitudes that Breadcrumbs keeps.
-        draws: Of each model, the chance by which DARE drops elements.
+        bands: Range of magnitudes that Breadcrumbs keeps, per model.
+        draws: Random generator by which DARE drops elements, per model.
     """
 
     least: Sequence[float] = ()
@@ -229,7 +229,7 @@ class Layer:
 
 
 def _layer(one: TensorMerge, settings: MergeSettings, kept: Sequence[float]) -> Layer:
-    """Look through a tensor, a span at a time, for what its merge must know of the whole."""
+    """Compute what the merge of each span needs to know about the whole tensor, a span at a time."""
     if not one.vectors or not one.holders:
         return Layer()
     if settings.method is TIES:
@@ -255,7 +255,7 @@ def _layer(one: TensorMerge, settings: MergeSettings, kept: Sequence[float]) -> 
 
 
 def _draws(one: TensorMerge, seed: int, model: int) -> torch.Generator:
-    """Return a stream of chance for a tensor of a model, whatever is merged before it."""
+    """Return a random generator for a tensor of a model, independent of the tensors merged before it."""
     rows = [] if one.rows is None else one.rows.tolist()
     words = f"{seed} {model} {one.name} {rows}".encode()
     number = int.from_bytes(blake2b(words, digest_size=8).digest(), "little")
@@ -265,7 +265,7 @@ def _draws(one: TensorMerge, seed: int, model: int) -> torch.Generator:
 def _average(span: TensorMerge, settings: MergeSettings, models: list[dict[str, Tensor]]) -> None:
     name, out = span.name, span.out
     fishers = [{name: fisher} for fisher in span.fishers or ()]
-    if settings.rule.vectors:  # what the base does not have has no task vector
+    if settings.rule.vectors:  # the base lacks this tensor, so there is no task vector
         out.copy_(average_all(models)[name])
     elif settings.lam is None:
         weights = [settings.weights[k] for k in span.holders]
@@ -281,7 +281,7 @@ def _average(span: TensorMerge, settings: MergeSettings, models: list[dict[str, 
 
 
 def _thresholds(merges: Sequence[TensorMerge], settings: MergeSettings, progress: Progress) -> list[float]:
-    """Return the smallest magnitude that is kept of each model's task vector, over all its tensors."""
+    """Return the smallest magnitude that TIES keeps of each model's task vector, over all its tensors."""
 
     def least(model: int) -> float:
         mine = [one for one in merges if one.vectors and model in one.holders]
@@ -299,7 +299,7 @@ def _thresholds(merges: Sequence[TensorMerge], settings: MergeSettings, progress
 
 
 def follow(work: Iterable[int], size: int, label: str, progress: Progress) -> None:
-    """Do the work, with a progress bar of megabytes."""
+    """Run ``work``, which yields sizes in bytes, with a progress bar in megabytes."""
 
     def megabytes() -> Iterator[None]:
         done = told = 0

@@ -19,9 +19,9 @@ from cofima.core.progress import Progress
 from cofima.report.history import TITLES, history_table
 
 T = TypeVar("T")
-# of any type: the session names a file that is no image, where the browser would only drop it
+# files of any type: the session reports a file that is not an image, while the browser would silently drop it
 UPLOAD: dict[str, Any] = {"file_count": "multiple", "height": 220}
-ANSWERS = {"image": "20%", "answer": "22%", "probability": "18%", "nearest classes": "40%"}  # with widths
+ANSWERS = {"image": "20%", "answer": "22%", "probability": "18%", "nearest classes": "40%"}  # column widths
 CHANGES = ["class", "before %", "after %", "change"]
 
 
@@ -32,7 +32,7 @@ class BrowserProgress(Progress):
         self.bar, self.label = bar, ""
 
     def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
-        """Yield ``items``, moving the bar."""
+        """Yield ``items`` and advance the bar."""
         shown = f"{self.label} · {label}" if self.label else label
         for done, item in enumerate(items):
             self.bar((done, total), desc=shown)
@@ -40,12 +40,12 @@ class BrowserProgress(Progress):
         self.bar((total, total), desc=shown)
 
     def say(self, message: str) -> None:
-        """Show a line in place of the bar."""
+        """Show a message in place of the bar."""
         self.bar(None, desc=message)
 
     @contextmanager
     def stage(self, label: str) -> Iterator[None]:
-        """Name the stage in front of each bar."""
+        """Prefix the label of each bar with the stage."""
         self.label = label
         try:
             self.say(label)
@@ -88,7 +88,7 @@ def build(session: Session) -> Any:
                 with gradio.Row():
                     sure = gradio.Button("Add them to it", variant="primary", elem_id="sure")
                     unsure = gradio.Button("No, leave it as it is", elem_id="unsure")
-            said = gradio.Markdown(min_height=90, elem_id="said")  # room for the bar
+            said = gradio.Markdown(min_height=90, elem_id="said")  # room for the progress bar
             changes = gradio.Dataframe(
                 headers=CHANGES, interactive=False, wrap=True, max_height=10_000, elem_id="changes"
             )
@@ -144,16 +144,16 @@ def build(session: Session) -> Any:
 def serve(
     session: Session, uploads: Path, host: str, port: int | None, names: Collection[str] = ()
 ) -> tuple[Any, str]:
-    """Serve the page in threads of its own; return it and its address.
+    """Serve the page in background threads; return it and its URL.
 
     Args:
         session: The model in use.
         uploads: An empty folder for uploaded files; no other files can be read through the page.
-        host: Address to listen on; 127.0.0.1 is this machine only.
-        port: By default the first free one from 7860.
-        names: Other names under which it is reached, as behind a proxy.
+        host: Address to listen on; 127.0.0.1 is reachable from this machine only.
+        port: Port; by default the first free one from 7860.
+        names: Other host names under which the page is reached, such as behind a proxy.
     """
-    from starlette.middleware import Middleware  # it comes with gradio
+    from starlette.middleware import Middleware  # installed with gradio
 
     os.environ["GRADIO_TEMP_DIR"] = str(uploads)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -183,7 +183,7 @@ def serve(
 
 
 def _shown(gradio: Any, work: Callable[[], T]) -> T:
-    """Do the work; show a user's mistake as a message on the page."""
+    """Run ``work``; show a :class:`CofimaError` as a message on the page."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -225,7 +225,7 @@ def _said(done: Extension, name: str) -> str:
 
 
 def _changes(done: Extension) -> list[list[str]]:
-    """Return a row for each class: an old one as before and after, and else as it is now."""
+    """Return a table row per class: accuracy before and after for old classes, current for others."""
     rows = {}
     for name, now in done.accuracy.by_class.items():
         rows[name] = [name, "new" if name in done.new else "", f"{now:.1f}", ""]
@@ -242,7 +242,7 @@ def _history(session: Session) -> list[list[str]]:
 
 
 def _html(text: str) -> str:
-    """Make any text safe where the page shows Markdown, HTML or formulas: no mark of theirs stays."""
+    """Escape text for a page that renders Markdown, HTML and formulas: all punctuation becomes entities."""
     return printable(text).translate(_CODES)
 
 

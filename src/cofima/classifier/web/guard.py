@@ -1,7 +1,7 @@
-"""The door of the page: requests of other sites, and uploads beyond the room that there is, are turned away.
+"""Middleware that rejects requests from other sites, and uploads that exceed the available space.
 
-A browser sends whatever any site asks of it, also to 127.0.0.1, and a site may let its own name point there
-(DNS rebinding). It always says, though, for which name (Host) and on behalf of whom (Origin).
+A browser sends requests on behalf of any site, also to 127.0.0.1, and a site can point its own name there
+(DNS rebinding). But it always states the requested name (Host) and the requesting site (Origin).
 """
 
 import ipaddress
@@ -18,20 +18,20 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 Refusal = tuple[int, str]
 
-ANYWHERE = ("0.0.0.0", "::", "")  # addresses to listen on that stand for all of this machine
+ANYWHERE = ("0.0.0.0", "::", "")  # addresses that mean: listen on all interfaces
 LOCAL = ("localhost", "127.0.0.1", "::1")
-MOST_BYTES = 1_000_000  # of a request that uploads nothing
+MOST_BYTES = 1_000_000  # maximum size of a request that is not an upload
 
 
 class Guard:
-    """ASGI middleware that passes on what is meant for the page.
+    """ASGI middleware that forwards only legitimate requests to the page.
 
     Args:
         app: The page.
         host: The address that it listens on.
-        names: Other names under which it is reached, as behind a proxy.
+        names: Other host names under which it is reached, such as behind a proxy.
         uploads: The folder of uploaded files.
-        most: Bytes that all uploads together may take.
+        most: Maximum total size of all uploads in bytes.
     """
 
     def __init__(self, app: App, *, host: str, names: Collection[str], uploads: Path, most: int) -> None:
@@ -40,7 +40,7 @@ class Guard:
         self.arriving = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer a request, or say why it is refused."""
+        """Forward a request, or respond with the reason for its rejection."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -69,7 +69,7 @@ class Guard:
     def _is_own(self, name: str) -> bool:
         if name in (*LOCAL, self.host, *self.names) and name:
             return True
-        # no site can have an address, without a name, point elsewhere
+        # DNS rebinding needs a name: a bare IP address cannot be pointed elsewhere
         return self.host in ANYWHERE and (_is_address(name) or name == socket.gethostname().lower())
 
     def _too_much(self, scope: Message, headers: dict[str, str]) -> Refusal | None:
@@ -90,7 +90,7 @@ class Guard:
 
     @contextmanager
     def _counted(self, scope: Message, headers: dict[str, str]) -> Iterator[None]:
-        """Count an upload while it arrives; afterwards it is counted in the folder."""
+        """Count an upload while it arrives; afterwards it counts as part of the folder."""
         size = int(headers.get("content-length") or 0) if _uploads(scope) else 0
         self.arriving += size
         try:
@@ -101,7 +101,7 @@ class Guard:
     def _taken(self) -> int:
         total = 0
         for file in self.uploads.rglob("*"):
-            with suppress(FileNotFoundError):  # removed meanwhile, being an hour old
+            with suppress(FileNotFoundError):  # gradio removes uploads after an hour
                 total += file.lstat().st_size if file.is_file() else 0
         return total
 
@@ -113,7 +113,7 @@ def _uploads(scope: Message) -> bool:
 def _name(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
-    except ValueError:  # a bracket without its other one
+    except ValueError:  # unbalanced brackets
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Limits of uploads to the page of a model."""
+"""Upload limits of the web page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,14 @@ from cofima.core.errors import CofimaError, problems
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one upload, and the megabytes of all uploads together."""
+    """Upload limits.
+
+    Attributes:
+        files: Maximum number of files per upload.
+        megabytes: Maximum size of a file.
+        megapixels: Maximum size of an image.
+        total_megabytes: Maximum size of all uploads together.
+    """
 
     files: int = 200
     megabytes: int = 20
@@ -17,21 +24,21 @@ class Limits:
     total_megabytes: int = 2000
 
     def check(self, paths: Sequence[Path]) -> None:
-        """Raise for too many files, or with all that are too large."""
+        """Raise for too many files, or with a list of all invalid ones."""
         self.check_count(paths)
         wrong = [f"{path.name}: {fault}" for path in paths if (fault := self.fault(path))]
         if wrong:
             raise problems("what was uploaded", wrong[:20])
 
     def check_count(self, paths: Sequence[Path]) -> None:
-        """Raise for no files, or too many."""
+        """Raise if there are no files, or too many."""
         if not paths:
             raise CofimaError("no images were given")
         if len(paths) > self.files:
             raise CofimaError(f"{len(paths)} files at once: at most {self.files} are taken")
 
     def fault(self, path: Path) -> str:
-        """Return what is wrong with a file, or an empty string; only its header is read."""
+        """Return the problem of a file, or an empty string; only its header is read."""
         from PIL import Image
 
         from cofima.data.loading.decoder import open_image
@@ -47,6 +54,6 @@ class Limits:
                     return f"{image.width} x {image.height} is more than {self.megapixels} million pixels"
         except Image.DecompressionBombError:
             return f"more than {self.megapixels} million pixels"
-        except Exception:  # whatever a damaged file makes a decoder raise
+        except Exception:  # decoders raise all kinds of errors for damaged files
             return "not an image, or damaged"
         return ""

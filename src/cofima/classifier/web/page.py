@@ -1,4 +1,4 @@
-"""Files of an evaluation: a self-contained page, a figure, and tables for programs."""
+"""Output files of an evaluation: a self-contained HTML page, a figure, and CSV tables."""
 
 import base64
 import io
@@ -19,8 +19,8 @@ from cofima.report.drawing import STYLE
 from cofima.report.table import Cell, Column, Row, Table
 
 PAIRS, EXAMPLES, SIDE = 12, 5, 112
-NAMED = 40  # classes whose names and counts fit into the matrix
-DARK = 0.5  # share of a class from which on its field is so dark that white is read better
+NAMED = 40  # maximum number of classes for names and counts in the matrix
+DARK = 0.5  # share of a class above which its cell is dark enough for white text
 
 
 def write(found: Evaluation, folder: Path) -> list[Path]:
@@ -35,14 +35,14 @@ def write(found: Evaluation, folder: Path) -> list[Path]:
 
 
 def confusion_csv(found: Evaluation) -> str:
-    """Return the images by true class (rows) and answer (columns)."""
+    """Return the confusion matrix as CSV: images by true class (rows) and predicted class (columns)."""
     rows = zip(found.classes, found.matrix.tolist(), strict=True)
     records = [{"true \\ answer": name, **dict(zip(found.classes, row, strict=True))} for name, row in rows]
     return render.csv_text([Table("", [], [], records=records)])
 
 
 def figure(found: Evaluation) -> str:
-    """Draw the confusion matrix as SVG: images in each field, and its shade their share of the row."""
+    """Draw the confusion matrix as SVG: numbers are images, shades their share of the row."""
     many = len(found.classes)
     shares = found.matrix.double() / found.matrix.sum(1, keepdim=True).clamp(min=1)
     side = min(12.0, max(3.2, 1.6 + 0.24 * many))
@@ -65,7 +65,7 @@ def figure(found: Evaluation) -> str:
 
 
 def html(found: Evaluation) -> str:
-    """Return the whole evaluation as one page."""
+    """Return the evaluation as one HTML page."""
     svg = figure(found)
     svg = svg[svg.index("<svg") :].replace("<svg", '<svg role="img" aria-label="Confusion matrix"', 1)
     return render.html(
@@ -82,7 +82,7 @@ def html(found: Evaluation) -> str:
 
 
 def _thumbnail(path: Path) -> str:
-    """Return a thumbnail as a data URL, so that the page needs no other file."""
+    """Return a thumbnail as a data URL, so that the page is self-contained."""
     image = decode_file(path)
     image.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
     out = io.BytesIO()
@@ -91,7 +91,7 @@ def _thumbnail(path: Path) -> str:
 
 
 def _classes(found: Evaluation) -> Table:
-    """Return images and accuracy of each class that has images, the least accurate first."""
+    """Return a table of images and accuracy per class, the least accurate first."""
     images, right, by_class = found.accuracy.images, found.accuracy.right, found.accuracy.by_class
     rows = [
         Row([Cell(name), Cell(str(images[name])), Cell(f"{by_class[name]:.1f}")])

@@ -1,4 +1,4 @@
-"""A model in use by several people at once: many predict, one at a time changes it."""
+"""A model shared by several users: concurrent predictions, one change at a time."""
 
 import csv
 import threading
@@ -26,9 +26,9 @@ UNKNOWN_SHARE = 0.05
 
 
 class Session:
-    """A model folder in use: many predict at once, one at a time changes it.
+    """A model folder shared by several users: concurrent predictions, one change at a time.
 
-    Changes by other processes (``cofima extend``, ``cofima undo``) are seen at the next call.
+    Changes by other processes (``cofima extend``, ``cofima undo``) take effect at the next call.
     """
 
     def __init__(self, folder: Path, limits: Limits | None = None) -> None:
@@ -38,18 +38,18 @@ class Session:
 
     @property
     def classifier(self) -> Classifier:
-        """Return the classifier of the current generation."""
+        """Classifier of the current generation."""
         with self._loading:
             if model_folder.current(self.folder) != self._loaded.generation:
                 self._loaded = load(self.folder)
             return self._loaded
 
     def ask(self, paths: Sequence[Path]) -> list[Prediction]:
-        """Return a prediction for each image; one that cannot be read gets an error of its own."""
+        """Return a prediction for each image; an unreadable one gets a prediction with an ``error``."""
         self.limits.check_count(paths)
         faults = {path: self.limits.fault(path) for path in paths}
         good = [path for path, fault in faults.items() if not fault]
-        with self._asking:  # a network must not be used by two threads at once
+        with self._asking:  # a network must not be used by two threads at the same time
             answers = iter(self._answers(self.classifier, good))
             return [
                 Prediction(str(path), error=fault) if fault else next(answers)
@@ -57,15 +57,15 @@ class Session:
             ]
 
     def knows(self, name: str) -> bool:
-        """Return True if a class has this name already."""
+        """Return True if there is a class of this name."""
         return normalize_name(name) in self.classifier.classes
 
     def add(
         self, name: str, paths: Sequence[Path], progress: Progress = SILENT, *, more: bool = False
     ) -> Extension:
-        """Learn a new class from a few photographs; the generation before is kept for :meth:`undo`.
+        """Learn a new class from a few photographs; the previous generation is kept for :meth:`undo`.
 
-        A known class gets more photographs only with ``more``.
+        A known class is an error unless ``more`` is given.
         """
         name = normalize_name(name)
         if not name:
@@ -80,13 +80,13 @@ class Session:
                 table = csv.writer(file)
                 table.writerow(["path", "label"])
                 table.writerows([str(path.resolve()), name] for path in paths)
-            learner = load(self.folder)  # a copy of its own: predictions use the old model until it is saved
+            learner = load(self.folder)  # a separate copy: predictions use the old model until it is saved
             outcome = learner.extend(listing, only_new=not more, progress=progress)
             learner.save()
             return outcome
 
     def undo(self) -> str:
-        """Go back to the generation before; return its name."""
+        """Revert to the previous generation; return its name."""
         with self._alone():
             _, now = model_folder.undo(self.folder)
             return now.name
@@ -96,7 +96,7 @@ class Session:
         return model_folder.read_history(self.folder)
 
     def _check_readable(self, paths: Sequence[Path], progress: Progress) -> None:
-        """Raise with the name of each file that cannot be decoded: its header alone may be whole."""
+        """Raise with the names of all files that cannot be decoded: an intact header is not enough."""
         samples = [Sample(path.name, 0, path.read_bytes) for path in paths]
         found = loader.check(samples, progress, lambda at, image: None)
         wrong = [f"{one.name}: {fault}" for one, (_, fault) in zip(samples, found, strict=True) if fault]
@@ -105,16 +105,16 @@ class Session:
 
     def _answers(self, classifier: Classifier, paths: list[Path]) -> list[Prediction]:
         measured = sum(len(each) for each in classifier.model.serving.get("distances") or [])
-        if measured < 1 / UNKNOWN_SHARE:  # too few for this quantile of their distances
+        if measured < 1 / UNKNOWN_SHARE:  # too few distances for this quantile
             return classifier.predict(paths, top=NEAREST)
         try:
             return classifier.predict(paths, top=NEAREST, unknown=UNKNOWN_SHARE)
-        except CofimaError:  # this method has no distances
+        except CofimaError:  # the method has no class Gaussians to measure distances from
             return classifier.predict(paths, top=NEAREST)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the right to change the model; raise at once if somebody else has it."""
+        """Hold the write lock of the session; raise at once if another user has it."""
         if not self._writing.acquire(blocking=False):
             raise CofimaError("somebody else is changing the model just now: try again when that is done")
         try:

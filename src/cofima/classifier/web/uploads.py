@@ -1,4 +1,4 @@
-"""The folder of uploads to the page: emptied when the page ends, or else when the next one starts."""
+"""The folder of uploads to the page: removed when the page ends or, after a crash, when the next starts."""
 
 import errno
 import os
@@ -14,12 +14,12 @@ from cofima.core.lock import try_lock_file
 from cofima.core.system import is_mine, open_unlinked
 
 PREFIX, LOCK = "cofima-app-", ".lock"
-_STARTING = 60  # seconds that a page has to lock its folder
+_STARTING = 60  # seconds that a new page has to lock its folder
 
 
 @contextmanager
 def upload_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Yield a new, empty folder, which is removed at the end; first remove those that killed pages left."""
+    """Yield a new, empty folder, removed at the end; first remove those left behind by killed pages."""
     parent = Path(tempfile.gettempdir()) if parent is None else parent
     clear(parent)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent) as name, _lock(Path(name)):
@@ -29,20 +29,20 @@ def upload_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def clear(parent: Path) -> None:
-    """Remove the folders of pages that are no longer running; a running one holds a lock on its own."""
+    """Remove the folders of pages that are no longer running; a running page holds a lock on its folder."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # in use, or gone meanwhile
+        with suppress(OSError):  # in use, or removed in the meantime
             about = folder.lstat()
             mine = stat.S_ISDIR(about.st_mode) and is_mine(about)  # anybody may write into /tmp
             if mine and ((folder / LOCK).exists() or time.time() - about.st_mtime > _STARTING):
                 with _lock(folder):
                     shutil.rmtree(folder, ignore_errors=True)
-                shutil.rmtree(folder, ignore_errors=True)  # what Windows kept: the open file of the lock
+                shutil.rmtree(folder, ignore_errors=True)  # again, as Windows keeps the open lock file
 
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; raise OSError if a page holds it, also one of this process."""
+    """Hold the lock of a folder; raise OSError if another page holds it, even one of this process."""
     handle = open_unlinked(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if not try_lock_file(handle):
