@@ -1,1 +1,1 @@
-"""The model and the folder that it is kept in."""
+"""The model, and the model folder that it is saved in."""

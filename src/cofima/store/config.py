@@ -1,4 +1,4 @@
-"""The schema of a configuration: every setting of a run, with its default; imports no torch."""
+"""Schema of a configuration: all settings of a run with their defaults; imports no torch."""
 
 from typing import Annotated, Any, Self
 
@@ -13,18 +13,18 @@ DEFAULT_METHOD = "cofima"
 
 
 class StreamOptions(BaseModel):
-    """Division of the classes into tasks."""
+    """Split of the classes into tasks."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     base_classes: Annotated[int, Field(ge=1)] = 2
-    """Classes in the first task."""
+    """Number of classes in the first task."""
     increment: Annotated[int, Field(ge=1)] = 2
-    """Classes in each later task; the last takes the remainder."""
+    """Number of classes in each later task; the last one has the remainder."""
     groups: tuple[tuple[int | str, ...], ...] | None = None
     """Classes of each task, by name or number, instead of ``base_classes`` and ``increment``."""
     order_seed: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
-    """Shuffles the classes as published orders do; -1 leaves them in order, as vtab does; else ``seed``."""
+    """Seed of the class order, shuffled as in published orders; -1 keeps it, as vtab does; else ``seed``."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -36,27 +36,27 @@ class StreamOptions(BaseModel):
 
 
 class Config(BaseModel):
-    """Everything that decides what a run computes."""
+    """Configuration of a run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     method: str = DEFAULT_METHOD
-    """The method: see ``cofima list methods``."""
+    """Name of the method: see ``cofima list methods``."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """The method's own options: see ``cofima show METHOD``."""
+    """Options of the method: see ``cofima show METHOD``."""
     dataset: Annotated[str, RECORDED] = "digits"
-    """The dataset: see ``cofima list datasets``."""
+    """Name of the dataset: see ``cofima list datasets``."""
     data: DataOptions = Field(default_factory=DataOptions)
     backbone: Annotated[str, RECORDED] = "vit_micro"
-    """The pre-trained network: see ``cofima list backbones``."""
+    """Name of the pre-trained network: see ``cofima list backbones``."""
     model: ModelOptions = Field(default_factory=ModelOptions)
     stream: StreamOptions = Field(default_factory=StreamOptions)
     train: TrainOptions = Field(default_factory=TrainOptions)
     seed: Annotated[int, Field(ge=0, lt=2**32), REPEAT] = 1993
-    """Decides class order, new head rows, batches, augmentation and alignment."""
+    """Random seed of class order, new head rows, batches, augmentation and alignment."""
     device: Annotated[str, MACHINE] = "auto"
-    """Device; ``auto`` takes a GPU where there is one."""
+    """Device; ``auto`` uses a GPU if there is one."""
     keep_checkpoints: Annotated[bool, MACHINE] = False
-    """Keep the state after every task, not only after the last two."""
+    """Keep the checkpoint after every task, not only after the last two."""
     val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Test on this share of the training images instead of the test images, to choose settings by."""
+    """Test on this held-out share of the training images instead of the test images, to choose settings."""

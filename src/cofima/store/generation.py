@@ -1,7 +1,7 @@
-"""One generation of a model folder: its files, each verified when it is read, and those beside it.
+"""One generation of a model folder: a checkpoint whose files are verified as they are read.
 
-The backbone is not among them: it is a file in the model folder, named by its sha256, so that generations
-whose backbone is the same share it. Importing this module needs no torch.
+The backbone is stored outside it, in the model folder, in a file named by its sha256: generations with the
+same backbone share that file. Importing this module needs no torch.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CURRENT = "CURRENT"
 FILES = {HEAD, STATE, HISTORY, CONFIG, IMAGES, FEATURES}
-NUMBER = re.compile("[0-9]{4}|[1-9][0-9]{4,17}")  # the name of a generation
+NUMBER = re.compile("[0-9]{4}|[1-9][0-9]{4,17}")  # folder name of a generation
 SHARED = re.compile(r"backbone-([0-9a-f]{64})\.safetensors")
 CHANGED = "its content is not what was written (sha256 differs)"
 
@@ -38,8 +38,9 @@ class Generation:
 
     Attributes:
         path: Its folder.
-        record: The content of config.json.
-        digest: The sha256 of config.json, and thus of everything in the generation.
+        record: Content of config.json.
+        digest: The sha256 of config.json; as config.json holds those of all other files, it identifies the
+            whole generation.
     """
 
     path: Path
@@ -48,21 +49,21 @@ class Generation:
 
     @property
     def name(self) -> str:
-        """Name of its folder, for example ``0003``."""
+        """Name of its folder, such as ``0003``."""
         return self.path.name
 
     @property
     def id(self) -> str:
-        """Name and digest: no other generation has the same, even if the model folder is made anew."""
+        """Name and digest: unique, even if the model folder is deleted and created again."""
         return f"{self.name} {self.digest}"
 
     @property
     def size(self) -> int:
-        """Bytes of all files, the backbone that it may share with others included."""
+        """Size of all files in bytes, including a shared backbone."""
         return sum(self.place(name).stat().st_size for name in (CONFIG, *self.record.files))
 
     def place(self, name: str) -> Path:
-        """Return the path of a file; the backbone is beside the generations that share it."""
+        """Return the path of a file; the backbone is in the model folder, next to the generations."""
         return (
             self.path.parent / shared_name(self.record.files[BACKBONE])
             if name == BACKBONE
@@ -75,30 +76,30 @@ class Generation:
             return parse_rows(path.read_text("utf-8"), f"{path}")
 
     def weights(self) -> dict[str, "Tensor"]:
-        """Return backbone and predicting head under timm's names; read from disk where they are used."""
+        """Return the weights of backbone and head under timm's names, memory-mapped."""
         return self._tensors(BACKBONE) | self._tensors(HEAD)
 
     def state(self) -> dict[str, "Tensor"]:
-        """Return the tensors that the method needs beside the weights for the next task."""
+        """Return the state tensors that the method needs for the next task, besides the weights."""
         return self._tensors(STATE)
 
     def images(self) -> dict[str, "Tensor"] | None:
-        """Return the pixels and labels of kept images, or None where there are none."""
+        """Return pixels and labels of the stored images, or None if there are none."""
         return self._tensors(IMAGES) if IMAGES in self.record.files else None
 
     def features(self) -> dict[str, "Tensor"] | None:
-        """Return the features of held-out images and what is known of each, or None where there are none."""
+        """Return the tensors of :class:`~cofima.store.held_out.HeldOut`, or None if there are none."""
         return self._tensors(FEATURES) if FEATURES in self.record.files else None
 
     def verify(self) -> None:
-        """Raise if any file is missing, or is not what was written."""
+        """Raise if a file is missing, or its content differs from what was written."""
         for name in self.record.files:
             with self._verified(name):
                 pass
 
     def _tensors(self, name: str) -> dict[str, "Tensor"]:
         from safetensors import SafetensorError
-        from safetensors.torch import load_file  # here, so that histories are read without torch
+        from safetensors.torch import load_file  # here, so that histories can be read without torch
 
         with self._verified(name) as path:
             try:
@@ -108,7 +109,11 @@ class Generation:
 
     @contextmanager
     def _verified(self, name: str) -> Iterator[Path]:
-        """Yield the path of a verified file; raise in the end if the path has become another file's."""
+        """Yield the path of a verified file; raise at the end if the file was replaced in the meantime.
+
+        The digest is computed from an open file, while readers such as safetensors open the path again.
+        Comparing the two files afterwards shows that what was read is what was verified.
+        """
         if name not in self.record.files:
             raise self._damaged(f"{self.path / CONFIG}: lists no {name}", name)
         path = self.place(name)
@@ -130,17 +135,17 @@ class Generation:
 
 
 def shared_name(digest: str) -> str:
-    """Return the name of the file of a backbone, from its sha256."""
+    """Return the file name of a backbone, from its sha256."""
     return f"backbone-{digest}.safetensors"
 
 
 def read_generation(folder: Path, path: Path) -> Generation:
-    """Return a generation of a model folder; its tensors are not read."""
+    """Read config.json of a generation; tensors are not read."""
     return Generation(path, *_read_record(folder, path))
 
 
 def backbones(folder: Path) -> dict[Path, str | None]:
-    """Return the sha256 of the backbone of each generation; None where that cannot be told."""
+    """Return the sha256 of each generation's backbone; None if config.json cannot be read."""
     found: dict[Path, str | None] = {}
     for path in generations(folder):
         try:
@@ -151,17 +156,17 @@ def backbones(folder: Path) -> dict[Path, str | None]:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Return everything that has the name of a generation, by number."""
+    """Return all paths that are named like a generation, in numerical order."""
     return [folder / name for name in sorted(filter(NUMBER.fullmatch, names(folder)), key=int)]
 
 
 def generations(folder: Path) -> list[Path]:
-    """Return all generations, by number."""
+    """Return all generations, in numerical order."""
     return [path for path in numbered(folder) if is_generation(path) and CONFIG in names(path)]
 
 
 def is_generation(path: Path) -> bool:
-    """Return True for a folder of the name of a generation, and not a link to one elsewhere."""
+    """Return True for a folder that is named like a generation and is not a symbolic link."""
     try:
         return bool(NUMBER.fullmatch(path.name)) and stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
@@ -169,17 +174,17 @@ def is_generation(path: Path) -> bool:
 
 
 def is_foreign(path: Path) -> bool:
-    """Return True if something of the name of a generation is not one, nor the remains of one."""
+    """Return True if a path that is named like a generation is neither one nor the remains of one."""
     return not is_generation(path) or not names(path) <= FILES
 
 
 def is_before(other: Path, path: Path) -> bool:
-    """Return True if a generation has a lower number than another."""
+    """Return True if ``other`` has a lower number than ``path``."""
     return int(other.name) < int(path.name)
 
 
 def names(folder: Path) -> set[str]:
-    """Return the names in a folder; none where it cannot be read, which whoever needs it will say."""
+    """Return the names in a folder, or none if it cannot be read: opening its files will raise."""
     try:
         return {path.name for path in folder.iterdir()}
     except OSError:
@@ -213,9 +218,9 @@ def _no_number(text: str) -> None:
 
 
 def damaged(folder: Path, path: Path | None, fault: str, backbone: str = "") -> CofimaError:
-    """Return the error about a generation, or about CURRENT, and what is left to go back to.
+    """Return an error about a generation, or about CURRENT if ``path`` is None, with the one to go back to.
 
-    Generations that share a damaged ``backbone``, by its sha256, are no better.
+    Generations that share the damaged ``backbone``, given by its sha256, are not proposed.
     """
     found = backbones(folder) if backbone else dict.fromkeys(generations(folder))
     before = [other for other in found if path is None or is_before(other, path)]

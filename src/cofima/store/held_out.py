@@ -1,4 +1,4 @@
-"""Features that measure and calibrate a model later, when its photographs are gone."""
+"""Stored features of held-out images, for measurements and calibration without the images."""
 
 from dataclasses import dataclass, replace
 
@@ -11,13 +11,13 @@ class HeldOut:
     """Features of images that the backbone was not trained on, with their labels.
 
     Attributes:
-        features: As the backbone computes them [images, width].
-        labels: The place of each image's class in the order of the logits.
-        chose: True for images that decided something (when to stop, which model to keep): no accuracy is
+        features: Features of the current backbone [images, width].
+        labels: Index of each image's class, in the order of the logits.
+        chose: True for images used for selection (early stopping, which model to keep): accuracy is not
             reported on them.
-        taught: True where the head was made from the image too: it must be left out to answer it.
-        exact: True where the present backbone computed the features from the image; False where they were
-            moved along with a backbone that changed, by an estimate.
+        taught: True for images that the head was fitted on: they must be predicted by leave-one-out.
+        exact: True if the current backbone computed the features from the image; False if they were mapped
+            from an earlier backbone, which is an estimate.
     """
 
     features: Tensor
@@ -30,16 +30,16 @@ class HeldOut:
         return len(self.labels)
 
     def select(self, index_or_mask: Tensor) -> "HeldOut":
-        """Return the images at these places, or where the mask is true."""
+        """Return the images at these indices, or where the mask is true."""
         return HeldOut(**{key: value[index_or_mask] for key, value in vars(self).items()})
 
     def join(self, other: "HeldOut") -> "HeldOut":
-        """Return the images of both."""
+        """Return the concatenation of both."""
         mine, theirs = vars(self), vars(other)
         return HeldOut(**{key: torch.cat([value, theirs[key]]) for key, value in mine.items()})
 
     def without(self, label: int) -> "HeldOut":
-        """Return the images of the other classes, whose labels move up."""
+        """Return the images of the other classes; labels above ``label`` decrease by one."""
         others = self.select(self.labels != label)
         return replace(others, labels=others.labels - (others.labels > label).long())
 
@@ -52,11 +52,11 @@ class HeldOut:
         return self.select(rank < each)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return everything as tensors that can be saved."""
+        """Return all fields as contiguous tensors, for saving."""
         return {key: value.contiguous() for key, value in vars(self).items()}
 
 
 def no_images(width: int) -> HeldOut:
-    """Return the features of no image."""
+    """Return an empty set of features."""
     none = torch.zeros(0, dtype=torch.bool)
     return HeldOut(torch.zeros(0, width), torch.zeros(0, dtype=torch.int64), none, none, none)

@@ -1,6 +1,6 @@
-"""History of a model: one row for each change, oldest first.
+"""History of a model: one row per change, oldest first.
 
-Runs, ``learn``, ``extend``, ``rename``, ``remove_class`` and ``merge`` write rows of this one schema into
+Runs, ``learn``, ``extend``, ``rename``, ``remove_class`` and ``merge`` write rows of this schema to
 ``history.jsonl``; reports, trackers and analyses read them. This module imports no torch.
 """
 
@@ -20,12 +20,12 @@ Count = Annotated[int, Field(ge=0, le=10**15)]
 
 
 def now() -> str:
-    """Return the date and time in UTC, as a row has it."""
+    """Return the current date and time in UTC, in the format of a row."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 class Distance(BaseModel):
-    """Euclidean distances that the backbone moved in one task; None where they were not measured."""
+    """Euclidean distances that the backbone moved in one task; None if not measured."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,52 +42,52 @@ class OldClasses(BaseModel):
     before: Percent
     after: Percent
     drop_interval: tuple[float, float] | None = None
-    """The points lost lie within it with a probability of 90 %, as far as these images can tell."""
+    """90 % interval of the drop in points, over the choice of the images."""
     measured: bool
-    """True if there were images of them, or features of the present backbone; otherwise it is an estimate."""
+    """True if measured on images, or on features of the current backbone; False for an estimate."""
     rests_on: str
 
 
 class HistoryRow(BaseModel):
     """One change of a model: a task learned, an extension, a rename, a merge.
 
-    Accuracies are lists with one entry per task seen, None where a task was not measured; they are empty
-    where nothing was. A run measures on the test images of every task, ``learn`` and ``extend`` on images
-    that were held out of the training.
+    Accuracies are lists with one entry per task seen, None for a task that was not measured, and empty if
+    none was. A run measures on the test images of every task, ``learn`` and ``extend`` on images held out of
+    training.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     kind: Kind
     task: Count
-    """Number of tasks learned so far, this one included."""
+    """Number of tasks learned so far, including this one."""
     date: str = ""
     classes: list[str]
-    """Classes that were learned; the old and the new name, of a class that was renamed."""
+    """Classes that were learned; the old and the new name of a class that was renamed."""
     accuracy: list[Percent | None] = []
-    """Over all classes seen."""
+    """Accuracy per task, predicted among all classes seen."""
     sizes: list[Count] = []
     """Number of images that each accuracy was measured on."""
     top5: list[Percent] | None = None
     task_aware: list[Percent] | None = None
-    """Accuracy if the task of each image were known."""
+    """Accuracy if the task of each image is given."""
     lam: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Share of the new weights in the average."""
     distance: Distance = Distance()
     seconds: dict[str, Amount] = {}
-    """Time of each phase; ``total`` is all of it."""
+    """Seconds per phase; ``total`` covers the whole change."""
     peak_memory_mb: Amount | None = None
     state_bytes: Count | None = None
     train_images: Count | None = None
     held_out: Count | None = None
-    """Images held out of the training, to measure, to calibrate and to choose."""
+    """Number of images held out of training for measurement, calibration and selection."""
     kept_features: Count | None = None
-    """Held-out images, of old classes too, whose features are kept in the model folder."""
+    """Number of held-out images, of old classes too, whose features are stored in the model folder."""
     epochs: Count | None = None
-    """Epochs of ``learn`` and ``extend``, which may stop early."""
+    """Number of epochs of ``learn`` and ``extend``, which may stop early."""
     notes: list[str] = []
     command: str = ""
-    """The command that repeats it, with names of folders in place of paths; empty if not recorded."""
+    """Command that repeats the change, with names of folders in place of paths; empty if not recorded."""
     processes: Annotated[int, Field(ge=1)] = 1
     old: OldClasses | None = None
 
@@ -99,30 +99,30 @@ class HistoryRow(BaseModel):
 
     @property
     def measured(self) -> list[float]:
-        """Return the accuracies that were measured."""
+        """Accuracies of the tasks that were measured."""
         return [value for value in self.accuracy if value is not None]
 
     @property
     def overall(self) -> float | None:
-        """Return the accuracy over all images measured, or None without any."""
+        """Accuracy over all measured images, or None if there are none."""
         pairs = [(a, n) for a, n in zip(self.accuracy, self.sizes, strict=True) if a is not None]
         images = sum(count for _, count in pairs)
         return sum(accuracy * count for accuracy, count in pairs) / images if images else None
 
 
 def is_run(rows: Iterable[HistoryRow]) -> bool:
-    """Return True for the history of a run: other models were learned, extended or edited."""
+    """Return True for the history of a run, as opposed to a model that was learned, extended or edited."""
     return all(row.kind == "task" for row in rows)
 
 
 def dump_rows(rows: Sequence[HistoryRow]) -> str:
     """Return the text of history.jsonl."""
-    # Escaped as ASCII: the name of a class may contain a character that ends lines.
+    # Escaped as ASCII: a class name may contain a Unicode line separator.
     return "".join(json.dumps(row.model_dump(mode="json")) + "\n" for row in rows)
 
 
 def parse_rows(text: str, where: str) -> list[HistoryRow]:
-    """Return the rows of history.jsonl; raise one error that lists all faults."""
+    """Parse history.jsonl; raise one error that lists all problems."""
     rows, wrong = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
@@ -135,7 +135,7 @@ def parse_rows(text: str, where: str) -> list[HistoryRow]:
 
 
 def describe_errors(where: str, error: ValidationError) -> list[str]:
-    """Turn a validation error into one line for each fault."""
+    """Turn a validation error into one line per problem."""
     found = []
     for fault in error.errors():
         key = ".".join(map(str, fault["loc"]))

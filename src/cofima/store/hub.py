@@ -1,7 +1,7 @@
 """Model folders on the Hugging Face hub, as ``cofima push`` writes them: ``hf://OWNER/NAME@REVISION``.
 
-What comes from there may be anybody's: only JSON and safetensors are fetched, and the reader of model folders
-relies on nothing that it did not check.
+Repositories are untrusted: only JSON and safetensors are downloaded, and the reader of model folders
+validates everything that it uses.
 """
 
 import os
@@ -22,12 +22,12 @@ FILES = (CURRENT, "*.safetensors", "*/config.json", "*/history.jsonl")
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model of the hub, on this machine.
+    """A downloaded model of the hub.
 
     Attributes:
-        repo: The name of the repository, ``OWNER/NAME``.
-        commit: The commit that it was fetched from.
-        folder: A model folder to read from; several may share it, so nobody writes to it.
+        repo: Name of the repository, ``OWNER/NAME``.
+        commit: The downloaded commit.
+        folder: A model folder in the hub client's cache; read-only, as other programs share it.
     """
 
     repo: str
@@ -39,21 +39,21 @@ class HubModel:
 
 
 def is_address(model: object) -> bool:
-    """Return True for a text that names a model of the hub."""
+    """Return True for a string that is the address of a hub model."""
     return isinstance(model, str) and model.startswith(PREFIX)
 
 
 def is_snapshot(folder: Path) -> bool:
-    """Return True for a folder in which the hub's client keeps what it fetched."""
+    """Return True for a snapshot folder in the hub client's cache."""
     above = folder.absolute().parent
     return above.name == "snapshots" and above.parent.name.startswith("models--")
 
 
 def fetch(address: str) -> HubModel:
-    """Return a model of the hub; what is on this machine already is not fetched again.
+    """Download a model from the hub; cached files are not downloaded again.
 
-    Without a revision the newest commit is taken. Where the hub cannot be reached, what an earlier call
-    fetched is taken, or the error says so within seconds.
+    Without a revision, the newest commit is used. If the hub cannot be reached, the cached model is used; if
+    there is none, an error is raised within seconds.
     """
     from huggingface_hub import snapshot_download
 
@@ -75,7 +75,7 @@ def fetch(address: str) -> HubModel:
 
 @contextmanager
 def _explained(address: str) -> Iterator[None]:
-    """Turn the errors of the hub's client into one sentence each."""
+    """Turn errors of the hub client into one-sentence messages."""
     from huggingface_hub.errors import (
         HfHubHTTPError,
         HFValidationError,
@@ -116,7 +116,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _no_bars() -> Iterator[None]:
-    """Keep the client's own bars away from the output, as far as they are shown at all."""
+    """Disable the hub client's progress bars, and restore the setting afterwards."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         are_progress_bars_disabled,
         disable_progress_bars,

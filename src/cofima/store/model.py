@@ -1,4 +1,4 @@
-"""The model: a method with its network and all it has learned, saved to and loaded from a model folder."""
+"""The model: a method with its network and state, saved to and loaded from a model folder."""
 
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
@@ -32,19 +32,27 @@ from cofima.store.record import BACKBONE, CONFIG, FEATURES, HEAD, IMAGES, STATE,
 from cofima.training import device
 from cofima.training.context import Context
 
-LARGE = 200_000_000  # bytes; larger models are announced before they are written
+LARGE = 200_000_000  # bytes; a message announces the writing of larger models
 _FACTS, _VIEW = TypeAdapter(BackboneFacts), TypeAdapter(View)
 
 
 @dataclass
 class Model:
-    """A method with its network, and what it has learned so far.
+    """A method with its network, its classes and its history.
 
     Attributes:
-        serving: Facts for predicting (calibration, distances); JSON-able.
-        images: Held-out images that the user asked to keep, or None.
-        held_out: Features of held-out images, or None for a model of a run.
-        generation: The generation that it was read from, or saved as; None before.
+        config: The resolved configuration.
+        backbone: Facts about the backbone: name, input size, digest of the pre-trained weights.
+        view: Preprocessing of images.
+        method: The method, with the network and its state.
+        planned: Number of tasks planned.
+        data: Facts about the training images.
+        tasks: Class names of each task.
+        history: One row per change, oldest first.
+        serving: Facts for prediction (calibration, distances); JSON-serializable.
+        images: Held-out images that the user asked to store, or None.
+        held_out: Stored features of held-out images, or None for the model of a run.
+        generation: The generation it was loaded from or saved as, or None.
     """
 
     config: Config
@@ -67,39 +75,39 @@ class Model:
 
     @property
     def kept(self) -> HeldOut:
-        """The features of held-out images; of none where none are kept."""
+        """Stored features of held-out images; empty if there are none."""
         return no_images(self.width) if self.held_out is None else self.held_out
 
     @property
     def classes(self) -> list[str]:
-        """Names of all classes learned, in the order of the logits."""
+        """Names of all learned classes, in the order of the logits."""
         return [name for task in self.tasks for name in task]
 
     @torch.inference_mode()
     def logits(self, pixels: Tensor) -> Tensor:
-        """Return logits for uint8 images in the view's pixel format."""
+        """Return the logits of uint8 images in the view's pixel format, on the CPU."""
         self.method.net.eval()
         logits = self.method.predict(self.view.test(pixels.to(self.method.context.device)))
         return self.offset(logits.float().cpu())
 
     def offset(self, logits: Tensor) -> Tensor:
-        """Return logits on the CPU with the offset of each class that the calibration found."""
+        """Add the calibration's offset of each class to logits on the CPU."""
         offsets = self.serving.get("offsets")
         return logits if offsets is None else logits + torch.tensor(offsets)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return backbone and predicting head under timm's own names."""
+        """Return the weights of backbone and head under timm's names."""
         return self.method.net.backbone.state_dict() | self.head_weights()
 
     def head_weights(self) -> dict[str, Tensor]:
-        """Return the predicting head under timm's own names."""
+        """Return the weights of the head that predicts under timm's names."""
         return {f"{self.backbone.classifier}.{k}": v for k, v in self.method.head().flat().items()}
 
 
 def attach(
     config: Config, facts: BackboneFacts, view: View, net: Net, planned: int, progress: Progress
 ) -> Model:
-    """Join configuration, network and method into a model that has learned nothing yet."""
+    """Build the method on a network, and return a model without classes."""
     method = methods.build(config.method, config.options)
     where = device.choose(config.device)
     if config.train.precision == "bf16" and where.type != "cuda":
@@ -113,13 +121,13 @@ def attach(
 def save_model(model: Model, folder: Path, progress: Progress = SILENT, *, replaces: bool = False) -> None:
     """Write the next generation of a model folder, and make it the current one.
 
-    Raise if the folder holds another model, or a generation that this one was not made from.
+    Raise if the folder holds another model, or has changed since this one was loaded.
 
     Args:
-        model: The model; its ``generation`` is then the one written.
+        model: The model; its ``generation`` is set to the one written.
         folder: The model folder.
-        progress: Told of large models.
-        replaces: Take the place of the current generation: undo returns to the one before it.
+        progress: Receives a message for large models.
+        replaces: Replace the current generation: undo returns to the one before it.
     """
     backbone, head = _plain(model.method.net.backbone.state_dict()), _plain(model.head_weights())
     state = _plain(model.method.state())
@@ -148,14 +156,14 @@ def load_model(
     generation: Path | None = None,
     any_size: bool = False,
 ) -> Model:
-    """Load a model, every file verified, ready to predict or to learn the next task.
+    """Load a model, ready to predict or to learn the next task; every file is verified.
 
     Args:
         folder: The model folder.
         where: Name of the device.
-        progress: Reports long work.
+        progress: Receives progress reports.
         generation: Path of a generation other than the current one.
-        any_size: Take images of any size, also where the model learned from images that are stored small.
+        any_size: Accept images of any size, even if the training images had a smaller, fixed one.
     """
     folder = Path(folder)
 
@@ -184,7 +192,7 @@ def _load(folder: Path, read: Generation, where: str, any_size: bool, progress: 
         raise
     except ValidationError as error:
         raise problems(f"model folder {folder}", describe_errors(f"{read.path / CONFIG}", error)) from error
-    except Exception as error:  # the hashes are right: what does not fit was written so
+    except Exception as error:  # the hashes are right, so the files were written inconsistent
         reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         raise CofimaError(f"model folder {folder}: the files in {read.name} do not fit: {reason}") from error
     model.history, model.generation = history, read
@@ -198,7 +206,7 @@ def rebuild_model(
     tasks: list[tuple[str, ...]],
     progress: Progress = SILENT,
 ) -> Model:
-    """Return a model like this one, of these tasks, with other weights and another state of the method."""
+    """Return a model like this one, with other weights, method state and tasks."""
     record = _record(model).model_copy(update={"tasks": tasks}, deep=True)
     made = _build(record, weights, state, progress)
     made.history, made.images, made.held_out = deepcopy(model.history), model.images, model.held_out
@@ -207,7 +215,7 @@ def rebuild_model(
 
 
 def copy_model(model: Model, progress: Progress = SILENT) -> Model:
-    """Return a model that predicts and learns the same, and shares no weights with this one."""
+    """Return a deep copy: it predicts and learns the same, and shares no weights."""
     weights, state = (
         {key: value.clone() for key, value in _plain(part).items()}
         for part in (model.weights(), model.method.state())
@@ -216,7 +224,7 @@ def copy_model(model: Model, progress: Progress = SILENT) -> Model:
 
 
 def _build(record: Record, weights: dict[str, Tensor], state: dict[str, Tensor], progress: Progress) -> Model:
-    """Build the network and the method that a record describes, and fill them."""
+    """Build the network and the method that a record describes, and load weights and state."""
     config = Config.model_validate(record.config)
     facts = _FACTS.validate_python(record.backbone)
     view = _VIEW.validate_python(record.preprocess)
@@ -229,7 +237,7 @@ def _build(record: Record, weights: dict[str, Tensor], state: dict[str, Tensor],
     model.data, model.serving = record.data, record.serving
     head = {key: weights[f"{facts.classifier}.{key}"] for key in ("weight", "bias")}
     body = {k: v for k, v in weights.items() if k not in {f"{facts.classifier}.{key}" for key in head}}
-    net.backbone.load_state_dict(body)  # after attach: a method may add weights to the backbone
+    net.backbone.load_state_dict(body)  # after attach: a method may add weights (adapters) to the backbone
     model.method.load_head(**head)
     model.method.restore(state)
     net.eval()

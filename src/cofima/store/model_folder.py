@@ -1,23 +1,23 @@
-"""The model folder: one reader and one writer of its generations.
+"""The model folder: reading and writing of its generations.
 
-A generation is the state of a model after one change (a task, an extension, a rename, a merge), a folder
-``0001``, ``0002``, ..., and a backbone, which is a file named by its own sha256: generations that have the
-same one share it. ``CURRENT`` names the current generation. Four rules make a kill or a power cut at any
-moment harmless:
+A generation is the checkpoint of a model after one change (a task, an extension, a rename, a merge): a folder
+``0001``, ``0002``, ..., and a backbone file named by its own sha256, which generations with the same backbone
+share. ``CURRENT`` names the current generation. Four rules make a kill or a power cut at any moment harmless:
 
-- A generation is written aside, flushed and renamed, and is never changed afterwards.
-- ``CURRENT`` is replaced last, in one rename. Until then the old generation is current, from then on the
-  new one; a mixture of both cannot be read.
-- A backbone is there before a generation that names it, and is removed after the last one that does.
-- The generation before stays (two in all): it is what :func:`undo` returns to, and what is left should the
-  new one prove damaged.
+- A generation is written to a temporary name, flushed and renamed, and is never changed afterwards.
+- ``CURRENT`` is replaced last, by one rename. Before it the old generation is current, after it the new
+  one; a mixture of both can never be read.
+- A backbone is written before the first generation that uses it, and removed after the last one.
+- The previous generation is kept (two in all), for :func:`undo`, and as a fallback if the new one is damaged.
 
-And two rules for several processes: a number is never used again, also not after :func:`undo`, so what a
-reader has opened is what it says or is gone, never something else; and who writes a change holds the lock,
-and the generation that the change was made from is still the current one.
+Two more rules hold for concurrent processes:
 
-Every file is read against the sha256 in config.json, and config.json against its own. Importing this module
-needs no torch: histories and reports are read without it.
+- A number is never reused, not even after :func:`undo`. A reader finds the generation it has opened, or
+  finds it gone, but never another one under its name.
+- A writer holds the lock, and checks that the generation its change started from is still the current one.
+
+Every file is verified by the sha256 in config.json, and config.json by its own. Importing this module needs
+no torch, so that histories and reports can be read without it.
 """
 
 import hashlib
@@ -53,31 +53,32 @@ from cofima.store.history import HistoryRow, dump_rows
 from cofima.store.record import BACKBONE, CONFIG, FORMAT, HISTORY, Record
 
 T = TypeVar("T")
-INFLIGHT = "inflight"  # checkpoint in the middle of the task being learned
+INFLIGHT = "inflight"  # mid-task checkpoint of a run
 
 
 def current(folder: Path) -> Path | None:
-    """Return the path of the current generation, or None where nothing has been learned yet."""
+    """Return the path of the current generation, or None if nothing has been saved yet."""
     name = _pointer(folder)
     while name is not None and not (NUMBER.fullmatch(name) and is_generation(folder / name)):
         before, name = name, _pointer(folder)
-        if name == before:  # and not one that another process has just replaced, and then removed
+        # Read CURRENT again: another process may have replaced it, and removed the generation it named.
+        if name == before:
             raise damaged(folder, None, f"{folder / CURRENT} names '{name[:80]}', which is not there")
     return None if name is None else folder / name
 
 
 def read(folder: Path, path: Path | None = None) -> Generation:
-    """Return the current generation, or another one of the folder; tensors are not read."""
+    """Return the current generation of a folder, or the one at ``path``; tensors are not read."""
     if path is not None:
         return read_generation(folder, path)
     return read_with(folder, lambda generation: generation)
 
 
 def read_with(folder: Path, use: Callable[[Generation], T]) -> T:
-    """Return what a function reads from the current generation.
+    """Call ``use`` with the current generation, and return its result.
 
-    A generation may be removed while it is read, if another process has written newer ones; then the
-    function is called again with the one that is current by then.
+    Readers take no lock. If another process writes newer generations and removes this one in the meantime,
+    ``use`` is called again with the new current generation.
     """
     while True:
         path = current(folder)
@@ -88,17 +89,17 @@ def read_with(folder: Path, use: Callable[[Generation], T]) -> T:
             return use(generation)
         except (CofimaError, OSError):
             if path.is_dir() or current(folder) == path:
-                raise
+                raise  # not removed by another process, so the error is real
 
 
 def ancestor(folder: Path, tasks: int) -> Path | None:
-    """Return the newest state with so many tasks on the way to the current one, or None if it is not kept."""
+    """Return the newest ancestor of the current generation with this many tasks, or None if not kept."""
     found = (path for path in _lineage(folder) if len(read(folder, path).record.tasks) == tasks)
     return next(found, None)
 
 
 def parent_of(generation: Generation) -> Path:
-    """Return the path of the generation that another was made from; raise if it is not kept."""
+    """Return the path of a generation's parent; raise if it is not kept."""
     found = _parent(generation.path.parent, generation.path)
     if found is None:
         raise CofimaError(f"{generation.path.parent}: the state before {generation.name} is not kept")
@@ -106,7 +107,7 @@ def parent_of(generation: Generation) -> Path:
 
 
 def generation_id(folder: Path) -> str:
-    """Return :attr:`Generation.id` of the current generation; empty without any."""
+    """Return :attr:`Generation.id` of the current generation, or an empty string if there is none."""
     return "" if current(folder) is None else read(folder).id
 
 
@@ -116,7 +117,7 @@ def read_history(folder: Path) -> list[HistoryRow]:
 
 
 def finished(folder: Path) -> bool:
-    """Return True if a folder has learned all tasks planned."""
+    """Return True if all planned tasks have been learned."""
     if current(folder) is None:
         return False
     record = read(folder).record
@@ -127,16 +128,16 @@ def finished(folder: Path) -> bool:
 def write(
     folder: Path, record: Record, history: Sequence[HistoryRow], *, replaces: bool = False
 ) -> Iterator[Path]:
-    """Yield a folder for the tensors of a new generation; in the end, make it the current one.
+    """Yield a folder for the tensors of a new generation, and make it the current one at the end.
 
-    The model folder is locked meanwhile. A backbone that it has already is not kept twice. Whatever fails,
-    the previous generation stays current, and nothing is left of the new one.
+    The model folder is locked in the meantime. A backbone that it already has is not stored twice. If
+    anything fails, the previous generation stays current, and the new one is removed.
 
     Args:
         folder: The model folder.
-        record: How the generation was made.
+        record: Content of config.json; ``parent``, ``versions`` and ``files`` are filled in.
         history: All changes so far.
-        replaces: Take the place of the current generation: :func:`undo` returns to the one before it.
+        replaces: Replace the current generation: :func:`undo` returns to the one before it.
     """
     with folder_lock(folder):
         before = current(folder)
@@ -155,14 +156,14 @@ def write(
         except BaseException:
             _withdraw(folder, folder / name)
             raise
-        with suppress(OSError):  # the change is in force; what stays is removed by the next writer
-            remove_aside(folder / INFLIGHT)  # a checkpoint that started from the previous generation
+        with suppress(OSError):  # the change is committed; the next writer removes what is left
+            remove_aside(folder / INFLIGHT)  # its checkpoint started from the previous generation
             clear_aside(folder)
             _prune(folder, None if record.config.get("keep_checkpoints") else 2)
 
 
 def undo(folder: Path) -> tuple[Path, Generation]:
-    """Go back to the parent of the current generation; return the path of the one left, and the parent."""
+    """Revert to the parent of the current generation; return the path of the reverted one, and the parent."""
     require_model(folder)
     with folder_lock(folder):
         left = current(folder)
@@ -172,19 +173,22 @@ def undo(folder: Path) -> tuple[Path, Generation]:
         if before is None:
             raise CofimaError(f"{folder}: there is nothing to undo; no state before {left.name} is kept")
         now = read(folder, before)
-        now.verify()
+        now.verify()  # before CURRENT is replaced: never revert to a damaged generation
         write_text(folder / CURRENT, now.name + "\n")
         return left, now
 
 
 def require_model(folder: Path) -> None:
-    """Raise if a folder is not a model folder; nothing is written into one that is not."""
+    """Raise if a folder is not a model folder.
+
+    Called before locking, which creates a missing folder and writes a file into it.
+    """
     if current(folder) is None:
         raise _not_a_model(folder)
 
 
 def check_writable(folder: Path) -> None:
-    """Raise if a folder cannot be written, or has folders of the user's under names of generations."""
+    """Raise if a folder cannot be written, or holds user files that are named like generations."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise CofimaError(f"{folder} cannot be written: {there} is not a folder that may be written to")
@@ -198,9 +202,9 @@ def check_writable(folder: Path) -> None:
 
 
 def check_replaceable(folder: Path, mine: Generation | None) -> None:
-    """Raise if a folder cannot be written, or holds another model than ``mine``, or a newer generation.
+    """Raise if a folder cannot be written, holds another model than ``mine``, or has changed since.
 
-    The answer is worth something only while the caller holds the folder's lock.
+    The result is only reliable while the caller holds the folder's lock.
     """
     check_writable(folder)
     if current(folder) is None:
@@ -215,7 +219,7 @@ def check_replaceable(folder: Path, mine: Generation | None) -> None:
 
 
 def is_empty(folder: Path) -> bool:
-    """Return True if a folder holds nothing but, perhaps, remains of a generation of a killed process."""
+    """Return True if a folder is empty, except for hidden files and what a killed process left behind."""
     return not (folder / CURRENT).exists() and all(
         path.name.startswith(".")
         or SHARED.fullmatch(path.name)
@@ -225,7 +229,7 @@ def is_empty(folder: Path) -> bool:
 
 
 def _share_backbone(folder: Path, written: Path) -> str:
-    """Move a backbone to where generations share it, unless it is there already; return its sha256."""
+    """Move a backbone to its shared file, unless that exists already; return its sha256."""
     digest = file_digest(written)
     shared = folder / shared_name(digest)
     if _has_content(shared, digest):
@@ -237,7 +241,7 @@ def _share_backbone(folder: Path, written: Path) -> str:
 
 
 def _has_content(path: Path, digest: str) -> bool:
-    """Return True for a file with this sha256; neither for a damaged one nor for a link to one elsewhere."""
+    """Return True for a file with this sha256; False if it is damaged or a symbolic link."""
     try:
         with open_file(path) as file:
             return not path.is_symlink() and hashlib.file_digest(file, "sha256").hexdigest() == digest
@@ -246,7 +250,7 @@ def _has_content(path: Path, digest: str) -> bool:
 
 
 def _completed(path: Path, record: Record, backbone: str) -> Record:
-    """Return the record completed with the sha256 of the other files, and versions."""
+    """Return the record with versions and the sha256 of all other files filled in."""
     versions = {name: installed_version(name) for name in ("cofima", "torch", "timm", "numpy")}
     versions["python"] = platform.python_version()
     files = {BACKBONE: backbone} | {file.name: file_digest(file) for file in sorted(path.iterdir())}
@@ -254,7 +258,10 @@ def _completed(path: Path, record: Record, backbone: str) -> Record:
 
 
 def _withdraw(folder: Path, path: Path) -> None:
-    """Remove a generation that was never in force; one is, if only the flush after the last rename failed."""
+    """Remove a generation that never became current.
+
+    It did if only the flush after the last rename failed; then CURRENT names it, and it stays.
+    """
     with suppress(CofimaError, OSError):
         if _pointer(folder) != path.name and _is_intact(folder, path):
             remove_aside(path)
@@ -262,13 +269,13 @@ def _withdraw(folder: Path, path: Path) -> None:
 
 
 def _next_name(folder: Path, tasks: int) -> str:
-    """Return a name above all that were ever used; that of a first generation is its number of tasks.
+    """Return an unused name above all that were ever used; a first generation is named by its task count.
 
-    Only the writer removes generations, and never the newest, so none was above those that are there.
+    Only writers remove generations, and never the newest, so the highest number ever used still exists.
     """
     numbers = [int(path.name) for path in numbered(folder) if not is_foreign(path)]
     number = max(numbers, default=tasks - 1) + 1
-    while os.path.lexists(folder / f"{number:04d}"):  # a folder of the user's
+    while os.path.lexists(folder / f"{number:04d}"):  # a user's file or folder
         number += 1
     if not NUMBER.fullmatch(f"{number:04d}"):
         raise CofimaError(f"{folder}: there is no number for a generation after {max(numbers)}")
@@ -276,17 +283,17 @@ def _next_name(folder: Path, tasks: int) -> str:
 
 
 def _parent(folder: Path, path: Path) -> Path | None:
-    """Return the generation that another was made from, or None if there is none, or it is not kept."""
+    """Return the parent of a generation, or None if it has none or the parent is not kept."""
     before = [other for other in generations(folder) if is_before(other, path)]
     try:
         name = read_generation(folder, path).record.parent
-    except CofimaError:  # damaged: the one before it is a good guess, and all that is left to go back to
+    except CofimaError:  # damaged: the previous one is a good guess, and all there is to go back to
         return before[-1] if before else None
     return next((other for other in before if other.name == name), None)
 
 
 def _lineage(folder: Path) -> Iterator[Path]:
-    """Yield the current generation, its parent, and so on, as far as they are kept."""
+    """Yield the current generation and its ancestors, as far as they are kept."""
     path = current(folder)
     while path is not None:
         yield path
@@ -294,9 +301,9 @@ def _lineage(folder: Path) -> Iterator[Path]:
 
 
 def _prune(folder: Path, number: int | None) -> None:
-    """Remove all generations but so many of the lineage, by default all of it: others were undone.
+    """Remove all generations except the last ``number`` of the lineage, or its whole length if None.
 
-    What is damaged, or was not written here, stays.
+    Generations outside the lineage were undone. Damaged and foreign ones are never removed.
     """
     kept = list(islice(_lineage(folder), number))
     for path in generations(folder):
@@ -306,7 +313,10 @@ def _prune(folder: Path, number: int | None) -> None:
 
 
 def _remove_unused_backbones(folder: Path) -> None:
-    """Remove backbones that no generation names; none while there is a generation that cannot be read."""
+    """Remove backbones that no generation uses.
+
+    Nothing is removed if a generation cannot be read, as it may use any of them.
+    """
     used = backbones(folder).values()
     if None in used:
         return
@@ -317,7 +327,7 @@ def _remove_unused_backbones(folder: Path) -> None:
 
 
 def _is_intact(folder: Path, path: Path) -> bool:
-    """Return True if a folder is a generation and holds nothing else."""
+    """Return True if a folder is a readable generation and holds nothing else."""
     try:
         read_generation(folder, path)
     except CofimaError:
@@ -326,7 +336,7 @@ def _is_intact(folder: Path, path: Path) -> bool:
 
 
 def _pointer(folder: Path) -> str | None:
-    """Return the content of CURRENT, or None where there is none."""
+    """Return the content of CURRENT, or None if there is no such file."""
     try:
         with open_file(folder / CURRENT) as file:
             return file.read(100).decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""The schema of config.json: how a generation was made, and its other files; imports no torch."""
+"""Schema of config.json: origin and files of a generation; imports no torch."""
 
 import json
 from typing import Annotated, Any, Self
@@ -9,22 +9,22 @@ from cofima.core.atomic import json_digest
 
 FORMAT = 4
 CONFIG = "config.json"
-BACKBONE = "backbone.safetensors"  # shared by generations, under a name that tells its content
+BACKBONE = "backbone.safetensors"  # stored in the model folder, under a name with its sha256
 HEAD = "head.safetensors"
 STATE = "state.safetensors"
 HISTORY = "history.jsonl"
-IMAGES = "images.safetensors"  # only where the user asked for images to be kept
+IMAGES = "images.safetensors"  # only if the user asked to store images
 FEATURES = "held_out.safetensors"  # features of held-out images
-MOST = 10**9  # of anything that is counted: what is more was not counted
+MOST = 10**9  # upper bound of counts: anything larger is not a count
 Number = Annotated[int, Field(ge=0, le=MOST)]
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # it is a part of the name of a file, too
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # strict, as it becomes part of a file name
 
 
 class MethodFacts(BaseModel):
-    """Facts about the method that a reader needs without importing it.
+    """Facts about the method that readers need without importing it.
 
     Attributes:
-        label: Its name for people.
+        label: Its display name.
         all_at_once: All tasks are learned as one: there is no accuracy over time.
         keeps_images: Images of old classes are in its state.
     """
@@ -37,10 +37,10 @@ class MethodFacts(BaseModel):
 
 
 class _Serving(BaseModel):
-    """The facts for predicting that are relied on; a classifier may have more of them."""
+    """Validated part of the facts for prediction; a classifier may store more."""
 
     class Counts(BaseModel):
-        """Held-out images of each class, and how many of them were answered right."""
+        """Number of held-out images per class, and of correct predictions."""
 
         right: dict[str, Number]
         images: dict[str, Annotated[int, Field(ge=1, le=MOST)]]
@@ -58,21 +58,25 @@ class _Serving(BaseModel):
 
 
 class Record(BaseModel):
-    """Content of config.json: how a generation was made, and the sha256 of its other files.
+    """Content of config.json: origin of a generation, and the sha256 of its other files.
 
-    Its author may be anybody: whoever reads it relies on nothing that is not checked here, or, for what
-    torch is needed to know, by :func:`cofima.store.model.load_model`.
+    A model folder is untrusted: readers use only what is validated here or, where that needs torch, in
+    :func:`cofima.store.model.load_model`.
 
     Attributes:
+        format: Version of the format.
+        method: Facts about the method.
         config: The resolved configuration.
         backbone: Identity of the backbone.
-        preprocess: Preparation of images.
+        preprocess: Preprocessing of images.
         data: Facts about the images.
-        tasks: Names of the classes, task by task; together the order of the logits.
-        serving: Facts for predicting, for example the calibration.
-        plugins: Name, file and sha256 of each plugin that the model was made with.
-        parent: Name of the generation that it was made from, to which :func:`undo` returns; None without one.
-        versions: Filled in by the writer, as are ``parent``, ``files`` and ``format``.
+        tasks: Class names of each task; concatenated, the order of the logits.
+        planned_tasks: Number of tasks planned.
+        serving: Facts for prediction, such as the calibration.
+        plugins: Name, file and sha256 of each plugin that the model uses.
+        parent: Name of the generation it was made from, to which ``undo`` returns; None if there is none.
+        versions: Versions of packages; filled in by the writer, like ``parent``, ``files`` and ``format``.
+        files: The sha256 of each other file.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -112,10 +116,10 @@ class Record(BaseModel):
 
     @property
     def weights_digest(self) -> str:
-        """A digest of backbone and head, by which a measurement knows its model."""
+        """Digest of backbone and head, which ties a measurement (such as a Fisher file) to its model."""
         return json_digest([self.files.get(name) for name in (BACKBONE, HEAD)])
 
     def text(self) -> str:
-        """Return the text of config.json, which ends with the sha256 of all else in it."""
+        """Return the text of config.json, which ends with the sha256 of its other content."""
         content = self.model_dump()
         return json.dumps(content | {"sha256": json_digest(content)}, indent=2) + "\n"

@@ -100,7 +100,8 @@ def merge(
 
     Examples:
         >>> cofima.merge(["parts_berlin", "parts_paris"], "parts_both")
-        >>> cofima.merge(["a.safetensors", "b.safetensors"], "c.safetensors", "ties", base="start.safetensors")
+        >>> files = ["a.safetensors", "b.safetensors"]
+        >>> cofima.merge(files, "merged.safetensors", "ties", base="pretrained.safetensors")
     """
     request = MergeRequest(
         method,
