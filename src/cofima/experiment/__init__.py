@@ -1,1 +1,1 @@
-"""Runs and grids of runs: from a configuration to a learned model folder."""
+"""Runs and grids of runs: from a configuration to a trained model folder."""

@@ -1,4 +1,4 @@
-"""Reading of configurations: YAML recipes, overrides of the command line, and one check of everything."""
+"""Reading and validation of configurations: YAML recipes and command-line overrides."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
@@ -20,19 +20,19 @@ from cofima.experiment.recipes.layers import PARTS, Check, apply_blocks, deep_me
 from cofima.models import backbone
 from cofima.store.config import Config
 
-OF_GRIDS = ("grid", "resources")  # keys of a recipe that do not belong to a single run
+OF_GRIDS = ("grid", "resources")  # keys of a recipe that are not part of a run's configuration
 PAPER = "table1.yaml"  # the recipe of the paper's protocol
 
 
 def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, or a packaged recipe by name, with ``key=value`` overrides, and check everything."""
+    """Read a YAML file, or a packaged recipe by name, apply ``key=value`` overrides, and validate it."""
     return resolve(read_values(path), overrides, str(path))
 
 
 def read_values(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file, or a packaged recipe by name, over the recipe that it extends, if any.
+    """Read a YAML file, or a packaged recipe by name, merged over the recipe that it extends, if any.
 
-    ``extends`` names a file beside it, or a packaged recipe. A ``grid`` of its own replaces the base's.
+    ``extends`` names a file in the same folder, or a packaged recipe. A ``grid`` replaces that of the base.
     """
     file = _find(Path(path))
     values = _read_file(file)
@@ -64,7 +64,7 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 
 def resolve(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> Config:
-    """Apply the blocks of a recipe and the overrides, and check the result.
+    """Apply the blocks of a recipe and the overrides, and validate the result.
 
     In order of increasing precedence: the defaults, the recipe, its ``per_dataset``, ``per_backbone`` and
     ``per_method``, and the overrides.
@@ -74,13 +74,13 @@ def resolve(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> 
 
 
 def apply_layers(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> dict[str, Any]:
-    """Apply blocks and overrides as :func:`resolve` does; only the names of the blocks are checked."""
+    """Apply blocks and overrides as :func:`resolve` does; only the names of the blocks are validated."""
     defaults = {part: Config.model_fields[part].default for part in PARTS}
     return override(apply_blocks(values, overrides, defaults, _checks(), where), overrides)
 
 
 def check(values: Mapping[str, Any], where: str = "the configuration") -> Config:
-    """Validate everything at once; one error lists every problem, each with a hint."""
+    """Validate a configuration; one error lists all problems, each with a hint."""
     found: list[str] = []
     values = dict(values)
     options = values.pop("options", None) or {}
@@ -99,15 +99,15 @@ def check(values: Mapping[str, Any], where: str = "the configuration") -> Config
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return a line for each value that differs between two resolved configurations."""
+    """Return one line per value that differs between two resolved configurations."""
     a, b = flat(old), flat(new)
     keys = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
     return [f"{key}: {a.get(key, 'not set')} before, {b.get(key, 'not set')} now" for key in keys]
 
 
 def changed(config: Config) -> dict[str, str]:
-    """Return the settings that are not defaults, and always dataset, backbone, method and seed."""
-    kind = cast(Hashable, methods.find(config.method))  # mypy takes the hash of its instances for its own
+    """Return the settings that differ from the defaults, and always dataset, backbone, method and seed."""
+    kind = cast(Hashable, methods.find(config.method))  # mypy mistakes the instances' hash for its own
     usual, own = _usual(config.method, kind), flat(config.model_dump(mode="json"))
     shown = {key: own[key] for key in (*PARTS, "seed")}
     return shown | {key: value for key, value in own.items() if usual.get(key) != value}
@@ -115,19 +115,22 @@ def changed(config: Config) -> dict[str, str]:
 
 @cache
 def _usual(name: str, kind: Hashable) -> dict[str, str]:
-    """Return the defaults of all settings with a method; another class by its name has its own."""
+    """Return the defaults of all settings for a method.
+
+    ``kind``, the method's class, is only a cache key: a plugin may replace the class of a name.
+    """
     defaults = Config(method=name).model_dump(mode="json")
     return flat(defaults | {"options": methods.options_of(methods.build(name))})
 
 
 def as_overrides(config: Config) -> list[str]:
-    """Return the command-line overrides that give this configuration: all that is not a default."""
+    """Return the command-line overrides that reproduce this configuration."""
     return [f"{key}={value}" for key, value in changed(config).items()]
 
 
 @cache
 def paper_settings(dataset: str, backbone: str, method: str) -> dict[str, Any]:
-    """Return the settings of the paper's protocol; a method of the user's own has no options in it."""
+    """Return the settings of the paper's protocol; without options for a method that is not packaged."""
     known = method in methods.names()
     chosen = [f"dataset={dataset}", f"backbone={backbone}", *([f"method={method}"] if known else [])]
     settings = read(PAPER, chosen).model_dump(mode="json") | {"method": method}
@@ -142,7 +145,7 @@ def recipes() -> list[str]:
 
 
 def recipe_text(name: str) -> str:
-    """Return a packaged recipe with its comments."""
+    """Return the text of a packaged recipe, with its comments."""
     return resources.files("cofima.experiment.recipes").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -156,11 +159,11 @@ def _find(path: Path) -> Path:
 
 
 def _checks() -> dict[str, Check]:
-    """Return the checks of names of blocks."""
+    """Return the functions that validate the names of blocks."""
     known = set(datasets.names())
 
     def dataset(name: str) -> str | None:
-        if name in known or ":" in name:  # a path need not exist unless it is chosen
+        if name in known or ":" in name:  # a path need not exist unless it is selected
             return None
         return f"unknown dataset{did_you_mean(name, known)}"
 
@@ -171,7 +174,7 @@ def _checks() -> dict[str, Check]:
 
 
 def _names(config: Config) -> list[str | None]:
-    """Check the names that the schema cannot check."""
+    """Return the problems of names that the schema cannot validate."""
     data = config.data if isinstance(config.data, DataOptions) else DataOptions()
     return [
         datasets.check(config.dataset, data.root) if isinstance(config.dataset, str) else None,
@@ -180,7 +183,7 @@ def _names(config: Config) -> list[str | None]:
 
 
 def _options(method: str, options: Any, found: list[str]) -> dict[str, Any]:
-    """Resolve a method's options to JSON-able values, defaults included."""
+    """Return a method's options as JSON-serializable values, including defaults."""
     if method not in methods.names():
         found.append(f"method = {method}: unknown method{did_you_mean(str(method), methods.names())}")
         return {}
@@ -193,7 +196,7 @@ def _options(method: str, options: Any, found: list[str]) -> dict[str, Any]:
 
 
 def _train(config: Config) -> list[str]:
-    """Return the reason why the method cannot be trained as configured, if there is one."""
+    """Return the reason why the method cannot be trained as configured, if any."""
     try:
         methods.find(config.method).check_train(config.train)
     except CofimaError as error:
@@ -202,7 +205,7 @@ def _train(config: Config) -> list[str]:
 
 
 def validation_problems(error: ValidationError, owner: Any, prefix: str = "") -> list[str]:
-    """Return each problem as ``key = value: problem``, with the alternatives of a union in one line."""
+    """Return each problem as ``key = value: problem``, with the alternatives of a union on one line."""
     lines: dict[str, str] = {}
     for problem in error.errors():
         place = [str(part) for part in problem["loc"]]
@@ -225,7 +228,7 @@ def validation_problems(error: ValidationError, owner: Any, prefix: str = "") ->
 def _text(value: object) -> str:
     try:
         return shortened(str(value))
-    except ValueError:  # a whole number of thousands of digits
+    except ValueError:  # Python refuses to print an integer of thousands of digits
         return type(value).__name__
 
 

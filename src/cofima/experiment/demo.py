@@ -1,4 +1,4 @@
-"""The demonstration: the methods of ``demo.yaml`` on the embedded digits, with a table and figures."""
+"""The demo: the methods of ``demo.yaml`` on the embedded digits, with a table and figures."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from cofima.store.config import Config
 def demo(
     folder: Path, executor: Executor, watch: Watch, *, seed: int = 1993, quick: bool = False
 ) -> GridOutcome:
-    """Learn the embedded stream with every method of the recipe, and write the report beside the runs.
+    """Learn the embedded stream with every method of the recipe, and write the report next to the runs.
 
-    ``quick`` takes two images a class, whose accuracies say nothing.
+    ``quick`` uses two images per class; its accuracies are meaningless.
     """
     changes = reduced(2, [f"seed={seed}"]) if quick else [f"seed={seed}"]
     runs = [_shortened(cell) if quick else cell for cell in cells("demo.yaml", changes)]
@@ -25,7 +25,7 @@ def demo(
 
 
 def _shortened(config: Config) -> Config:
-    """Return a configuration with a short alignment, where the method aligns its head."""
+    """Return a configuration with a short alignment, if the method aligns its head."""
     align = config.options.get("align")
     options = config.options | ({"align": align | {"epochs": 5}} if align else {})
     return config.model_copy(update={"options": options})

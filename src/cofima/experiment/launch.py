@@ -1,4 +1,4 @@
-"""From a configuration to a finished run; the same call resumes an interrupted one."""
+"""Start a run from a configuration, or resume it with the same call."""
 
 import signal
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from cofima.store.model import Model, attach, load_model
 from cofima.training import checkpoint, device
 from cofima.training.loop import batchnorm_layers
 
-FREE = uncounted(Config, "resumed")  # may differ when a run is continued
+FREE = uncounted(Config, "resumed")  # settings that may change when a run is resumed
 
 
 def launch(
@@ -44,9 +44,16 @@ def launch(
 ) -> Model:
     """Learn the stream of ``config`` into ``folder``, or resume the run in it.
 
-    ``tasks`` stops it after so many tasks. A finished run is returned unchanged. A folder with a run of
-    another configuration or of other images is refused and left alone, as is one that another process is
-    writing. Processes that ``torchrun`` started share the work.
+    A finished run is returned unchanged. A folder that holds a run with another configuration or other
+    images, or that another process is writing, raises and is not changed. Processes started by ``torchrun``
+    share the work.
+
+    Args:
+        config: The configuration.
+        folder: The model folder.
+        progress: Receives progress reports.
+        listeners: Called with each line of metrics.jsonl.
+        tasks: Stop after this many tasks; by default after all.
     """
     refuse_several(config, None)
     with distributed.process_group(device.choose(config.device)):
@@ -73,7 +80,7 @@ def _continue(
             raise CofimaError(f"{folder} is in use (cofima history {folder}): a run cannot continue it")
         if len(model.tasks) >= min(model.planned, tasks or model.planned):
             if distributed.rank() == 0:
-                with suppress(CofimaError):  # the run is complete without it
+                with suppress(CofimaError):  # a damaged log does not make the run incomplete
                     metrics_log.mend(folder, model.history)
             progress.say(f"done: {folder} has learned {len(model.tasks)} of {model.planned} tasks")
             return model
@@ -88,14 +95,14 @@ def _continue(
 
 
 def pending(folder: Path) -> dict[str, Any]:
-    """Return the description of a run's unfinished task; {} if there is none that can be resumed."""
+    """Return the description of a run's mid-task checkpoint; {} if there is none that can be resumed."""
     if checkpoint.interval() is None or distributed.world_size() > 1:
         return {}
     return checkpoint.pending(folder / model_folder.INFLIGHT, model_folder.generation_id(folder))
 
 
 def _interrupted(error: KeyboardInterrupt, folder: Path) -> Interrupted:
-    """Return the interruption with the place where the same command resumes."""
+    """Return the interruption with a message that says where the same command resumes."""
     midway, begun = pending(folder), model_folder.current(folder) is not None
     if midway:
         kept = f"the same command continues at {checkpoint.describe(midway)}"
@@ -116,7 +123,8 @@ def _learn(
     listeners: Sequence[Listener],
     tasks: int | None,
 ) -> Model:
-    absent = datasets.missing(config.dataset, config.data)  # before a backbone is downloaded
+    # Fail early: check the dataset before a backbone is downloaded, the method before images are read.
+    absent = datasets.missing(config.dataset, config.data)
     if absent:
         raise CofimaError(absent)
     module, facts = (
@@ -126,7 +134,7 @@ def _learn(
         facts = replace(facts, overlap=registry.known_overlap(facts.pretraining, config.dataset))
         if config.model.checkpoint is not None:
             progress.say(f"backbone {config.backbone}: {config.model.checkpoint} read as {facts.layout}")
-        method = build(config.method, config.options)  # before images are read
+        method = build(config.method, config.options)
         method.check(module)
         method.check_train(config.train, module)
     refuse_several(config, module if model is None else model.method.net.backbone)
@@ -153,7 +161,7 @@ def _refuse_change(before: dict[str, Any], now: Config, folder: Path, *advice: s
 
 
 def refuse_several(config: Config, module: nn.Module | None) -> None:
-    """Raise if several processes would not compute what one computes."""
+    """Raise if several processes would not compute the same result as one."""
     count = max(torchrun.world_size(), distributed.world_size())
     if count == 1:
         return

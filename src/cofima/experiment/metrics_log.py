@@ -1,8 +1,7 @@
-"""metrics.jsonl: the log of a run, appended while it learns; trackers show its contents.
+"""metrics.jsonl: the log of a run, appended during training and forwarded to trackers.
 
-One line per epoch (``kind`` epoch: loss, learning rates, seconds) and one per task (its row of the history).
-An interrupted run drops the lines of the epochs that it repeats before it writes them again, so that no
-epoch of a task appears twice.
+It has one line per epoch (``kind`` epoch: loss, learning rates, seconds) and one per task (its history row).
+A resumed run drops the lines of epochs that it repeats, so that no epoch of a task appears twice.
 """
 
 import json
@@ -27,7 +26,7 @@ Listener = Callable[[LogLine], None]
 
 
 class _Line(BaseModel):
-    """The facts of a line that are relied on; its author may be anybody."""
+    """Validated part of a line; the file is untrusted."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -42,7 +41,7 @@ class _Line(BaseModel):
 
 
 def read(folder: Path) -> list[LogLine]:
-    """Return the lines of a run, without a last one that a kill truncated."""
+    """Return the lines of a run, without a last line truncated by a kill."""
     file = folder / METRICS
     lines = []
     for number, text in enumerate(_text(file).splitlines(keepends=True), start=1):
@@ -61,7 +60,7 @@ def read(folder: Path) -> list[LogLine]:
 
 
 def _text(file: Path) -> str:
-    """Return the content of the log; nothing where there is no such file."""
+    """Return the content of the log, or an empty string if there is no such file."""
     try:
         with open_file(file) as opened:
             return opened.read().decode(errors="replace")
@@ -72,7 +71,7 @@ def _text(file: Path) -> str:
 
 
 def complete(folder: Path, history: Sequence[HistoryRow]) -> list[LogLine]:
-    """Return the lines of a run, with those of tasks that are only in its history; nothing is written."""
+    """Return the lines of a run, including tasks that are only in its history; nothing is written."""
     lines = read(folder)
     logged = {line["task"] for line in lines if line["kind"] == "task"}
     last: LogLine = lines[-1] if lines else {"step": 0, "time": 0.0}
@@ -80,7 +79,7 @@ def complete(folder: Path, history: Sequence[HistoryRow]) -> list[LogLine]:
 
 
 def mend(folder: Path, history: Sequence[HistoryRow]) -> None:
-    """Write the lines of tasks that are only in the history: the last one, after a kill at the very end."""
+    """Write the lines of tasks that are only in the history: the last task, after a kill at the very end."""
     if (folder / METRICS).is_file() and len(complete(folder, history)) > len(read(folder)):
         with folder_lock(folder):
             lines = complete(folder, history)
@@ -92,14 +91,14 @@ def _task_line(row: HistoryRow, step: int, when: float) -> LogLine:
 
 
 class MetricsLog:
-    """Writer of metrics.jsonl, which also passes each line to listeners.
+    """Writer of metrics.jsonl that also passes each line to listeners.
 
     Listeners get the lines of finished tasks at once, and later ones as they are written.
 
     Attributes:
-        lines: The lines that are valid so far.
-        pending: Epochs of an interrupted task, valid up to the first epoch that is repeated.
-        rewrite: The file has lines that are no longer valid, so it is replaced instead of appended to.
+        lines: Valid lines so far.
+        pending: Epochs of an interrupted task; those before the first repeated epoch are valid.
+        rewrite: The file has invalid lines, so it must be replaced instead of appended to.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class MetricsLog:
         self.since, self.passed = time.perf_counter(), (-1, 0)
 
     def epoch(self, task: int, epoch: int, losses: Tensor, rates: Sequence[float]) -> None:
-        """Log an epoch: its number from 0, the loss of each step, and the learning rates."""
+        """Log an epoch: its zero-based number, the loss of each step, and the learning rates."""
         last, offset = self.passed
         offset = offset if epoch > last else offset + last + 1  # a method may train more than once per task
         self.passed = (epoch, offset)
@@ -141,15 +140,15 @@ class MetricsLog:
             "time": round(time.time(), 3),
         }
         self._append(line)
-        self.since = time.perf_counter()  # the time of listeners does not count
+        self.since = time.perf_counter()  # excludes the time of listeners
 
     def task(self, row: HistoryRow) -> None:
-        """Log a finished task, after its model is on disk."""
+        """Log a finished task; its model must already be on disk."""
         self._accept_pending(row.task, None)
         self._append(_task_line(row, self._step(), round(time.time(), 3)))
 
     def _accept_pending(self, task: int, epoch: int | None) -> None:
-        """Accept the epochs of an interrupted task before the one that comes now; drop the others."""
+        """Accept the pending epochs before the one that is logged now, and drop the others."""
         for line in self.pending:
             if line["task"] == task and (epoch is None or line["epoch"] < epoch):
                 self.lines.append(line)
@@ -160,7 +159,7 @@ class MetricsLog:
 
     def _append(self, line: LogLine) -> None:
         self.lines.append(line)
-        if distributed.rank() == 0:  # one of several processes writes
+        if distributed.rank() == 0:  # only one process writes
             try:
                 self._write(line)
             except OSError as error:
@@ -177,7 +176,7 @@ class MetricsLog:
             file.write(json.dumps(line) + "\n")
 
     def _tell(self, line: LogLine) -> None:
-        """Pass a line to listeners; one that fails is dropped, since it must not end the training."""
+        """Pass a line to the listeners; drop one that fails, as a tracker must not stop the training."""
         for listener in list(self.listeners):
             try:
                 listener(line)

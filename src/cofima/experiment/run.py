@@ -1,7 +1,7 @@
-"""The one learning path: learn a task, evaluate it, and make its row of the history.
+"""The learning path: learn a task, evaluate it, and create its history row.
 
-:func:`run` learns the tasks of a stream into a folder. A classifier calls :func:`learn_task` for each task,
-and evaluates and saves by itself.
+:func:`run` learns the tasks of a stream into a folder. Classifiers call :func:`learn_task` for each task, and
+evaluate and save by themselves.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,13 +33,16 @@ from cofima.training.options import TrainOptions
 from cofima.weights.distance import weight_distance
 from cofima.weights.ops import Weights
 
-KEPT = 2**23  # weights of a small network, 32 MB: to build it anew would take as long as some tasks do
+KEPT = 2**23  # weights, 32 MB: kept in memory up to this size, as rebuilding can take as long as a task
 
 
 def run(
     model: Model, stream: Stream, folder: Path, progress: Progress, listeners: Sequence[Listener] = ()
 ) -> Model:
-    """Learn the remaining tasks of a stream; each is saved before the next begins."""
+    """Learn the remaining tasks of a stream, and save the model after each.
+
+    Tasks that the model has already learned are skipped, so the same call resumes an interrupted run.
+    """
     method = model.method
     log = MetricsLog(folder, model.history, listeners if distributed.rank() == 0 else ())
     checkpoint, start = _checkpoint(model, folder), _Start(model)
@@ -48,7 +51,7 @@ def run(
         seen = stream[: task.index + 1]
         with progress.stage(f"{method.label}: task {task.index + 1}/{len(stream)}"):
             log.begin()
-            # a checkpoint is valid for the generation that its task started from, and no other
+            # A checkpoint is only valid for the generation that its task started from.
             checkpoint.start_task(task.index, model_folder.generation_id(folder))
             row = learn_task(
                 model,
@@ -59,17 +62,17 @@ def run(
                 evaluate=partial(method.score, seen),
             )
         if distributed.rank() > 0:
-            continue  # the first process measures and saves
+            continue  # rank 0 measures and saves
         row.distance = _distance(model, folder, start)
         model.history.append(row)
         save_model(model, folder, progress)
-        log.task(row)  # after the model: a kill in between is mended from the history
+        log.task(row)  # after the model: after a kill in between, the line is restored from the history
         progress.say(_summary(model, row, len(stream)))
     return model
 
 
 def expected_work(model: Model, tasks: Sequence[Task], train: TrainOptions | None = None) -> float:
-    """Return the work of learning tasks, in images that pass forward through the network."""
+    """Return the cost of learning tasks, in forward passes of one image."""
     how = model.method.context.train if train is None else train
     train_images, test_images = sum(len(task.train) for task in tasks), sum(len(task.test) for task in tasks)
     plan = Plan(how.epochs, train_images, test_images, len(tasks))
@@ -88,25 +91,26 @@ def learn_task(
     evaluate: Callable[[], Score] | None = None,
     still: bool = False,
 ) -> HistoryRow:
-    """Learn one task and return its row of the history, which the caller completes and appends.
+    """Learn one task and return its history row, which the caller completes and appends.
 
     Args:
         model: Trained in place; the classes of the task are added to it.
         task: New classes, or more images of known ones.
         kind: The kind of the row.
         train: Training options of this task; by default those of the configuration.
-        patience: Stop after so many epochs without a smaller loss on the task's test images, which must be
-            held out for this purpose and not those that results are reported on.
-        checkpoint: Saves the training within the task.
+        patience: Stop after this many epochs without a smaller loss on the task's test images. These must be
+            held out for this purpose, and results must not be reported on them.
+        checkpoint: Saves checkpoints within the task.
         on_epoch: Called with the task, number, losses and learning rates of each epoch.
         evaluate: Scores the model after the task.
-        still: Train nothing: see :meth:`cofima.methods.Method.learn`.
+        still: Keep the backbone frozen: see :meth:`cofima.methods.Method.learn`.
     """
     method = model.method
     train = method.context.train if train is None else train
     stop = EarlyStop(method, task, patience) if patience and len(task.test) else None
     epochs = _Epochs(on_epoch)
     model.planned = max(model.planned, task.index + 1)
+    # A classifier has no fixed number of tasks: planned grows with each extension.
     context = replace(method.context, train=train, tasks=model.planned)
     method.learn(task, context=context, hooks=Hooks(checkpoint, epochs, stop), still=still)
     score = None
@@ -115,11 +119,12 @@ def learn_task(
             score = evaluate()
     if not task.known:
         model.tasks.append(task.names)
+    # A process that was killed after training has completed the epochs, and the callback has seen none.
     return _row(model, task, kind, score, max(epochs.count, checkpoint.epochs_before))
 
 
 def _checkpoint(model: Model, folder: Path) -> Checkpoint:
-    """Return the checkpoint within tasks; several processes resume after finished tasks only."""
+    """Return the mid-task checkpoint; with several processes, runs resume after finished tasks only."""
     every = interval()
     if every is None or distributed.world_size() > 1:
         return NO_CHECKPOINT
@@ -137,7 +142,7 @@ def _checkpoint(model: Model, folder: Path) -> Checkpoint:
 
 
 class EarlyStop:
-    """Stopping rule: no smaller loss on held-out images for some epochs."""
+    """Early stopping on the loss of held-out images."""
 
     def __init__(self, method: Method, task: Task, patience: int) -> None:
         self.method, self.task, self.patience = method, task, patience
@@ -145,6 +150,7 @@ class EarlyStop:
 
     def __call__(self) -> bool:
         """Measure the loss after an epoch; return True after ``patience`` epochs without a smaller one."""
+        # Modes are restored one by one: net.train() would also unfreeze batch normalization in eval mode.
         modes = [(module, module.training) for module in self.method.net.modules()]
         self.method.net.eval()
         loss = self._loss()
@@ -193,7 +199,7 @@ def _row(model: Model, task: Task, kind: Kind, score: Score | None, epochs: int)
         epochs=epochs or None,
         notes=facts["notes"],
         processes=distributed.world_size(),
-        **({} if score is None else asdict(score)),  # its fields have the names of the row
+        **({} if score is None else asdict(score)),  # fields of the same names
     )
 
 
@@ -204,7 +210,7 @@ def _summary(model: Model, row: HistoryRow, tasks: int) -> str:
 
 
 def _distance(model: Model, folder: Path, start: "_Start") -> Distance:
-    """Measure the distance of the backbone from the previous task, read from disk, and from its start."""
+    """Measure the distance of the backbone from the previous task, read from disk, and from the start."""
     moved = _from_before(model, folder)
     trained = model.method.facts.get("trained_distance", moved)
     return Distance(trained=trained, merged=moved, from_start=start.distance())
@@ -221,14 +227,14 @@ def _from_before(model: Model, folder: Path) -> float | None:
 
 
 class _Start:
-    """The pre-trained weights of a run: kept where they are few, read again after each task otherwise."""
+    """Initial weights of a run: small networks are kept in memory, large ones read again after each task."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.kept: Weights = {}
 
     def distance(self) -> float | None:
-        """Return the distance of the backbone from them; None if they are not those of the first task."""
+        """Return the distance of the backbone from its initial weights; None if they have changed on disk."""
         start, now = self.kept or self._read(), _parameters(self.model.method.net.backbone)
         if sum(value.numel() for value in start.values()) <= KEPT:
             self.kept = start
@@ -242,7 +248,7 @@ class _Start:
 
 
 def _peak_memory() -> float:
-    """Return the peak memory in MB: of the GPU if there is one, else of the process."""
+    """Return the peak memory in MB, of the GPU if there is one, else of the process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
     return peak_memory() / 1e6

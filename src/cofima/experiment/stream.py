@@ -1,4 +1,4 @@
-"""Stream of tasks and image preprocessing of a configuration."""
+"""The stream of tasks and the image preprocessing of a configuration."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from cofima.store.config import Config
 
 
 def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILENT) -> Stream:
-    """Load the images and split them into tasks, as the method takes them."""
+    """Load the images and split them into the tasks that the method learns."""
     pixel_format = make_view(config, facts).pixel_format
     dataset = datasets.load(config.dataset, pixel_format, options=config.data, progress=progress)
     how = config.stream
@@ -37,7 +37,7 @@ def load_stream(config: Config, facts: BackboneFacts, progress: Progress = SILEN
 
 
 def stream_view(config: Config, facts: BackboneFacts, stream: Stream) -> View:
-    """Return the preprocessing of a stream, with its augmentation and its stored size of images."""
+    """Return the preprocessing of a stream, with its augmentation and the size of its stored images."""
     view = make_view(config, facts, stream.flip, stream.crop)
     stored = tuple(stream[0].train.pixels.shape[1:])
     if stored == view.pixel_format.shape:
@@ -51,7 +51,7 @@ def make_view(config: Config, facts: BackboneFacts, flip: bool = False, crop: fl
 
     ``flip`` and ``crop`` are the dataset's augmentation, used unless the configuration sets them.
     """
-    interpolation = "bilinear" if facts.interpolation == "bilinear" else "bicubic"  # torch has no others
+    interpolation = "bilinear" if facts.interpolation == "bilinear" else "bicubic"  # torch has only these
     own = View(facts.size, facts.stored, facts.mean, facts.std, flip, crop, interpolation)
     preset = transforms.choose_preset(config.data.preset, config.dataset)
     view = transforms.preset_view(preset, config.dataset, own)
@@ -59,7 +59,7 @@ def make_view(config: Config, facts: BackboneFacts, flip: bool = False, crop: fl
 
 
 def refuse_other_images(before: dict[str, Any], now: dict[str, Any], dataset: str, folder: Path) -> None:
-    """Raise if the dataset differs from the one that the run has learned from."""
+    """Raise if the dataset differs from the one that the run was trained on."""
     for key in ("fingerprint", "split_hash"):
         if key in before and before[key] != now.get(key):
             raise CofimaError(

@@ -1,1 +1,1 @@
-"""Grids: many runs of one recipe, on this machine or a cluster."""
+"""Grids: many runs of one recipe, on this machine or on a cluster."""

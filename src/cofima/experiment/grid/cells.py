@@ -1,7 +1,7 @@
-"""Cells of a grid: every combination of values in a recipe, each a complete configuration.
+"""Cells of a grid: all combinations of values in a recipe, each a complete configuration.
 
-A recipe's ``grid`` maps keys to lists of values, ``{method: [coma, cofima], seed: [1, 2]}``; a list of such
-maps is the union of their products.
+A recipe's ``grid`` maps keys to lists of values, ``{method: [coma, cofima], seed: [1, 2]}``, and means their
+Cartesian product; a list of such maps means the union of their products.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _UNNAMED = uncounted(Config, "named")
 
 
 def reduced(max_per_class: int | None, overrides: Sequence[str]) -> list[str]:
-    """Return overrides for a trial: ``max_per_class`` images per class and one epoch, then the user's own."""
+    """Return the overrides of a trial: ``max_per_class`` images per class, one epoch, then ``overrides``."""
     if max_per_class is None:
         return list(overrides)
     few = [f"data.max_train_per_class={max_per_class}", f"data.max_test_per_class={max_per_class}"]
@@ -31,16 +31,16 @@ def reduced(max_per_class: int | None, overrides: Sequence[str]) -> list[str]:
 
 
 def cells(path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> list[Config]:
-    """Return the configuration of every cell, each once; see :func:`plan`."""
+    """Return the configurations of all cells, without duplicates; see :func:`plan`."""
     return [config for config, _ in plan(path, overrides, only)]
 
 
 def plan(
     path: str | Path, overrides: Sequence[str] = (), only: Sequence[str] = ()
 ) -> list[tuple[Config, Resources]]:
-    """Return the configuration and resources of every cell, each once; one error lists every problem.
+    """Return configuration and resources of all cells, without duplicates; one error lists all problems.
 
-    ``overrides`` hold for every cell; ``only`` keeps the cells that match ``key=value[,value]``.
+    ``overrides`` apply to every cell; ``only`` keeps the cells that match ``key=value[,value]``.
     """
     values = read_values(path)
     named = values.pop("grid", None) or {}
@@ -55,7 +55,7 @@ def plan(
         try:
             layered = apply_layers(values, [*changes, *overrides], where)
             if any(_matches(layered, item) is False for item in only):
-                continue  # before the check: problems of a cell that is not wanted do not matter
+                continue  # before validation: problems of a deselected cell do not matter
             needs = _check_resources(layered.pop("resources", {}), where)
             config = check(layered, where)
         except CofimaError as error:
@@ -80,21 +80,21 @@ def _check_resources(values: Any, where: str) -> Resources:
 
 
 def name(config: Config) -> str:
-    """Return the name of a cell's folder: the main settings, and a hash of all that decide the result."""
+    """Return the name of a cell's folder: the main settings, and a hash of all that affect the result."""
     return f"{plain_name(config)}-{json_digest(identity(config))[:8]}"
 
 
 def identity(config: Config) -> dict[str, str]:
-    """Return the settings that decide the result of a cell, without those that have their default.
+    """Return the settings that affect the result of a cell and differ from their defaults.
 
-    So names stay when settings are added to the package. Where a default has changed since, the run in the
-    folder refuses to be continued, and says what differs.
+    Defaults are left out so that names stay stable when settings are added to the package. If a default has
+    changed, resuming the run in the folder raises an error that says what differs.
     """
     return {key: value for key, value in changed(config).items() if key not in _UNNAMED}
 
 
 def plain_name(config: Config) -> str:
-    """Return a name made of dataset, backbone, method and seed."""
+    """Return a name composed of dataset, backbone, method and seed."""
     dataset = Path(config.dataset.partition(":")[2] or config.dataset).name
     backbone = config.backbone.replace("/", "_").replace(":", "_")
     return f"{dataset}-{backbone}-{config.method}-{config.seed}"
@@ -120,7 +120,7 @@ def _flow(value: Any) -> str:
 
 
 def _matches(settings: Mapping[str, Any], item: str) -> bool | None:
-    """Return the truth of ``key=value[,value]`` for a cell; None if the key is not set."""
+    """Return True if a cell matches ``key=value[,value]``; None if the key is not set."""
     key, _, wanted = item.partition("=")
     value: Any = settings
     for part in key.strip().split("."):

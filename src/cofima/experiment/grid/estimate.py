@@ -1,7 +1,7 @@
-"""Forecast of a grid: images, weights and estimated time of each cell, without learning anything.
+"""Forecast of a grid: images, weights and estimated time of each cell, without training.
 
-The time is the number of passes that a method needs, times the speed of the network on this machine, which
-is measured once and cached.
+The time is the number of passes that a method needs, times the time of a pass on this machine, which is
+measured once and cached.
 """
 
 import os
@@ -33,17 +33,21 @@ from cofima.training import device
 from cofima.training.depthwise import faster_gradients
 
 SPEEDS = "speed.json"  # in the cache folder
-SMALL = 20_000_000  # parameters; larger networks are measured with fewer images on a CPU
+SMALL = 20_000_000  # parameters; larger networks are timed with fewer images on a CPU
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """One cell before it is learned.
+    """Forecast of one cell.
 
     Attributes:
-        data: Folder of the images, or a word that they are missing.
-        missing: The files expected, if the images are missing.
+        config: The cell's configuration.
+        folder: Its folder.
+        done: True if it is finished.
+        data: Folder of the images, or a note that they are missing.
+        missing: The expected files, if the images are missing.
         images: Numbers of training and test images, if known.
+        tasks: Number of tasks, if known.
         weights: Source of the backbone's weights.
         seconds: Estimated time in the network, if known.
     """
@@ -82,7 +86,7 @@ _SPEEDS = TypeAdapter(dict[str, Speed])
 
 
 def forecast(cells: Sequence[Config], out: Path, jobs: int, progress: Progress = SILENT) -> list[Forecast]:
-    """Look up the data and weights of every cell, and time each backbone once; nothing is downloaded."""
+    """Look up data and weights of every cell, and time each backbone once; nothing is downloaded."""
     found, look, weights = [], cache(_images), _weights()
     for config in progress.track(cells, len(cells), "cells"):
         images = look(config.dataset, config.data.model_dump_json())
@@ -133,7 +137,7 @@ def _tasks(config: Config, classes: int) -> int | None:
 
 
 def _counts(config: Config, images: DatasetSize) -> tuple[int, int]:
-    """Return the numbers of training and test images after held-out splits and limits."""
+    """Return the numbers of training and test images, after held-out split and limits per class."""
     train, test = images.train, images.test
     if config.val_fraction:
         test = round(config.val_fraction * train)
@@ -156,7 +160,7 @@ def _seconds(
 
 
 def _weights() -> dict[str, str]:
-    """Return the sources of the weights of known backbones, by all their names."""
+    """Return the sources of the weights of known backbones, by alias and by timm name."""
     return {key: entry.where for entry in backbone.available() for key in (entry.name, entry.timm)}
 
 
@@ -170,7 +174,7 @@ def _where(config: Config, known: dict[str, str]) -> str:
 
 
 def measure(config: Config, jobs: int = 1, progress: Progress = SILENT) -> Speed | None:
-    """Return the speed of a backbone with ``jobs`` cells at a time; None if it cannot be built here."""
+    """Return the speed of a backbone with ``jobs`` concurrent cells; None if it cannot be built here."""
     size = _input_size(config)
     if size is None:
         return None
@@ -192,13 +196,13 @@ def measure(config: Config, jobs: int = 1, progress: Progress = SILENT) -> Speed
 
 
 def _measure(config: Config, size: int, where: torch.device) -> Speed:
-    """Time a few passes at random weights, whose values do not change the time."""
+    """Time a few passes with random weights, as their values do not affect the time."""
     net = backbone.build_empty(config.backbone, size).to(where)
     large = sum(weight.numel() for weight in net.parameters()) > SMALL
     count = min(config.train.batch_size, 128 if where.type == "cuda" else 2 if large else 16)
     images = torch.randn(count, 3, size, size, device=where)
     half = torch.autocast(where.type, torch.bfloat16, enabled=config.train.precision == "bf16")
-    faster = faster_gradients(net)  # as the training loop has it
+    faster = faster_gradients(net)  # as in the training loop
 
     def step() -> None:
         with half, faster:
@@ -216,7 +220,7 @@ def _measure(config: Config, size: int, where: torch.device) -> Speed:
 
 
 def _time(work: Callable[[], None], where: torch.device, rounds: int = 3) -> float:
-    """Return the shortest of some rounds, after a warm-up."""
+    """Return the shortest time of several rounds, after a warm-up."""
     taken = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
@@ -228,7 +232,7 @@ def _time(work: Callable[[], None], where: torch.device, rounds: int = 3) -> flo
 
 
 def _input_size(config: Config) -> int | None:
-    """Return the input size in pixels, or None for a backbone that only the hub knows."""
+    """Return the input size in pixels, or None for a backbone that is only on the hub."""
     alias = ALIASES.get(config.backbone)
     chosen = config.model.img_size or (alias.size if alias else None)
     full = registry.resolve(config.backbone)

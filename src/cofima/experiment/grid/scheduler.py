@@ -1,4 +1,4 @@
-"""Scheduling of grid cells; the same call continues a grid, and repeats what failed."""
+"""Scheduling of grid cells; the same call resumes a grid, and retries failed cells."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ from cofima.experiment.grid.status import CellStatus, GridStatus, StatusLines
 from cofima.store import model_folder
 from cofima.store.config import Config
 
-PULSE = 0.5  # seconds between two updates
+PULSE = 0.5  # seconds between status updates
 
 Watch = Callable[[GridStatus], None]
-"""Called with the status again and again."""
+"""Callback that receives the status at every update."""
 
 
 @dataclass
 class GridOutcome:
-    """Folders of the finished cells, and the error messages of those that failed."""
+    """Folders of finished cells, and error messages of failed ones."""
 
     done: list[Path] = field(default_factory=list)
     failed: dict[Path, str] = field(default_factory=dict)
@@ -39,23 +39,23 @@ def run_grid(
     watch: Watch | None = None,
     needs: Mapping[str, Resources] | None = None,
 ) -> GridOutcome:
-    """Learn every cell into its own folder below ``out``.
+    """Learn every cell into its own folder below ``out``; finished cells are skipped.
 
     Args:
         cells: One configuration per cell.
         out: The folder of the grid.
-        jobs: Cells at a time on this machine, if there is no ``executor``.
-        progress: Told what changes, if there is no ``watch``.
-        executor: Runs the cells.
-        watch: Called with the status again and again.
-        needs: Resources of cells, by their names.
+        jobs: Number of concurrent cells on this machine, without an ``executor``.
+        progress: Receives a message per change, without a ``watch``.
+        executor: Runs the cells; by default processes on this machine.
+        watch: Called with the status at every update.
+        needs: Resources of cells, by name.
     """
     folders = {out / name(config): config for config in cells}
     outcome = GridOutcome()
     for folder in folders:
         try:
             outcome.done += [folder] if model_folder.finished(folder) else []
-        except CofimaError as error:  # a damaged folder fails alone
+        except CofimaError as error:  # a damaged folder fails its own cell only
             outcome.failed[folder] = str(error)
     over = {*outcome.done, *outcome.failed}
     todo = {folder: config for folder, config in folders.items() if folder not in over}
@@ -64,6 +64,7 @@ def run_grid(
     if not todo:
         return outcome
     executor = LocalExecutor(jobs) if executor is None else executor
+    # absolute paths: jobs may run in other processes or on other nodes
     made = {
         folder: Job(config, folder.absolute(), (needs or {}).get(folder.name, Resources()))
         for folder, config in todo.items()
@@ -77,7 +78,10 @@ def run_grid(
 
 
 class _Schedule:
-    """Dependencies of jobs: cells that share a first task wait until it is learned."""
+    """Dependencies between jobs: cells that share a first task wait until it is learned.
+
+    Methods that differ only after the first task need not each learn it.
+    """
 
     def __init__(self, jobs: dict[Path, Job], out: Path, executor: Executor, status: GridStatus) -> None:
         self.jobs, self.executor, self.status = jobs, executor, status
@@ -85,7 +89,7 @@ class _Schedule:
         self.running: dict[Job, Path] = {}
 
     def run(self, outcome: GridOutcome, watch: Watch) -> None:
-        """Wait for jobs, record their ends, and start those that waited for them."""
+        """Wait for jobs, record those that end, and submit the cells that waited for them."""
         self._begin()
         while self.running:
             for job, fault in self.executor.ended(PULSE):
@@ -95,7 +99,7 @@ class _Schedule:
         shared_first_task.clear(self.groups)
 
     def _begin(self) -> None:
-        """Submit shared first tasks, then the cells that wait for none."""
+        """Submit shared first tasks first, as other cells wait for them; then the cells that need none."""
         waiting: set[Path] = set()
         for first, group in self.groups.items():
             if shared_first_task.learned(first):
@@ -110,10 +114,10 @@ class _Schedule:
                 self._submit_cell(folder)
 
     def _end(self, job: Job, fault: str | None, outcome: GridOutcome) -> None:
-        """Record the end of a cell, or start the cells that waited for a first task."""
+        """Record the end of a cell, or submit the cells that waited for a first task."""
         folder = self.running.pop(job)
         self.status.end(folder, fault)
-        if folder in self.groups:  # if it failed, each cell learns it by itself and reports the reason
+        if folder in self.groups:  # even if it failed: then each cell learns it itself and reports the reason
             for cell in self.groups[folder]:
                 self._submit_cell(cell)
         elif fault is None:

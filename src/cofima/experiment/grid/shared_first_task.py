@@ -1,7 +1,8 @@
-"""Sharing of first tasks: one that several cells have in common is learned once.
+"""Sharing of first tasks: a first task that several cells have in common is learned once.
 
-Cells that agree in what decides the state after the first task (:func:`cofima.methods.first_task_key`),
-and in everything else that a configuration holds, take it over from one folder, file by file.
+Cells share it if their methods agree in everything that affects the state after the first task
+(:func:`cofima.methods.first_task_key`) and all other settings are equal. They start from a copy of its
+folder.
 """
 
 import os
@@ -21,12 +22,12 @@ from cofima.store.config import Config
 from cofima.store.model import method_facts
 from cofima.store.record import BACKBONE, HEAD, STATE
 
-FOLDER = ".first"  # hidden: reports do not read it
+FOLDER = ".first"  # hidden, so that reports do not read it
 NOTE = "the first task was taken over from cells that share it"
 
 
 def key(config: Config) -> str | None:
-    """Return the name of a cell's first task, shared by equal first tasks; None if it cannot be shared."""
+    """Return the name of a cell's first task, equal for equal first tasks; None if it cannot be shared."""
     first = methods.first_task_key(methods.build(config.method, config.options))
     if first is None:
         return None
@@ -35,10 +36,10 @@ def key(config: Config) -> str | None:
 
 
 def shared(cells: Mapping[Path, Config], out: Path) -> dict[Path, list[Path]]:
-    """Return the folders of first tasks, each with the cells that begin from it.
+    """Return the folders of first tasks, each with the cells that start from it.
 
-    Only cells that have not begun count. A task that only one cell needs is left to that cell, unless it
-    has been learned already.
+    Only cells that have not started count. A first task of a single cell is not shared, unless it has
+    already been learned.
     """
     found: dict[Path, list[Path]] = {}
     for folder, config in cells.items():
@@ -49,7 +50,7 @@ def shared(cells: Mapping[Path, Config], out: Path) -> dict[Path, list[Path]]:
 
 
 def learned(first: Path) -> bool:
-    """Return True if a first task is learned; a damaged one is removed."""
+    """Return True if a first task has been learned; a damaged one is removed."""
     try:
         return model_folder.current(first) is not None
     except CofimaError:
@@ -58,7 +59,7 @@ def learned(first: Path) -> bool:
 
 
 def take(first: Path, config: Config, folder: Path) -> bool:
-    """Begin a cell with a shared first task; return False if it has begun or the task is not there."""
+    """Start a cell from a shared first task; return False if it has started already, or there is no task."""
     with folder_lock(folder):
         if model_folder.current(folder) is not None or not learned(first):
             return False
@@ -83,7 +84,7 @@ def _take(first: Path, config: Config, folder: Path) -> None:
 
 
 def clear(groups: Mapping[Path, list[Path]]) -> None:
-    """Remove first tasks that all their cells have begun from."""
+    """Remove the first tasks that all of their cells have started from."""
     for first, group in groups.items():
         if all(model_folder.current(folder) is not None for folder in group):
             shutil.rmtree(first, ignore_errors=True)
@@ -92,7 +93,7 @@ def clear(groups: Mapping[Path, list[Path]]) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard-link a file, or copy it; files of a generation are never changed."""
+    """Hard-link a file, or copy it; links are safe as files of a generation never change."""
     try:
         os.link(source, target)
     except OSError:

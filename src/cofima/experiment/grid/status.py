@@ -1,4 +1,4 @@
-"""Progress of a grid, read from the folders of its cells, whichever executor runs them."""
+"""Status of a grid, read from the folders of its cells and thus independent of the executor."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,11 +18,21 @@ State = Literal["waiting", "running", "done", "failed"]
 
 @dataclass
 class CellStatus:
-    """Progress of one folder that is being learned.
+    """Status of one job.
 
     Attributes:
-        counts: It is a cell of the grid, and not a first task that several cells share.
-        taken: Its first task was taken over from a shared one.
+        name: Name to show.
+        folder: Its model folder.
+        state: Waiting, running, done or failed.
+        counts: False for a first task that several cells share, which is not a cell of the grid.
+        task: Number of tasks learned.
+        tasks: Number of tasks planned, if known.
+        accuracy: Overall accuracy after the last task.
+        seconds: Time of all tasks learned.
+        taken: True if it started from a shared first task.
+        fault: Error message if it failed.
+        began: Time of its start.
+        ended: Time of its end.
     """
 
     name: str
@@ -43,22 +53,22 @@ class CellStatus:
 
     @property
     def elapsed(self) -> float | None:
-        """Return the seconds since it began, until now or until it ended."""
+        """Seconds since its start, until now or until its end."""
         return None if self.began is None else (self.ended or monotonic()) - self.began
 
     @property
     def left(self) -> float | None:
-        """Estimate the seconds left from the tasks learned so far."""
+        """Estimated seconds left, from the tasks learned so far."""
         if self.tasks is None or not self.task:
             return None
         return max(0.0, (self.tasks - self.task) * self.seconds / self.task - (monotonic() - self._since))
 
     def submitted(self) -> None:
-        """Note the size of the log: the job has begun when it grows."""
+        """Record the size of the log: the job has started when it grows."""
         self._log = _size(self.folder / LOG)
 
     def update(self) -> None:
-        """Read from the folder whether the job has begun, and the tasks learned since the last update."""
+        """Read from the folder if the job has started, and the tasks learned since the last update."""
         if self.state == "waiting" and self._log >= 0 and _size(self.folder / LOG) > self._log:
             self.state, self.began = "running", monotonic()
         try:
@@ -67,7 +77,7 @@ class CellStatus:
                 return
             self._read(model_folder.read(self.folder, generation))
             self._seen, self._since = generation.name, monotonic()
-        except (OSError, CofimaError):  # being replaced at this moment: the next update will see it
+        except (OSError, CofimaError):  # being replaced at this moment: the next update will read it
             return
 
     def _read(self, generation: Generation) -> None:
@@ -80,7 +90,7 @@ class CellStatus:
 
 @dataclass
 class GridStatus:
-    """Progress of all cells of a grid."""
+    """Status of all cells of a grid."""
 
     rows: dict[Path, CellStatus] = field(default_factory=dict)
     slots: int | None = None
@@ -88,14 +98,14 @@ class GridStatus:
 
     @classmethod
     def of(cls, folders: Iterable[Path], slots: int | None) -> "GridStatus":
-        """Return the status of cells that are not done."""
+        """Return the status of cells to run; ``slots`` is the number of concurrent jobs."""
         rows = {folder: CellStatus(folder.name, folder) for folder in folders}
         for row in rows.values():
             row.update()
         return cls(rows, slots)
 
     def update(self) -> None:
-        """Update every cell that is not over."""
+        """Update every job that has not ended."""
         for row in self.rows.values():
             if row.state in ("waiting", "running"):
                 row.update()
@@ -112,7 +122,7 @@ class GridStatus:
 
     @property
     def left(self) -> float | None:
-        """Estimate the seconds left; a cell that has not begun takes the mean of the others."""
+        """Estimated seconds left; a cell that has not started is assumed to take the mean of the others."""
         known = [w for w in map(_whole, self.rows.values()) if w]
         if not known:
             return None
@@ -124,7 +134,7 @@ class GridStatus:
 
 
 def _whole(row: CellStatus) -> float | None:
-    """Estimate the seconds of a whole cell; None if it has learned no task yet."""
+    """Estimate the total seconds of a cell; None if it has not learned a task yet."""
     if not row.counts or not row.tasks or not row.task:
         return None
     return row.seconds * row.tasks / row.task
@@ -138,7 +148,7 @@ def _size(path: Path) -> int:
 
 
 class StatusLines:
-    """Printer of one line per change."""
+    """Callback that prints one line per change of the status."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -156,7 +166,7 @@ class StatusLines:
 
 
 def line(row: CellStatus) -> str:
-    """Return the progress of a cell in one line."""
+    """Return the status of a cell in one line."""
     of = f"task {row.task}/{row.tasks}, {row.accuracy:.1f} %" if row.tasks else ""
     words = {"failed": f"failed: {row.fault}", "done": f"done, {minutes(row.seconds)}"}
     parts = [row.state if row.state == "running" and not of else "", of, words.get(row.state, "")]
@@ -165,14 +175,14 @@ def line(row: CellStatus) -> str:
 
 
 def summary(status: GridStatus) -> str:
-    """Return the progress of the grid in one line."""
+    """Return the status of the grid in one line."""
     parts = [f"{status.count(state)} {state}" for state in ("done", "running", "waiting", "failed")]
     left = "" if status.left is None else f"; about {minutes(status.left)} left"
     return f"cells: {', '.join(parts)}{left}"
 
 
 def minutes(seconds: float) -> str:
-    """Return a duration in a readable unit."""
+    """Format a duration in a readable unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

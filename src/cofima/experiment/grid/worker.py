@@ -1,4 +1,4 @@
-"""Execution of one job in a worker process, with its output in a log in the job's folder."""
+"""Execution of one job in a worker process, with its output logged in the job's folder."""
 
 import gc
 import os
@@ -24,14 +24,14 @@ from cofima.experiment.grid.executors.base import Job
 from cofima.experiment.launch import launch
 
 LOG = "log.txt"
-EVERY = 30.0  # seconds between two lines about the same work
-PATIENCE = 60.0  # seconds to wait for the folder of a process that is being killed
+EVERY = 30.0  # minimum seconds between log lines of one progress bar
+PATIENCE = 60.0  # seconds to wait for the lock of a process that is being killed
 
 T = TypeVar("T")
 
 
 def learn(job: Job) -> str | None:
-    """Learn a job; return None, or an error message. The process can run another job afterwards."""
+    """Run a job; return None or an error message. The process can run another job afterwards."""
     refresh()
     torch.set_num_threads(job.threads or 1)
     try:
@@ -52,7 +52,7 @@ def _learn(job: Job) -> str | None:
     except CofimaError as error:
         log.say(f"failed: {error}")
         return str(error)
-    except KeyboardInterrupt as error:  # a signal: the checkpoint is saved
+    except KeyboardInterrupt as error:  # raised by a signal, after the checkpoint was saved
         log.say(f"interrupted; {error}")
         raise SystemExit(128 + getattr(error, "signal", signal.SIGINT)) from None
     except Exception as error:
@@ -63,7 +63,7 @@ def _learn(job: Job) -> str | None:
 
 
 def _take(first: Path, job: Job, log: Progress) -> None:
-    """Begin with a shared first task, if it can be read."""
+    """Start from a shared first task, if it can be read."""
     try:
         if shared_first_task.take(first, job.config, job.folder):
             log.say(shared_first_task.NOTE)
@@ -72,7 +72,7 @@ def _take(first: Path, job: Job, log: Progress) -> None:
 
 
 def refresh() -> None:
-    """Free the memory of the previous job, and reset the peak."""
+    """Free the memory of the previous job, and reset the peak memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -82,7 +82,7 @@ def refresh() -> None:
 
 @contextmanager
 def logged(folder: Path) -> Iterator[None]:
-    """Redirect all output of this process, also of native code, to the log in a folder."""
+    """Redirect all output of this process, including native code, to the log in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -95,7 +95,7 @@ def logged(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # what a full disk has no room for
+        with suppress(OSError):  # the disk is full
             sys.stdout.close()
         sys.stdout, sys.stderr = streams
         for number, old in enumerate(saved, start=1):
@@ -104,15 +104,15 @@ def logged(folder: Path) -> Iterator[None]:
 
 
 class Log(Progress):
-    """Progress as lines with timestamps."""
+    """Progress as log lines with timestamps."""
 
     def say(self, message: str) -> None:
-        """Write a line, if the disk takes it: a log must not end the work that it tells of."""
+        """Write a line; a full disk is ignored, as the log must not stop the job."""
         with suppress(OSError):
             print(time.strftime("%Y-%m-%d %H:%M:%S"), message, flush=True)
 
     def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
-        """Yield ``items``, and log now and then how many are done."""
+        """Yield ``items``, and log from time to time how many are done."""
         said = time.monotonic()
         for done, item in enumerate(items, start=1):
             yield item
@@ -122,7 +122,7 @@ class Log(Progress):
 
     @contextmanager
     def stage(self, label: str) -> Iterator[None]:
-        """Log the beginning of a stage."""
+        """Log the start of a stage."""
         self.say(label)
         yield
 

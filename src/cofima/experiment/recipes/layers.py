@@ -1,4 +1,4 @@
-"""Layers of a recipe: general settings, then blocks for a dataset, a backbone and a method."""
+"""Layers of a recipe: general settings, then blocks per dataset, backbone and method."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -9,10 +9,10 @@ from cofima.core import plain_yaml
 from cofima.core.errors import CofimaError, problems
 from cofima.core.names import shortened
 
-PARTS = ("dataset", "backbone", "method")  # blocks of each override those before it
+PARTS = ("dataset", "backbone", "method")  # later blocks override earlier ones
 
 Check = Callable[[str], str | None]
-"""Return the problem with the name of a dataset, a backbone or a method, or None."""
+"""Function that returns the problem of a dataset, backbone or method name, or None."""
 
 
 def override(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -53,11 +53,11 @@ def apply_blocks(
     checks: Mapping[str, Check],
     where: str,
 ) -> dict[str, Any]:
-    """Override the rest by the blocks of the chosen dataset, then of the backbone, then of the method.
+    """Override general settings by the blocks of the chosen dataset, then backbone, then method.
 
     ``per_dataset``, ``per_backbone`` and ``per_method`` map names, or patterns with ``*``, to blocks. A
-    block may hold blocks of the kinds after its own: they join the recipe's own of that kind.
-    ``overrides`` are not applied, but they take precedence in the choice of dataset, backbone and method.
+    block may contain blocks of later kinds, which are merged with the recipe's blocks of that kind.
+    ``overrides`` are not applied, but take precedence in the choice of dataset, backbone and method.
     """
     result = dict(values)
     for part in PARTS:
@@ -65,7 +65,7 @@ def apply_blocks(
         wrong = list(_problems(part, blocks, checks[part]))
         if wrong:
             raise problems(where, wrong)
-        # only what chooses the name is parsed: a grid has hundreds of cells
+        # only the items that choose the name are parsed, for speed: a grid has hundreds of cells
         own = [item for item in overrides if item.partition("=")[0].strip().partition(".")[0] == part]
         chosen = override(deepcopy({part: result.get(part, defaults[part])}), own)
         for pattern, block in blocks.items():
@@ -75,7 +75,7 @@ def apply_blocks(
 
 
 def _problems(part: str, blocks: Any, check: Check) -> list[str]:
-    """List the problems of the blocks of a kind, chosen or not."""
+    """Return the problems of all blocks of a kind, chosen or not."""
     if not isinstance(blocks, Mapping):
         return [f"per_{part}: expected a block for each {part}, found {type(blocks).__name__}"]
     earlier = [f"per_{other}" for other in PARTS[: PARTS.index(part) + 1]]

@@ -1,6 +1,6 @@
-"""Trackers by name: ``tensorboard``, ``wandb``, ``mlflow``, each with an optional place after a colon.
+"""Trackers by name: ``tensorboard``, ``wandb``, ``mlflow``, each with an optional location after a colon.
 
-They show metrics.jsonl in other tools; local files unless a server is named.
+They forward metrics.jsonl to other tools, as local files unless a server is named.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from cofima.store import model_folder
 from cofima.store.config import Config
 from cofima.store.history import is_run
 
-# each with the packages that it needs
+# each tracker with the packages that it needs
 TRACKERS: dict[str, tuple[type[Tracker], tuple[str, ...]]] = {
     "tensorboard": (TensorBoard, ("tensorboard",)),
     "wandb": (Wandb, ("wandb",)),
@@ -28,7 +28,7 @@ TRACKERS: dict[str, tuple[type[Tracker], tuple[str, ...]]] = {
 
 
 def choose(wanted: Sequence[str], folder: Path, config: dict[str, Any]) -> list[Tracker]:
-    """Return a tracker for each ``NAME[:WHERE]``; one error lists every problem, before any work."""
+    """Return a tracker for each ``NAME[:WHERE]``; one error lists all problems, before any work."""
     wrong = [problem for text in wanted if (problem := _problem(text))]
     if wrong:
         raise problems("the choice of trackers", wrong)
@@ -37,7 +37,7 @@ def choose(wanted: Sequence[str], folder: Path, config: dict[str, Any]) -> list[
 
 
 def replay(trackers: Sequence[Tracker], folder: Path) -> int:
-    """Send every line of a run to trackers; return the number of lines."""
+    """Send all lines of a run to trackers; return the number of lines."""
     history = model_folder.read_history(folder) if model_folder.current(folder) is not None else []
     if not is_run(history):
         raise CofimaError(f"{folder} is in use (cofima history {folder}): only runs are shown by trackers")
@@ -57,7 +57,7 @@ def replay(trackers: Sequence[Tracker], folder: Path) -> int:
 def tracked(
     wanted: Sequence[str], config: Config, folder: Path, work: Callable[[Sequence[Listener]], Any]
 ) -> None:
-    """Call ``work`` with trackers as listeners; a run that was finished already is replayed."""
+    """Call ``work`` with trackers as listeners; a run that was already finished is replayed."""
     trackers = choose(wanted, folder, config.model_dump(mode="json"))
     try:
         work(trackers)

@@ -1,4 +1,4 @@
-"""Base class of trackers, and the names under which they show the numbers of a run."""
+"""Base class of trackers, and the names of the metrics that they log."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -12,12 +12,12 @@ from cofima.experiment.metrics_log import LogLine
 class Tracker(ABC):
     """A listener that forwards the lines of metrics.jsonl to a tracking tool.
 
-    It opens with the first line, so that a run that fails before leaves nothing behind. A run that goes on
-    sends all its lines again; a tool that appends skips those that it has.
+    It opens with the first line, so that a run that fails earlier leaves nothing behind. A resumed run sends
+    all its lines again; tools that append skip those that they already have.
 
     Attributes:
-        sent: Lines received so far.
-        known: Lines that the tool has from an earlier process.
+        sent: Number of lines received so far.
+        known: Number of lines that the tool has from an earlier process.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], where: str) -> None:
@@ -26,8 +26,8 @@ class Tracker(ABC):
         self.is_open = False
 
     def __call__(self, line: LogLine) -> None:
-        """Forward a line, unless the tool has it already."""
-        self.sent += 1  # also if the tool cannot be opened: the line was offered
+        """Forward a line, unless the tool already has it."""
+        self.sent += 1  # even if the tool cannot be opened
         if not self.is_open:
             self.open(line)
             self.is_open = True
@@ -35,7 +35,7 @@ class Tracker(ABC):
             self.log(line, scalars(line))
 
     def close(self) -> None:
-        """Finish the run in the tool, if it was begun."""
+        """Finish the run in the tool, if it was opened."""
         if self.is_open:
             self.finish()
             self.is_open = False
@@ -46,14 +46,14 @@ class Tracker(ABC):
 
     @abstractmethod
     def log(self, line: LogLine, numbers: dict[str, float]) -> None:
-        """Log the numbers of a line at its step."""
+        """Log the metrics of a line at its step."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Mark the run as ended."""
+        """Mark the run as finished."""
 
     def place(self, *names: str) -> Path:
-        """Return a path below ``trackers`` in the run's folder; raise if that would follow a link."""
+        """Return a path below ``trackers`` in the run's folder; raise if it contains a symbolic link."""
         path = self.folder
         for name in ("trackers", *names):
             path = path / name
@@ -62,12 +62,12 @@ class Tracker(ABC):
         return path
 
     def run_id(self, first: LogLine) -> str:
-        """Return an id that a resumed run has again."""
+        """Return an ID that stays the same when the run is resumed."""
         return hashlib.sha256(f"{self.folder.name} {first['time']}".encode()).hexdigest()[:16]
 
 
 def scalars(line: LogLine) -> dict[str, float]:
-    """Return every number of a line, by a name with its group before a slash."""
+    """Return the metrics of a line, named ``group/name``."""
     if line["kind"] == "epoch":
         found = {f"train/{key}": line.get(key) for key in ("loss", "lr", "backbone_lr")}
         found["seconds/epoch"] = line.get("seconds")

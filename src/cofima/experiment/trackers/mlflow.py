@@ -1,4 +1,4 @@
-"""MLflow: a database beside the run, or the server that ``mlflow:URI`` names."""
+"""MLflow tracker: a database in the run's folder, or the server of ``mlflow:URI``."""
 
 import logging
 import os
@@ -8,19 +8,19 @@ from cofima.core.settings import flat
 from cofima.experiment.metrics_log import LogLine
 from cofima.experiment.trackers.base import Tracker
 
-NUMBER = "line"  # metric that counts the lines logged
-LONGEST = 6000  # characters that MLflow accepts in a parameter
+NUMBER = "line"  # metric that counts the logged lines
+LONGEST = 6000  # maximum length of an MLflow parameter
 
 
 class Mlflow(Tracker):
-    """Logs to a run of the experiment ``cofima``, and resumes it if it exists."""
+    """Tracker that logs to a run of the experiment ``cofima``, and resumes it if it exists."""
 
     client: Any
     run: str
 
     def open(self, first: LogLine) -> None:
         """Find the run by its tag, or create it with the configuration as parameters."""
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # no usage reports to its makers
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # no usage reports to the vendor
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -46,12 +46,12 @@ class Mlflow(Tracker):
             self.client.log_batch(self.run, params=settings[start : start + 100])
 
     def log(self, line: LogLine, numbers: dict[str, float]) -> None:
-        """Log the numbers of a line at its step."""
+        """Log the metrics of a line at its step."""
         from mlflow.entities import Metric
 
         when, numbers = int(line["time"] * 1000), numbers | {NUMBER: self.sent}
         self.client.log_batch(self.run, [Metric(n, v, when, line["step"]) for n, v in numbers.items()])
 
     def finish(self) -> None:
-        """Mark the run as ended."""
+        """Mark the run as finished."""
         self.client.set_terminated(self.run)

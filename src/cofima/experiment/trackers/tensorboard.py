@@ -1,4 +1,4 @@
-"""TensorBoard: event files beside the run, rewritten whenever the run starts or goes on."""
+"""TensorBoard tracker: event files in the run's folder, rewritten whenever the run starts or resumes."""
 
 import json
 from pathlib import Path
@@ -9,12 +9,12 @@ from cofima.experiment.trackers.base import Tracker
 
 
 class TensorBoard(Tracker):
-    """Writes event files; ``tensorboard --logdir FOLDER`` shows them."""
+    """Tracker that writes event files; ``tensorboard --logdir FOLDER`` shows them."""
 
     writer: Any
 
     def open(self, first: LogLine) -> None:
-        """Start a new event file in place of the old ones."""
+        """Start a new event file, replacing old ones."""
         from torch.utils.tensorboard import SummaryWriter
 
         place = Path(self.where) / self.folder.name if self.where else self.place("tensorboard")
@@ -24,7 +24,7 @@ class TensorBoard(Tracker):
         self.writer.add_text("config", f"```json\n{json.dumps(self.config, indent=2)}\n```")
 
     def log(self, line: LogLine, numbers: dict[str, float]) -> None:
-        """Add the numbers of a line."""
+        """Add the metrics of a line."""
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, line["step"], walltime=line["time"])
         self.writer.flush()

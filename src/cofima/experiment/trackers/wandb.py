@@ -1,4 +1,4 @@
-"""Weights & Biases: offline beside the run, unless ``wandb:online`` is asked for."""
+"""Weights & Biases tracker: offline in the run's folder, unless ``wandb:online`` is given."""
 
 import os
 import shutil
@@ -9,13 +9,13 @@ from cofima.experiment.trackers.base import Tracker
 
 
 class Wandb(Tracker):
-    """Logs to a run of the project ``cofima``; ``wandb sync`` uploads offline runs."""
+    """Tracker that logs to a run of the project ``cofima``; ``wandb sync`` uploads offline runs."""
 
     run: Any
 
     def open(self, first: LogLine) -> None:
-        """Resume the run online; offline, where wandb cannot resume, write it anew."""
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # no crash reports to its makers
+        """Resume the run online; offline, where wandb cannot resume, write it again."""
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # no crash reports to the vendor
         import wandb
 
         online, place = self.where == "online", self.place("wandb").parent
@@ -35,7 +35,7 @@ class Wandb(Tracker):
         self.known = int(self.run.summary.get("_step", 0)) if online else 0
 
     def log(self, line: LogLine, numbers: dict[str, float]) -> None:
-        """Log the numbers of a line at its number in the file: wandb's steps must increase."""
+        """Log the metrics of a line, with its line number as the step: wandb's steps must increase."""
         self.run.log(numbers | {"step": line["step"]}, step=self.sent)
 
     def finish(self) -> None:

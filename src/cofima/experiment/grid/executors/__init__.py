@@ -11,7 +11,7 @@ from cofima.store.config import Config
 
 
 def make(name: str, out: Path, jobs: int | None, address: str | None, cells: Sequence[Config]) -> Executor:
-    """Return an executor by its name; raise if its package or its cluster is missing."""
+    """Return an executor by name; raise if its package or its cluster is missing."""
     if name == "ray":
         from cofima.experiment.grid.executors.ray import RayExecutor
 
@@ -22,6 +22,6 @@ def make(name: str, out: Path, jobs: int | None, address: str | None, cells: Seq
         return SlurmExecutor(out, address, jobs)
     if address is not None:
         raise CofimaError(f"--address {address}: is for --executor ray or slurm")
-    # a cell that names its device is not assigned another one
+    # do not assign GPUs if a cell names its device
     gpus = devices() if all(cell.device == "auto" for cell in cells) else []
     return LocalExecutor(jobs or len(gpus) or os.cpu_count() or 1, gpus)

@@ -1,4 +1,4 @@
-"""Interface of executors, and the jobs that they run."""
+"""Base class of executors, and the jobs that they run."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -16,9 +16,12 @@ class Job:
     """One model folder to learn.
 
     Attributes:
+        config: The configuration.
+        folder: The model folder.
+        resources: Resources to reserve.
         tasks: Number of tasks to learn; None for all.
-        first: A folder that has learned the same first task, to begin from.
-        threads: Threads to compute with; None leaves it to the executor.
+        first: A folder with the same first task already learned, to start from.
+        threads: Number of threads; None leaves it to the executor.
     """
 
     config: Config
@@ -39,12 +42,12 @@ class Ended(NamedTuple):
 class Executor(ABC):
     """Runs jobs outside this process.
 
-    An executor reports only the end of a job: progress is read from the job's folder, which holds the state
-    after every task.
+    An executor reports only the end of a job: progress is read from the job's folder, which has a checkpoint
+    after every task. So a new executor has little to implement.
 
     Attributes:
-        slots: Number of jobs at a time, if it is limited.
-        queue: Jobs that wait for room.
+        slots: Maximum number of concurrent jobs, or None.
+        queue: Jobs that wait for a slot.
         running: Jobs that have been started.
     """
 
@@ -55,17 +58,17 @@ class Executor(ABC):
         self.queue: deque[Job] = deque()
 
     def submit(self, job: Job) -> None:
-        """Accept a job, to be started as soon as there is room."""
+        """Accept a job, and start it as soon as a slot is free."""
         self.queue.append(job)
         self.start_queued()
 
     def start_queued(self) -> None:
-        """Start jobs of the queue while there is room."""
+        """Start queued jobs while slots are free."""
         while self.queue and self.has_room():
             self.start(self.queue.popleft())
 
     def has_room(self) -> bool:
-        """Return True if another job can be started now; without a limit a cluster queues by itself."""
+        """Return True if another job can be started now; without a limit, the cluster does the queueing."""
         return self.slots is None or len(self.running) < self.slots
 
     @abstractmethod
@@ -74,8 +77,8 @@ class Executor(ABC):
 
     @abstractmethod
     def ended(self, seconds: float) -> list[Ended]:
-        """Return the jobs that ended since the last call; wait at most so long for the first."""
+        """Return the jobs that ended since the last call; wait up to ``seconds`` for the first."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End all jobs."""
+        """Stop all jobs."""

@@ -1,4 +1,4 @@
-"""Cells on this machine: worker processes that run one job after another, one for each GPU."""
+"""Cells on this machine: worker processes that run one job after another, with GPUs assigned in turn."""
 
 import os
 import signal
@@ -18,16 +18,16 @@ from cofima.core.system import OUT_OF_MEMORY
 from cofima.experiment.grid.executors.base import Ended, Executor, Job
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext  # which Windows does not have
+    from multiprocessing.context import ForkServerContext  # not on Windows
 
 READY = "ready"
 GRACE = 30.0  # seconds to finish the current step and save a checkpoint
 
 
 def worker_context() -> "ForkServerContext | SpawnContext":
-    """Return how workers start: forked from one process that has imported torch for all of them.
+    """Return the start method of workers: forked from a server process that has already imported torch.
 
-    Where a fork is not safe or not possible, each is a Python of its own, whose imports take seconds.
+    Where forking is unsafe or impossible, each worker is a new Python process, whose imports take seconds.
     """
     if sys.platform != "linux":
         return get_context("spawn")
@@ -37,7 +37,7 @@ def worker_context() -> "ForkServerContext | SpawnContext":
 
 
 class Worker:
-    """A process that learns the jobs it receives over a pipe."""
+    """A process that runs the jobs it receives over a pipe."""
 
     def __init__(self, device: str | None) -> None:
         self.device = device
@@ -52,26 +52,26 @@ class Worker:
 
 
 class LocalExecutor(Executor):
-    """A pool of processes that each learn many jobs; one that dies fails only its own job."""
+    """A pool of processes that each run many jobs; one that dies fails only its current job."""
 
     def __init__(self, workers: int, devices: Sequence[str] = (), threads: int | None = None) -> None:
         super().__init__(workers)
         self.workers: list[Worker] = []
-        # devices of workers that are not running yet, or not any more
+        # devices of workers that are not running: not yet, or no longer
         self.free = [devices[at % len(devices)] if devices else None for at in range(workers)]
         self.threads = threads or max(1, (os.cpu_count() or 1) // workers)
-        self.startups: list[float] = []  # seconds from the start of a process until it takes jobs
-        self.seconds: list[float] = []  # that jobs took in their processes
+        self.startups: list[float] = []  # seconds from the start of each process until it accepts jobs
+        self.seconds: list[float] = []  # seconds that each job took in its process
 
     def warm_up(self) -> None:
-        """Let another process import torch while this one does, before there are jobs."""
+        """Let another process import torch before there are jobs, in parallel with this one."""
         if isinstance(worker_context(), SpawnContext):
             self.workers.append(Worker(self.free.pop(0)))
         else:
             forkserver.ensure_running()
 
     def has_room(self) -> bool:
-        """Return True if a worker is idle, or another may be started."""
+        """Return True if a worker is idle or another one may be started."""
         return self._idle() is not None or bool(self.free)
 
     def start(self, job: Job) -> None:
@@ -81,7 +81,7 @@ class LocalExecutor(Executor):
             worker = Worker(self.free.pop(0))
             self.workers.append(worker)
         worker.job = job
-        with suppress(OSError):  # it has just died: ended() reports it
+        with suppress(OSError):  # the worker has just died: ended() will report it
             worker.pipe.send(replace(job, threads=job.resources.cpus or self.threads))
 
     def _idle(self) -> Worker | None:
@@ -92,7 +92,7 @@ class LocalExecutor(Executor):
         return None
 
     def ended(self, seconds: float) -> list[Ended]:
-        """Wait for answers; a process that died has failed its job."""
+        """Wait for results; the job of a process that died has failed."""
         found: list[Ended] = []
         by_pipe = {worker.pipe: worker for worker in self.workers if worker.job is not None}
         for pipe in wait(list(by_pipe), timeout=seconds):
@@ -114,7 +114,7 @@ class LocalExecutor(Executor):
         return found
 
     def stop(self) -> None:
-        """Terminate the processes, which save checkpoints; kill those that take too long."""
+        """Terminate the processes, which then save checkpoints; kill those that take too long."""
         self.queue.clear()
         for worker in self.workers:
             worker.process.terminate()
@@ -142,7 +142,7 @@ class LocalExecutor(Executor):
 
 
 def devices() -> list[str]:
-    """Return the GPUs of this process, by their names in CUDA_VISIBLE_DEVICES."""
+    """Return the GPUs visible to this process, as named in CUDA_VISIBLE_DEVICES."""
     import torch
 
     if not torch.cuda.is_available():
@@ -152,9 +152,9 @@ def devices() -> list[str]:
 
 
 def _serve(pipe: Connection, device: str | None, environment: dict[str, str]) -> None:
-    """Learn jobs from the pipe until it is closed: the main function of a worker process."""
+    """Run jobs from the pipe until it is closed: the main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
-    os.environ.clear()  # it is that of the moment when the process was started from which workers are forked
+    os.environ.clear()  # a forked worker has the environment of the fork server, which may be outdated
     os.environ.update(environment)
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device  # before CUDA is initialized

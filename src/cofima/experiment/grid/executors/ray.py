@@ -1,7 +1,7 @@
-"""Cells on a Ray cluster; a cell of a lost node resumes on another from its folder.
+"""Cells on a Ray cluster; if a node is lost, its cells resume from their folders on another node.
 
-Every node must have cofima installed, and see the working folder, the run folders and the data under the
-same paths.
+Every node must have cofima installed, and the working folder, the run folders and the data must have the same
+paths on all nodes.
 """
 
 import os
@@ -18,18 +18,18 @@ PASSED_ON = ("COFIMA_", "HF_", "OMP_")  # prefixes of environment variables that
 
 
 class RayExecutor(Executor):
-    """One Ray task per job; with ``jobs``, so many at a time."""
+    """Executor that submits one Ray task per job; ``jobs`` limits their number at a time."""
 
     def __init__(self, address: str | None = None, jobs: int | None = None) -> None:
         super().__init__(jobs)
         self.ray = import_extra("ray", "ray")
-        self.connected = not self.ray.is_initialized()  # by us, so that we disconnect, too
+        self.connected = not self.ray.is_initialized()  # disconnect only if we connected
         if self.connected:
             self._connect(address)
         self.running: dict[Any, Job] = {}
 
     def _connect(self, address: str | None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports to its makers
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports to the vendor
         passed = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
         try:
             self.ray.init(
@@ -46,7 +46,7 @@ class RayExecutor(Executor):
             ) from error
 
     def start(self, job: Job) -> None:
-        """Hand the job to the cluster with its resources."""
+        """Submit the job to the cluster with its resources."""
         needs = job.resources
         cpus = needs.cpus or 1
         how: dict[str, Any] = {"num_cpus": cpus, "num_gpus": needs.gpus, "max_retries": RETRIES}
@@ -76,7 +76,7 @@ class RayExecutor(Executor):
     def _fault(self, reference: Any) -> str | None:
         try:
             fault: str | None = self.ray.get(reference)
-        except self.ray.exceptions.RayTaskError as error:  # before the cell began
+        except self.ray.exceptions.RayTaskError as error:  # raised before the cell started
             return f"its node could not begin it: {str(error).strip().splitlines()[-1]}"
         except self.ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines()
@@ -85,7 +85,7 @@ class RayExecutor(Executor):
 
 
 def _learn(job: Job, place: str) -> str | None:
-    """Learn a job in a process of the cluster, in the working folder of this one."""
+    """Run a job in a process of the cluster, in the working folder of this process."""
     os.chdir(place)
     from cofima.experiment.grid.worker import learn
 

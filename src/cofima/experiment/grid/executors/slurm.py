@@ -1,4 +1,4 @@
-"""Cells as Slurm jobs, through submitit; a job at its time limit is queued again and resumes."""
+"""Cells as Slurm jobs, via submitit; a job that reaches its time limit is requeued and resumes."""
 
 import shutil
 import time
@@ -10,13 +10,13 @@ from cofima.core.errors import CofimaError
 from cofima.core.extras import import_extra
 from cofima.experiment.grid.executors.base import Ended, Executor, Job
 
-MINUTES = 24 * 60  # default time limit; that of submitit is 5 minutes
-REQUEUES = 50  # restarts of a job at its time limit
-FOLDER = ".slurm"  # below the grid's folder: files of submitit
+MINUTES = 24 * 60  # default time limit; submitit's own is 5 minutes
+REQUEUES = 50  # maximum restarts of a job that reaches its time limit
+FOLDER = ".slurm"  # submitit's files, below the grid's folder
 
 
 class SlurmExecutor(Executor):
-    """One Slurm job per job; with ``jobs``, so many at a time."""
+    """Executor that submits one Slurm job per job; ``jobs`` limits their number at a time."""
 
     def __init__(self, out: Path, address: str | None = None, jobs: int | None = None) -> None:
         super().__init__(jobs)
@@ -70,24 +70,24 @@ class SlurmExecutor(Executor):
     def _fault(self, handle: Any) -> str | None:
         try:
             fault: str | None = handle.result()
-        except Exception as error:  # submitit's own errors have no common class
+        except Exception as error:  # submitit's errors have no common base class
             lines = [text for text in str(error).splitlines() if text.strip()]
             return f"Slurm lost it: {' '.join(lines[:2]) or type(error).__name__}"
         return fault
 
 
 class SlurmCell:
-    """The function that a Slurm job calls, with submitit's protocol for jobs that are requeued."""
+    """Callable of a Slurm job, with submitit's protocol for requeued jobs."""
 
     def __init__(self, submitit: Any) -> None:
         self.requeue = submitit.helpers.DelayedSubmission
 
     def __call__(self, job: Job) -> str | None:
-        """Learn the job in the process that Slurm has started."""
+        """Run the job in the process that Slurm has started."""
         from cofima.experiment.grid.worker import learn
 
         return learn(job)
 
     def checkpoint(self, job: Job) -> Any:
-        """Return the same job, which resumes from its folder."""
+        """Return the same job for requeueing; it resumes from its folder."""
         return self.requeue(self, job)
