@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 FOLDER = Path("analysis")
 CELLS_KEPT = "finished cells are kept, the same command continues with the others"
 
-Out = Annotated[Path, out_option("Folder of the figures and the CSV file.")]
+Out = Annotated[Path, out_option("Folder for the figures and the CSV file.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
-Runs = Annotated[list[Path], typer.Argument(help="Run folders that keep all states (keep_checkpoints=true).")]
+Runs = Annotated[list[Path], typer.Argument(help="Run folders with all checkpoints (keep_checkpoints=true).")]
 Head = Annotated[
     Literal["raw", "aligned"], typer.Option("--head", help="The head as trained, or aligned to each network.")
 ]
 Task = Annotated[int | None, typer.Option("--task", min=2, help="The task to analyze; by default the last.")]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time; by default one per core.")
+    int | None, typer.Option("--jobs", "-j", min=1, help="Parallel runs; by default one per core.")
 ]
 
 
@@ -41,11 +41,11 @@ def _path(
     run: Run,
     out: Out = FOLDER,
     task: Task = None,
-    points: Annotated[int, typer.Option(min=3, help="Networks to measure, both ends included.")] = 11,
+    points: Annotated[int, typer.Option(min=3, help="Number of points, including both ends.")] = 11,
     head: Head = "raw",
     images: Annotated[int | None, typer.Option(min=1, help="Test images per task; by default all.")] = None,
 ) -> None:
-    """Measure loss and accuracy from the weights before a task to those after its training."""
+    """Measure loss and accuracy along the line from the weights before a task to those after training."""
     from cofima.analysis.path import path
 
     _write(out, lambda: path(run, task, points, head, images, progress()))
@@ -55,11 +55,11 @@ def _landscape(
     run: Run,
     out: Out = FOLDER,
     task: Task = None,
-    grid: Annotated[int, typer.Option(min=5, help="Networks along each side.")] = 15,
+    grid: Annotated[int, typer.Option(min=5, help="Number of points along each side.")] = 15,
     images: Annotated[int, typer.Option(min=1, help="Test images per task.")] = 200,
     head: Head = "raw",
 ) -> None:
-    """Measure the plane through the weights at the start, before a task, and after its training."""
+    """Measure the plane through three points: the initial weights, and those before and after a task."""
     from cofima.analysis.landscape import landscape
 
     _write(out, lambda: landscape(run, task, grid, images, head, progress()))
@@ -68,20 +68,20 @@ def _landscape(
 def _trajectories(
     runs: Runs,
     out: Out = FOLDER,
-    grid: Annotated[int, typer.Option(min=0, help="Networks along each side; 0 draws no background.")] = 9,
+    grid: Annotated[int, typer.Option(min=0, help="Points along each side; 0 draws no background.")] = 9,
     images: Annotated[int, typer.Option(min=1, help="Training and test images per task.")] = 60,
     trained: Annotated[
-        bool, typer.Option(help="Learn tasks again, to draw where training led before each merge.")
+        bool, typer.Option(help="Re-run tasks, to show the weights after training, before each merge.")
     ] = True,
 ) -> None:
-    """Draw the trajectories of runs from one start (the paper's Fig. 2), over the accuracy around them."""
+    """Draw the weight trajectories of runs from one start (the paper's Fig. 2), over a map of accuracy."""
     from cofima.analysis.trajectories import trajectories
 
     _write(out, lambda: trajectories(runs, grid, images, trained, progress()))
 
 
 def _fisher(run: Run, out: Out = FOLDER, task: Task = None) -> None:
-    """Measure the overlap of old and new Fisher information, and the shares that follow, per layer."""
+    """Measure the overlap of old and new Fisher information, and the resulting shares, per layer."""
     from cofima.analysis.fisher import fisher
 
     _write(out, lambda: fisher(run, task, progress()))
@@ -90,35 +90,33 @@ def _fisher(run: Run, out: Out = FOLDER, task: Task = None) -> None:
 def _lambda(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="RECIPE|RUN|RUNS", help="A recipe to learn, a run folder, or a folder of runs."
-        ),
+        typer.Argument(metavar="RECIPE|RUN|RUNS", help="A recipe to run, a run folder, or a folder of runs."),
     ],
     overrides: Overrides = None,
     out: Out = FOLDER,
     lams: Annotated[str, typer.Option(help="Shares of the new weights.")] = "0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1",
     methods: Annotated[
-        str, typer.Option(help="Of a recipe: methods to learn; by default those of lambda.yaml.")
+        str, typer.Option(help="For a recipe: methods; by default those of lambda.yaml.")
     ] = "",
     val_fraction: Annotated[
-        float, typer.Option(help="Of a recipe: fraction of the training images to choose by.")
+        float, typer.Option(help="For a recipe: held-out fraction of the training images.")
     ] = 0.2,
     test: Annotated[
-        Literal["chosen", "all", "none"], typer.Option(help="Of a recipe: shares that are tested.")
+        Literal["chosen", "all", "none"], typer.Option(help="For a recipe: shares to test.")
     ] = "chosen",
     by: Annotated[
         Literal["last", "inc"],
-        typer.Option(help="Of a recipe or runs: the accuracy that chooses, or is drawn."),
+        typer.Option(help="For a recipe or runs: the accuracy to choose by, or to plot."),
     ] = "last",
-    seeds: Annotated[str, typer.Option(help="Of a recipe: seeds; by default its own.")] = "",
+    seeds: Annotated[str, typer.Option(help="For a recipe: seeds; by default its own.")] = "",
     jobs: Jobs = None,
     task: Task = None,
 ) -> None:
-    """Sweep the share of the new weights.
+    """Sweep the share of the new weights (lam).
 
-    A recipe is learned at every share on part of its training images, and the best share is chosen on the
-    rest. Of a run, one task is merged at every share, without training. Of a folder of runs, such as those of
-    cofima grid lambda.yaml, the accuracies at their shares are drawn.
+    A recipe is run with every share on a part of its training images, and the best share is chosen on the
+    held-out rest. For a run, one task is merged with every share, without training. For a folder of runs,
+    such as that of cofima grid lambda.yaml, the accuracies at their shares are plotted.
     """
     from cofima.analysis.share import Sweep, posthoc, sweep
     from cofima.analysis.share_of_runs import share_of_runs
@@ -141,12 +139,12 @@ def _lambda(
 def _backbones(
     source: Annotated[
         list[str],
-        typer.Argument(metavar="RECIPE [KEY=VALUE]...|RUN...", help="A recipe to learn, or run folders."),
+        typer.Argument(metavar="RECIPE [KEY=VALUE]...|RUN...", help="A recipe to run, or run folders."),
     ],
     out: Out = FOLDER,
-    backbones: Annotated[str, typer.Option(help="Of a recipe: the backbones.")] = "",
+    backbones: Annotated[str, typer.Option(help="For a recipe: the backbones.")] = "",
     methods: Annotated[
-        str, typer.Option(help="Of a recipe: methods to learn; by default those of backbones.yaml.")
+        str, typer.Option(help="For a recipe: methods; by default those of backbones.yaml.")
     ] = "",
     jobs: Jobs = None,
 ) -> None:
@@ -170,17 +168,17 @@ def _backbones(
 
 
 def _scratch(
-    recipe: Annotated[str, typer.Argument(help="A recipe to learn.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe to run.")],
     overrides: Overrides = None,
     out: Out = FOLDER,
-    methods: Annotated[str, typer.Option(help="Methods to learn; by default those of scratch.yaml.")] = "",
+    methods: Annotated[str, typer.Option(help="Methods; by default those of scratch.yaml.")] = "",
     own: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A setting of training from scratch; may be given again."),
+        typer.Option(metavar="KEY=VALUE", help="Setting of training from scratch; may be repeated."),
     ] = None,
     jobs: Jobs = None,
 ) -> None:
-    """Compare pre-trained weights with weights from scratch."""
+    """Compare pre-trained weights with training from scratch."""
     from cofima.analysis.backbones import scratch
 
     _write(
@@ -210,7 +208,7 @@ register(
 
 
 def _write(folder: Path, analysis: Callable[[], Result], kept: str = "nothing was written") -> None:
-    """Do an analysis, print its findings and write its files."""
+    """Run an analysis, print its findings and write its files."""
     from cofima.analysis.output import ready
 
     ready(folder)  # before any work

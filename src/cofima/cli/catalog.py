@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cofima.data.sources.checks import Contents
     from cofima.methods import Method
 
-WIDE = 150  # columns of a terminal with room for timm's own names
+WIDE = 150  # minimum columns of a terminal to show timm's names
 
 
 def list_(
@@ -45,7 +45,7 @@ def list_(
     ],
     data_root: DataRoot = None,
 ) -> None:
-    """List the methods, the backbones, the datasets or the packaged recipes."""
+    """List methods, backbones, datasets or packaged recipes."""
     tables = {"methods": _methods, "backbones": _backbones, "datasets": _datasets, "recipes": _recipes}
     out().print(tables[kind](), highlight=False)
 
@@ -96,7 +96,7 @@ def _datasets() -> Table:
 
 
 def _recipes() -> Table:
-    """Return the packaged recipes, each with the first sentence of the comment at its top."""
+    """Return the packaged recipes, each with the first sentence of its leading comment."""
     from cofima.experiment import config
 
     table = plain_table("name", "what it is")
@@ -110,7 +110,7 @@ def _recipes() -> Table:
 
 
 def show(method: Annotated[str, typer.Argument(help="A name from: cofima list methods.")]) -> None:
-    """Show a method: its equation, its paper, its options with their defaults."""
+    """Show a method: equation, paper, and options with their defaults."""
     from cofima import methods
 
     kind = methods.find(method)
@@ -133,7 +133,7 @@ class Option:
 
 
 def options(method: str) -> list[Option]:
-    """Return the options of a method as its code declares them, those of its parts by dotted names."""
+    """Return the options of a method as declared in its code, nested ones by dotted names."""
     from pydantic import BaseModel
 
     from cofima import methods
@@ -151,7 +151,7 @@ def options(method: str) -> list[Option]:
 
 
 def summary(kind: type[Method]) -> str:
-    """Return the first sentence about a method."""
+    """Return the first line of a method's docstring."""
     return (kind.__doc__ or "").strip().splitlines()[0]
 
 
@@ -164,7 +164,7 @@ def _nested(owner: BaseModel, prefix: str) -> list[Option]:
 
 
 def _values(hint: Any) -> str:
-    """Return a type for people: ``number | auto``, ``last | accumulate``."""
+    """Return a readable form of a type: ``number | auto``, ``last | accumulate``."""
     origin = get_origin(hint)
     if origin is Annotated:
         return _values(get_args(hint)[0])
@@ -202,7 +202,7 @@ def check(
     quick: Annotated[bool, typer.Option("--quick", help="List the images, but do not read them.")] = False,
     data_root: DataRoot = None,
 ) -> None:
-    """Check a dataset: print what is expected, what was found, and every problem."""
+    """Check a dataset: print the expected and the found images, and all problems."""
     source, wrong = _find(name, overrides)
     _print_expected(name)
     _print_found(source)
@@ -216,12 +216,12 @@ def check(
 def prepare(
     name: Name,
     overrides: Overrides = None,
-    folder: Annotated[Path | None, out_option("Folder of the manifest; by default beside the cache.")] = None,
+    folder: Annotated[Path | None, out_option("Folder for the manifest; by default in the cache.")] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Check a dataset and write the manifest of its split: every image, its part and its hash.
+    """Check a dataset and write the manifest of its split: every image with its part and its hash.
 
-    Another run takes the same split with data.split_file=MANIFEST.
+    Runs use the same split with data.split_file=MANIFEST.
     """
     from cofima.data.sources.split_file import write_manifest
 
@@ -238,16 +238,16 @@ def get(
     data_root: DataRoot = None,
     place: Annotated[
         str | None,
-        typer.Option("--from", help="Folder or web address with the published files, for the official one."),
+        typer.Option("--from", help="Folder or URL with the published files, instead of the official one."),
     ] = None,
     accept_license: Annotated[
-        bool, typer.Option("--accept-license", help="Accept the terms of the dataset, where it has some.")
+        bool, typer.Option("--accept-license", help="Accept the terms of the dataset, if it has any.")
     ] = False,
 ) -> None:
-    """Download a public dataset from its official place, check it, and unpack it into COFIMA_DATA.
+    """Download a public dataset from its official site, check it, and unpack it into COFIMA_DATA.
 
-    A download that broke off goes on. Files are compared with the published digests; where there is none, the
-    counts of images are, and the file is called unverified.
+    Interrupted downloads resume. Files are compared with the published digests; without a digest, the numbers
+    of images are compared, and the file is reported as unverified.
     """
     from cofima.core.signals import handle_signals
     from cofima.data.obtain import obtain
@@ -280,7 +280,7 @@ register(
 
 
 def _find(name: str, overrides: list[str] | None) -> tuple[Source, list[str]]:
-    """List the images; return the warnings for the end."""
+    """List the images; collect warnings, to print them at the end."""
     from cofima.data import datasets
     from cofima.experiment import config
 

@@ -1,4 +1,4 @@
-"""Console output, progress bars and options that commands share; plain lines where there is no terminal."""
+"""Console output, progress bars and shared options of commands; plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from cofima.report.table import Cell, Table
 
 T = TypeVar("T")
-GRACE = 20  # seconds that the main process gets to print its error; torchrun then ends the others
-TEXT = 12  # columns to which a text may be wrapped; longer words are broken
+GRACE = 20  # seconds for the main process to print its error; torchrun then ends the others
+TEXT = 12  # minimum width of a text column; longer words are broken
 UNLIMITED = 10_000  # columns
 ERASE = Control((ControlType.CARRIAGE_RETURN,), (ControlType.ERASE_IN_LINE, 2))
 _quiet = False
@@ -44,34 +44,34 @@ _starting: Console | None = None
 
 
 class PlainConsole(Console):
-    """Console that shows every text as it is: no markup, and control characters written out.
+    """Console that prints text literally: no markup, and control characters are escaped.
 
-    Names of classes, files and runs may come from anybody, and a terminal obeys what it is sent.
+    Names of classes, files and runs are untrusted, and a terminal executes control sequences.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(markup=False, emoji=False, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the pieces of something to show; rich's own codes for the terminal stay."""
+        """Yield escaped segments; rich's own control codes are kept."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 def out() -> Console:
-    """Return the console of results and progress."""
+    """Return the console for results and progress."""
     started()
     return _console(False, os.environ.get("COLUMNS"))
 
 
 def err() -> Console:
-    """Return the console of errors, warnings and notes."""
+    """Return the console for errors, warnings and notes."""
     started()
     return _console(True, os.environ.get("COLUMNS"))
 
 
 def started() -> None:
-    """Erase the line that stands on the screen while a command loads what it needs."""
+    """Erase the line that is shown while a command loads."""
     global _starting
     if _starting is not None:
         _starting.control(ERASE)
@@ -79,7 +79,7 @@ def started() -> None:
 
 
 class Command(TyperCommand):
-    """Command that shows a line at once: torch alone takes seconds to load."""
+    """Command that shows a line at once, as importing torch takes seconds."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; the line disappears before anything else is printed."""
@@ -96,13 +96,13 @@ class Command(TyperCommand):
 
 @cache
 def _console(stderr: bool, columns: str | None) -> Console:
-    # rich reads COLUMNS once, when a console is built, so each value has its own. One console is kept for
-    # all that is printed with it: lines and a live display would overwrite each other on two.
+    # rich reads COLUMNS only when a console is created, so there is one console per value. It is cached, as
+    # lines and a live display on two different consoles would overwrite each other.
     return PlainConsole(stderr=stderr, quiet=not torchrun.is_main_process())
 
 
 def _set_data_root(root: Path | None) -> None:
-    """Search this folder for datasets, in the processes of a grid too."""
+    """Search this folder for datasets, also in the processes of a grid."""
     if root is not None:
         os.environ["COFIMA_DATA"] = str(root.resolve())
 
@@ -113,12 +113,12 @@ def out_option(help: str) -> Any:
 
 
 def read_model(text: str) -> Path:
-    """Return the folder of a model to read: the folder itself, or the place of what the hub has."""
+    """Return the folder of a model to read: the given folder, or that of a model downloaded from the hub."""
     from cofima.store import hub
 
     if not hub.is_address(text):
         return Path(text)
-    say(f"fetching {text}", err())  # not among results, which another program may read
+    say(f"fetching {text}", err())  # to stderr, as another program may read the results
     found = hub.fetch(text)
     say(f"{found} is in {found.folder}", err())
     return found.folder
@@ -137,12 +137,14 @@ def _own_model(text: str) -> Path:
 
 ModelFolder = Annotated[Path, typer.Argument(parser=_own_model, metavar="MODEL", help="A model folder.")]
 AnyModel = Annotated[  # for read_model
-    str, typer.Argument(metavar="MODEL", help="A model folder, or hf://OWNER/NAME@REVISION of the hub.")
+    str, typer.Argument(metavar="MODEL", help="A model folder, or hf://OWNER/NAME@REVISION on the hub.")
 ]
-Photos = Annotated[Path, typer.Argument(help="A folder per class, or a CSV file (path,label).")]
+Photos = Annotated[
+    Path, typer.Argument(help="A folder with one subfolder per class, or a CSV file (path,label).")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the images, at most.")]
-SkipUnreadable = Annotated[bool, typer.Option("--skip-unreadable", help="Leave unreadable images out.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Maximum number of epochs.")]
+SkipUnreadable = Annotated[bool, typer.Option("--skip-unreadable", help="Skip unreadable images.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")]
 DataRoot = Annotated[
     Path | None,
@@ -160,9 +162,9 @@ def register(
     *commands: tuple[Callable[..., None], str],
     cls: type[TyperCommand] = Command,
 ) -> None:
-    """Add commands, each with an example whose first word is its name: ``learn photos -o parts``."""
+    """Add commands, each with an example that starts with the command's name: ``learn photos -o parts``."""
     for function, example in commands:
-        # typer reads help as markup, in which "cofima[app]" is a tag
+        # typer parses help as markup, in which "cofima[app]" would be a tag
         text = escape(inspect.getdoc(function) or "")
         epilog = escape(f"Example: {parent} {example}")
         app.command(example.split()[0], cls=cls, help=text, epilog=epilog)(function)
@@ -176,12 +178,13 @@ def set_quiet(quiet: bool) -> None:
 
 def progress() -> Progress:
     """Return the progress display of long-running work."""
-    console = _console(False, os.environ.get("COLUMNS"))  # the line of the start stays until work begins
+    # not out(): the startup line stays until work starts
+    console = _console(False, os.environ.get("COLUMNS"))  # not out(): the startup line stays until work starts
     return SILENT if _quiet or console.quiet else TerminalProgress(console)
 
 
 def say(text: str, console: Console | None = None, style: str | None = None) -> None:
-    """Print a line as it is: no markup, no highlighting, no wrapping."""
+    """Print a line literally: no markup, no highlighting, no wrapping."""
     (console or out()).print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -193,8 +196,8 @@ def warn(text: str) -> None:
 def complain(error: CofimaError) -> None:
     """Print an error once for all processes of a run.
 
-    The main process prints it, and torchrun then ends the others. An error that only another process has is
-    printed by that one, after a wait.
+    The main process prints it, and torchrun then ends the others. If an error occurs only in another process,
+    that one prints it after a delay.
     """
     name, console = "cofima", err()
     if not torchrun.is_main_process():
@@ -204,7 +207,7 @@ def complain(error: CofimaError) -> None:
 
 
 def show_warnings() -> None:
-    """Print warnings of this package as one line each; others stay as Python prints them."""
+    """Print warnings of this package as one line each; other warnings are printed by Python as usual."""
     plain = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
@@ -220,7 +223,7 @@ def show_warnings() -> None:
 def interruptible(
     kept: str = "finished tasks are kept, the same command continues after them",
 ) -> Iterator[None]:
-    """On Ctrl-C or SIGTERM, print what is kept, and exit with the code of the signal."""
+    """On Ctrl-C or SIGTERM, print what was saved, and exit with the code of the signal."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -230,7 +233,7 @@ def interruptible(
 
 
 class TerminalProgress(Progress):
-    """One bar for a whole command: all announced work, or else the items of the current step."""
+    """A single progress bar for a command: of all announced work, or else of the current step's items."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -248,20 +251,20 @@ class TerminalProgress(Progress):
         self.bar = self.bars.add_task("", start=False, total=None)
         self.expected = self.done = 0.0
         self.label = ""
-        self.depth = 0  # steps and stages that the work is in
+        self.depth = 0  # nesting of steps and stages
 
     def expect(self, work: float) -> None:
-        """Add to the work that the bar measures."""
+        """Add to the total work of the bar."""
         self.expected += work
 
     def worked(self, work: float) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         self.done += work
-        if self.expected:  # an announcement may be too small; the bar is full when the command is done
+        if self.expected:  # an estimate may be too small; the bar is only full when the command is done
             self.bars.update(self.bar, total=self.expected, completed=min(self.done, 0.99 * self.expected))
 
     def track(self, items: Iterable[T], total: int, label: str) -> Iterator[T]:
-        """Yield ``items``, counted behind the name of the step."""
+        """Yield ``items``, with their count shown after the name of the step."""
         name = f"{self.label} · {label}" if self.label else label
         with self._shown():
             for done, item in enumerate(items):
@@ -271,13 +274,13 @@ class TerminalProgress(Progress):
                 yield item
 
     def say(self, message: str) -> None:
-        """Print one line above the bar."""
+        """Print a line above the bar."""
         started()
         self.console.print(message, highlight=False, markup=False)
 
     @contextmanager
     def stage(self, label: str) -> Iterator[None]:
-        """Name the stage in front of each step; without a terminal, print a line when it begins."""
+        """Prefix each step with the name of the stage; without a terminal, print a line when it starts."""
         self.label = label
         if not self.console.is_terminal:
             self.say(label)
@@ -293,7 +296,7 @@ class TerminalProgress(Progress):
         """Show the bar until the outermost step or stage ends."""
         started()
         if not self.depth:
-            self.bars.start_task(self.bar)  # the time counts from the first step on
+            self.bars.start_task(self.bar)  # elapsed time starts with the first step
             self.bars.start()
         self.depth += 1
         try:
@@ -313,11 +316,11 @@ def print_runs(runs: Sequence[Run]) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table; texts are wrapped where it is too wide, and numbers are never cut."""
+    """Print a table; if it is too wide, text is wrapped, but numbers are never truncated."""
     console = out()
     narrow = _least_width(console, table, narrow=False) > console.width
     before, least = console.width, _least_width(console, table, narrow)
-    if least > before:  # the terminal wraps the lines then: better than numbers without their ends
+    if least > before:  # the terminal then wraps the lines: better than truncated numbers
         console.width = least
     console.print(_rich_table(table, narrow))
     if least > before:
@@ -327,9 +330,9 @@ def print_table(table: Table) -> None:
 
 
 def _rich_table(table: Table, narrow: bool, tight: bool = False) -> RichTable:
-    """Return a table for a terminal; if ``tight``, with columns of texts as narrow as they may become.
+    """Return a table for the terminal; if ``tight``, with text columns at their minimum width.
 
-    A narrow one has no lines, breaks titles, and puts standard deviations below their means.
+    A ``narrow`` one has no borders, breaks titles, and puts standard deviations below their means.
     """
     shown = RichTable(title=table.title or None, title_justify="left")
     if narrow:
@@ -353,11 +356,11 @@ def _rich_cell(cell: Cell, narrow: bool) -> Text:
 
 
 def _least_width(console: Console, table: Table, narrow: bool) -> int:
-    """Return the width that a table needs to show all its numbers."""
+    """Return the minimum width at which a table shows all its numbers."""
     options = console.options.update(width=UNLIMITED)
     return Measurement.get(console, options, _rich_table(table, narrow, tight=True)).maximum + 2
 
 
 def plain_table(*columns: str) -> RichTable:
-    """Return an empty table without lines."""
+    """Return an empty table without borders."""
     return RichTable(*columns, box=None, pad_edge=False)

@@ -1,4 +1,4 @@
-"""``cofima grid``: every cell of a recipe's grid, with its plan and its live table."""
+"""``cofima grid``: run the cells of a recipe's grid, with a dry run and a live table."""
 
 from __future__ import annotations
 
@@ -40,44 +40,42 @@ STYLE = {"running": "", "failed": "red", "waiting": "dim", "done": "green"}
 
 def grid(
     config: Annotated[
-        str, typer.Argument(help="A YAML file with a key grid, or a recipe of the package: desk.yaml.")
+        str, typer.Argument(help="A YAML file with a key grid, or a packaged recipe: desk.yaml.")
     ],
     overrides: Overrides = None,
-    folder: Annotated[Path | None, out_option("Folder of the cells' folders; by default in runs/.")] = None,
+    folder: Annotated[Path | None, out_option("Folder of the grid; by default in runs/.")] = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", min=1, help="Cells at a time; by default one per GPU, else per core."),
+        typer.Option("--jobs", "-j", min=1, help="Parallel cells; by default one per GPU, else per core."),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE[,VALUE]", help="Leave other cells out; may be given again."),
+        typer.Option(metavar="KEY=VALUE[,VALUE]", help="Run matching cells only; may be repeated."),
     ] = None,
     max_per_class: Annotated[
-        int | None, typer.Option(min=1, help="A trial: at most so many images per class, and one epoch.")
+        int | None, typer.Option(min=1, help="Trial run: maximum number of images per class, one epoch.")
     ] = None,
     executor: Annotated[
         Literal["local", "ray", "slurm"],
-        typer.Option(help="Executor of the cells: this machine, a Ray cluster, Slurm."),
+        typer.Option(help="Where to run cells: this machine, a Ray cluster, or Slurm."),
     ] = "local",
     address: Annotated[
         str | None,
         typer.Option(
-            help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT; without it one is started here. "
+            help="The Ray cluster: auto, HOST:PORT or ray://HOST:PORT; by default one is started here. "
             "With --executor slurm: local, to try it without Slurm.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the cells, their data and their time; learn nothing.")
+        bool, typer.Option("--dry-run", help="List cells, data and estimated times without running.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="With --dry-run: whole configurations.")
+        bool, typer.Option("--verbose", "-v", help="With --dry-run: full configurations.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --dry-run: everything, for programs.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
     data_root: DataRoot = None,
 ) -> None:
-    """Learn every combination of a recipe's grid; the same command continues, and repeats what failed."""
+    """Run all combinations of a recipe's grid; the same command resumes, and retries failed cells."""
     from cofima.experiment.grid import executors
     from cofima.experiment.grid.cells import name, plan, reduced
     from cofima.experiment.grid.estimate import forecast
@@ -100,7 +98,7 @@ def grid(
 
 
 def print_outcome(outcome: GridOutcome) -> None:
-    """Print the table of finished cells, then each failure with its log; exit with 1 if there is one."""
+    """Print the table of finished cells, then each failure with its log; exit with 1 if a cell failed."""
     from cofima import report
     from cofima.experiment.grid.worker import LOG
 
@@ -114,7 +112,7 @@ def print_outcome(outcome: GridOutcome) -> None:
 
 
 def print_plan(found: Sequence[Forecast], jobs: int, verbose: bool) -> None:
-    """Print a block for each cell, each missing dataset once, and the total."""
+    """Print a block per cell, each missing dataset once, and the total."""
     import yaml
 
     from cofima.experiment.config import as_overrides
@@ -143,7 +141,7 @@ def print_plan(found: Sequence[Forecast], jobs: int, verbose: bool) -> None:
 
 
 def print_json(found: Sequence[Forecast]) -> None:
-    """Print the forecast of each cell as JSON, for programs."""
+    """Print the forecast of each cell as JSON."""
     rows = [
         {
             "folder": str(one.folder),
@@ -161,7 +159,7 @@ def print_json(found: Sequence[Forecast]) -> None:
 
 @contextmanager
 def watching(console: Console, progress: Progress) -> Iterator[Callable[[GridStatus], None]]:
-    """Yield the display of a grid: a table that changes in a terminal, lines elsewhere."""
+    """Yield the display of a grid: a live table in a terminal, lines elsewhere."""
     from cofima.experiment.grid.status import StatusLines
 
     if progress is SILENT or not console.is_terminal:
@@ -172,7 +170,7 @@ def watching(console: Console, progress: Progress) -> Iterator[Callable[[GridSta
 
 
 def status_table(status: GridStatus, height: int) -> Group:
-    """Draw the most relevant rows that fit, and a line about all."""
+    """Return a table of the most relevant rows that fit, and a summary line."""
     from cofima.experiment.grid.status import summary
 
     rows = sorted(status.rows.values(), key=lambda row: (ORDER.index(row.state), -(row.ended or 0)))

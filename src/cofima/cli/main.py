@@ -1,4 +1,4 @@
-"""The command ``cofima``: all commands, the options before them, and plugins."""
+"""The command ``cofima``: its subcommands, global options and plugins."""
 
 import sys
 from pathlib import Path
@@ -17,10 +17,10 @@ PLUGIN = "--plugin"
 
 
 class PluginGroup(TyperGroup):
-    """Command group that loads plugins first, wherever in the command line they are named."""
+    """Command group that loads plugins first, wherever they appear in the command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Load the plugins of a command line, then parse the rest of it."""
+        """Load the plugins of a command line, then parse the rest."""
         files, rest = split_plugins(args)
         for file in files:
             load_plugin(file)
@@ -28,7 +28,7 @@ class PluginGroup(TyperGroup):
 
 
 def split_plugins(args: list[str]) -> tuple[list[str], list[str]]:
-    """Return the files that follow ``--plugin``, and all other words."""
+    """Return the files given by ``--plugin``, and all other words."""
     files: list[str] = []
     rest: list[str] = []
     words = iter(args)
@@ -111,7 +111,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     plugin: Annotated[
-        Path | None, typer.Option(help="A file of yours with a method or datasets; also after any command.")
+        Path | None, typer.Option(help="Python file with a method or datasets; may follow any command.")
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")
@@ -125,13 +125,13 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one message and exit code 2."""
+    """Run the command line; a user error prints one message and exits with code 2."""
     show_warnings()
     try:
         app()
     except CofimaError as error:
         complain(error)
         sys.exit(2)
-    except OSError as error:  # of a path that was not foreseen: too long, unreadable, on a full disk
+    except OSError as error:  # not handled elsewhere: a path too long or unreadable, a full disk
         complain(file_error(error.filename or "a file", error))
         sys.exit(2)

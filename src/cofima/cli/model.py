@@ -1,4 +1,4 @@
-"""Commands on one classifier: learn, extend, predict, evaluate, history, undo, rename and remove-class."""
+"""Commands for a classifier: learn, extend, predict, evaluate, history, undo, rename and remove-class."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from cofima.classifier.learn import Extension
     from cofima.classifier.predict import Prediction
 
-Fast = Annotated[bool, typer.Option("--fast", help="Stop after the first answer: do not fine-tune.")]
+Fast = Annotated[bool, typer.Option("--fast", help="Do not fine-tune: the backbone stays frozen.")]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0, help="Minutes of fine-tuning at most; 2 on a CPU by default, no limit on a GPU."),
+    typer.Option(min=0, help="Maximum minutes of fine-tuning; by default 2 on a CPU, no limit on a GPU."),
 ]
 BUDGET_BROKEN = 3  # exit code: old classes lost more than --max-drop
 WORST = 3
@@ -55,7 +55,7 @@ def learn(
     photos: Photos,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe learn.yaml."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the recipe learn.yaml."),
     ] = None,
     folder: Annotated[Path, out_option("The model folder; it must not hold a model yet.")] = Path("model"),
     backbone: Annotated[
@@ -64,24 +64,24 @@ def learn(
     ] = None,
     method: Annotated[str | None, typer.Option(help="Name of the method; cofima by default.")] = None,
     epochs: Epochs = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the random numbers.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     fast: Fast = False,
     minutes: Minutes = None,
     keep_images: Annotated[
-        int, typer.Option(min=0, help="Held-out images of each class to keep in the model folder.")
+        int, typer.Option(min=0, help="Held-out images per class to store in the model folder.")
     ] = 0,
     keep_features: Annotated[
-        bool, typer.Option(help="Keep features of held-out images: they measure forgetting later.")
+        bool, typer.Option(help="Store features of held-out images, to measure forgetting later.")
     ] = True,
     skip_unreadable: SkipUnreadable = False,
 ) -> None:
-    """Learn the classes of a folder of photographs; the model can be extended later without them.
+    """Learn a classifier from a folder of photographs; it can be extended later without them.
 
-    The first answer is there after one pass over the images. Then the pre-trained network is fine-tuned, if
-    there is time, and that is taken if it is better. A part of each class is held out: one half chooses and
-    calibrates, the other says how good the classifier is.
+    A first model is ready after one pass over the images. Then the pre-trained network is fine-tuned, if
+    there is time, and the result is kept if it is better. A part of each class is held out: one half selects
+    and calibrates, accuracy is reported on the other.
 
-    All classes are taken to be equally likely; if they will be as unequal in use as in the folder, give
+    Classes are assumed to be equally likely; if they will be as imbalanced in use as in the folder, give
     options.closed_form.priors=counts.
     """
     from cofima.classifier.classifier import learn as learn_classifier
@@ -111,24 +111,24 @@ def extend(
     photos: Photos,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[train.KEY=VALUE]...", help="Settings of training that differ this time."),
+        typer.Argument(metavar="[train.KEY=VALUE]...", help="Training settings to override this time."),
     ] = None,
-    folder: Annotated[Path | None, out_option("Write another model folder; MODEL stays as it is.")] = None,
+    folder: Annotated[Path | None, out_option("Write another model folder; MODEL is unchanged.")] = None,
     check: Annotated[
-        Path | None, typer.Option(help="Images of old classes on which to measure their loss of accuracy.")
+        Path | None, typer.Option(help="Images of old classes on which to measure their drop in accuracy.")
     ] = None,
     max_drop: Annotated[
         float | None,
-        typer.Option(help="Points that old classes may lose on average; more keeps the old model, exit 3."),
+        typer.Option(help="Points that old classes may lose on average; else keep the old model and exit 3."),
     ] = None,
     keep_images: Annotated[
-        int | None, typer.Option(min=0, help="Held-out images of each class to keep; as before by default.")
+        int | None, typer.Option(min=0, help="Held-out images per class to store; by default as before.")
     ] = None,
     keep_features: Annotated[
-        bool | None, typer.Option(help="Keep features of held-out images; as before by default.")
+        bool | None, typer.Option(help="Store features of held-out images; by default as before.")
     ] = None,
     only_new: Annotated[
-        bool, typer.Option("--only-new", help="Refuse classes that are known already.")
+        bool, typer.Option("--only-new", help="Refuse classes that are already known.")
     ] = False,
     epochs: Epochs = None,
     fast: Fast = False,
@@ -137,8 +137,8 @@ def extend(
 ) -> None:
     """Teach a model new classes, or more images of known ones; the old images are not needed.
 
-    The first answer is there after one pass over the new images; fine-tuning follows if there is time, and is
-    taken if it is better. cofima undo brings the model back as it was before the command.
+    A first model is ready after one pass over the new images; fine-tuning follows if there is time, and is
+    kept if it is better. cofima undo reverts the whole command.
     """
     from cofima.classifier.classifier import load
     from cofima.classifier.forgetting_check import ForgettingError
@@ -149,7 +149,7 @@ def extend(
     source = read_model(model)
     model_folder.require_model(source)
     with folder_lock(folder or source), interruptible("the model is as it was; run the same command again"):
-        classifier = load(source, progress=progress())  # locked: what is read here is what is replaced
+        classifier = load(source, progress=progress())  # locked: nobody else can change it until it is saved
         try:
             outcome = classifier.extend(
                 photos,
@@ -183,19 +183,19 @@ def predict(
     images: Annotated[
         list[str], typer.Argument(help="Images, folders of images, or - for a list of paths on stdin.")
     ],
-    top: Annotated[int, typer.Option(min=1, help="Number of classes to name.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="A table: image, label, probability, ...")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Number of most likely classes to show.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: image, label, probability, ...")] = False,
     unknown: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Answer 'unknown' for images farther from every class than all but this share of the "
+            help="Predict 'unknown' for images farther from every class than all but this share of the "
             "held-out images.",
         ),
     ] = None,
 ) -> None:
-    """Name the classes of images, with probabilities calibrated on held-out images.
+    """Predict the classes of images, with probabilities calibrated on held-out images.
 
     Exit code 1 if some images could not be read, 2 if none could.
     """
@@ -222,7 +222,7 @@ def predict(
 
 
 def find_images(given: list[str]) -> list[Path]:
-    """Return image paths: files, files below folders, and a list on stdin for ``-``."""
+    """Return image paths: files, files in folders, and paths read from stdin for ``-``."""
     from cofima.data.sources.listing import images_below
 
     words = [w for word in given for w in (sys.stdin.read().splitlines() if word == "-" else [word]) if w]
@@ -270,14 +270,14 @@ def evaluate(
     model: AnyModel,
     photos: Photos,
     folder: Annotated[
-        Path | None, out_option("Folder of a page, a figure and tables; none by default.")
+        Path | None, out_option("Folder for an HTML page, a figure and tables; none by default.")
     ] = None,
     only_known: Annotated[
-        bool, typer.Option("--only-known", help="Leave out classes that the model has not learned.")
+        bool, typer.Option("--only-known", help="Skip classes that the model has not learned.")
     ] = False,
     skip_unreadable: SkipUnreadable = False,
 ) -> None:
-    """Measure the accuracy on labeled images, class by class, and list the confused classes."""
+    """Measure the accuracy on labeled images, in total and per class, and list confused classes."""
     from cofima.classifier.classifier import load
 
     classifier = load(read_model(model), progress=progress())
@@ -319,7 +319,7 @@ def history(model: AnyModel) -> None:
 
 
 def undo(model: ModelFolder) -> None:
-    """Go back to the state before the last change; the state before that one is no longer kept."""
+    """Revert the last change; earlier states are not kept."""
     from cofima.store import model_folder
 
     left, now = model_folder.undo(model)
@@ -334,7 +334,7 @@ def rename(
     old: Annotated[str, typer.Argument(help="The name of a class.")],
     new: Annotated[str, typer.Argument(help="Its new name.")],
 ) -> None:
-    """Give a class another name; cofima undo takes it back."""
+    """Rename a class; cofima undo reverts it."""
     from cofima.classifier.classifier import changing
 
     with changing(model) as classifier:
@@ -346,9 +346,9 @@ def remove_class(
     model: ModelFolder,
     name: Annotated[str, typer.Argument(metavar="CLASS", help="The name of a class.")],
 ) -> None:
-    """Remove a class from a model: it is never predicted again; cofima undo brings it back.
+    """Remove a class from a model, so that it is never predicted again; cofima undo restores it.
 
-    Its row, its statistics and its kept images are deleted; what the backbone learned from it stays.
+    Its row of the head, its statistics and its stored images are deleted; what the backbone learned from it remains.
     """
     from cofima.classifier.classifier import changing
 
@@ -378,7 +378,7 @@ def _learned(made: Classifier) -> Iterator[str]:
 
 
 def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
-    """Yield the lines about an extension: classes, accuracy, loss of old classes, folder."""
+    """Yield the lines about an extension: classes, accuracy, drop of old classes, folder."""
     if outcome.new:
         yield f"Learned {count(len(outcome.new), 'new class', 'es')}: {some(outcome.new)}"
     if outcome.more:
@@ -401,7 +401,7 @@ def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
 
 
 def _unseen(made: Classifier) -> str:
-    """Return why the images that accuracy is reported on are new to the classifier."""
+    """Return the reason why the images that accuracy is reported on are new to the classifier."""
     left_out = bool(made.model.kept.taught.any())
     return "each judged by all others" if left_out else "held out, and nothing was decided by them"
 
@@ -420,7 +420,7 @@ def _lost(outcome: Extension) -> str:
 
 
 def _losses(old: OldClassComparison) -> Table:
-    """Return the accuracy of each old class before and after, greatest loss first."""
+    """Return the accuracy of each old class before and after, largest drop first."""
     table = Table("class", "images", "before %", "after %", "change")
     before, after = old.before.by_class, old.after.by_class
     for name in sorted(before, key=lambda name: after[name] - before[name]):
@@ -438,7 +438,7 @@ def _least_accurate(by_class: dict[str, float]) -> str:
 
 
 def _kept(made: Classifier) -> Iterator[str]:
-    """Yield the lines about the model folder: path, size, images in it."""
+    """Yield the lines about the model folder: path, size, stored images."""
     assert made.folder is not None
     assert made.model.generation is not None
     yield f"Model: {made.folder} ({made.model.generation.size / 1e6:.1f} MB)"

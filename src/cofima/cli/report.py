@@ -31,24 +31,24 @@ class Format(StrEnum):
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, folders of those, or studies (.jsonl).")],
-    folder: Annotated[Path | None, out_option("Folder of report.md, .csv, .tex and .html.")] = None,
+    folder: Annotated[Path | None, out_option("Folder for report.md, .csv, .tex and .html.")] = None,
     tables: Annotated[
         list[Paper] | None,
-        typer.Option("--table", help="A table of the paper with your runs in it; may be given again."),
+        typer.Option("--table", help="A table of the paper with your runs in it; may be repeated."),
     ] = None,
     formats: Annotated[
         list[Format] | None,
-        typer.Option("--format", help="Print, or with --out write, only this format; may be given again."),
+        typer.Option("--format", help="Print, or with --out write, only this format; may be repeated."),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="METHOD|best", help="Test every row against this one, paired over seeds."),
+        typer.Option(metavar="METHOD|best", help="Test all rows against this one, paired over seeds."),
     ] = None,
 ) -> None:
-    """Print and write one table of runs: mean and standard deviation over seeds, with figures.
+    """Print and write tables and figures of runs: mean and standard deviation over seeds.
 
-    With --table the layout is the paper's, and its numbers stand below yours. Runs of another protocol are
-    listed apart, with the settings that differ.
+    With --table, the layout is the paper's, and its numbers are shown below yours. Runs with another protocol
+    are listed separately, with the settings that differ.
     """
     from cofima import report as reports
     from cofima.report.output import tests_of
@@ -58,7 +58,7 @@ def report(
     printed = bool(tables or formats) and folder is None
     wanted = [each.value for each in formats or []] or (["md"] if printed else [])
     if tables:
-        from cofima.experiment.config import paper_settings  # imports torch, which other reports do without
+        from cofima.experiment.config import paper_settings  # imports torch, which other reports do not need
 
         texts = reports.paper_texts(found, [table.value for table in tables], paper_settings, against, wanted)
     else:

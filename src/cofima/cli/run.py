@@ -1,4 +1,4 @@
-"""Commands that learn a stream of tasks: run, demo, and track for its metrics in a tracker."""
+"""Commands for runs: run, demo, and track, which sends metrics to a tracker."""
 
 import os
 from pathlib import Path
@@ -20,26 +20,26 @@ from cofima.cli.console import (
 from cofima.cli.grid import print_outcome, watching
 
 DEMO_CELLS = 5  # methods in demo.yaml, which cannot be read before torch is imported
-KIND, TRACKERS = "KIND[:WHERE]", "tensorboard[:DIR], wandb[:online] or mlflow[:URI]; may be given again."
+KIND, TRACKERS = "KIND[:WHERE]", "tensorboard[:DIR], wandb[:online] or mlflow[:URI]; may be repeated."
 
 
 def demo(
     folder: Annotated[Path, out_option("Folder of the runs and the report.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Seed of class order, heads and batches.")] = 1993,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Two images a class: only to see that all works.")
+        bool, typer.Option("--quick", help="Two images per class, only to see that everything works.")
     ] = False,
 ) -> None:
     """Learn the embedded digits with five methods, and show how much each forgets.
 
-    Takes about a minute on two CPU cores, offline: methods are learned side by side. The same command
-    continues after an interruption.
+    Takes about a minute on two CPU cores, offline; methods run in parallel. The same command resumes after an
+    interruption.
     """
     from cofima.experiment.grid.executors.local import LocalExecutor
 
     side_by_side = min(os.cpu_count() or 1, DEMO_CELLS)
     executor = LocalExecutor(side_by_side)
-    executor.warm_up()  # beside this process, which now imports torch itself
+    executor.warm_up()  # in parallel with this process, which now imports torch itself
     with interruptible():
         try:
             from cofima.experiment.demo import demo as learn_demo
@@ -60,9 +60,7 @@ def demo(
 
 
 def run(
-    config: Annotated[
-        str, typer.Argument(help="A YAML file, or a recipe of the package: demo.yaml, paper.yaml.")
-    ],
+    config: Annotated[str, typer.Argument(help="A YAML file, or a packaged recipe: demo.yaml, paper.yaml.")],
     overrides: Overrides = None,
     folder: Annotated[
         Path | None, out_option("The model folder; by default named after the run, in runs/.")
@@ -71,7 +69,7 @@ def run(
     data_root: DataRoot = None,
     track_with: Annotated[list[str] | None, typer.Option("--track", metavar=KIND, help=TRACKERS)] = None,
 ) -> None:
-    """Learn a stream of tasks; the same command continues after a crash."""
+    """Learn a stream of tasks; the same command resumes after a crash."""
     from cofima import report
     from cofima.experiment import config as configs
     from cofima.experiment import trackers
@@ -91,7 +89,7 @@ def track(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, finished or not.")],
     to: Annotated[list[str], typer.Option("--to", metavar=KIND, help=TRACKERS)],
 ) -> None:
-    """Show a run in TensorBoard, Weights & Biases or MLflow: on disk, unless you name a server."""
+    """Send a run to TensorBoard, Weights & Biases or MLflow: on disk, unless you name a server."""
     from cofima import report
     from cofima.experiment import trackers
 

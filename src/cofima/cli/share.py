@@ -1,4 +1,4 @@
-"""Commands that share a model: export, card, push, and a page in the browser."""
+"""Commands that share a model: export, card, push, and a web page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from cofima.data.loading.pixel_format import PixelFormat
 
-MOST_IMAGES = 32  # on which an exported file is compared with the model
+MOST_IMAGES = 32  # maximum number for the comparison of an exported file with the model
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 License = Annotated[
@@ -47,32 +47,32 @@ def export(
         Path | None, typer.Option(help="Write an ONNX file: uint8 images in, probabilities out.")
     ] = None,
     pt2: Annotated[
-        Path | None, typer.Option(help="Write a program of torch.export (.pt2) that needs torch alone.")
+        Path | None, typer.Option(help="Write a torch.export program (.pt2) that only needs torch.")
     ] = None,
     torchscript: Annotated[
         Path | None,
-        typer.Option(help="Write a TorchScript archive, for old versions of torch: --pt2 replaces it."),
+        typer.Option(help="Write a TorchScript archive, for old versions of torch; prefer --pt2."),
     ] = None,
     timm: Annotated[
-        Path | None, typer.Option(help="Write safetensors that plain timm loads, where the method allows it.")
+        Path | None, typer.Option(help="Write safetensors for plain timm, if the method allows it.")
     ] = None,
     timm_hub: Annotated[
         Path | None,
-        typer.Option(help="Write a folder for the hub, which timm.create_model('hf_hub:...') loads."),
+        typer.Option(help="Write a folder for the hub, for timm.create_model('hf_hub:...')."),
     ] = None,
     images: Annotated[
         list[str] | None,
-        typer.Option("--check", help="Images, or folders of them, on which file and model are compared."),
+        typer.Option("--check", help="Images, or folders of images, to compare file and model on."),
     ] = None,
 ) -> None:
-    """Write a model for other programs, with its class names and preprocessing.
+    """Export a model for other programs, with its class names and preprocessing.
 
-    Each file is compared with the model on images before it gets its name.
+    Each file is compared with the model on images, and only written if the logits agree.
     """
     from cofima.classifier.export import formats, plain_timm
     from cofima.store.model import load_model
 
-    wanted = [  # first what may be refused: a slower export would have been done for nothing
+    wanted = [  # first those that may be refused, so that no slow export is done in vain
         (timm_hub, plain_timm.to_timm_hub),
         (timm, plain_timm.to_timm),
         (onnx, formats.to_onnx),
@@ -128,9 +128,9 @@ def card(
     ] = None,
     license: License = None,
 ) -> None:
-    """Write the model card: classes, images, accuracy, backbone, license, limits, commands to repeat it.
+    """Write the model card: classes, images, accuracy, backbone, license, limits, commands to reproduce it.
 
-    Markdown with the front matter that the Hugging Face hub reads.
+    The format is Markdown with the front matter that the Hugging Face hub reads.
     """
     from cofima.classifier.export.card import model_card, name_of
     from cofima.store.model import load_model
@@ -151,10 +151,10 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
     license: License = None,
     with_images: Annotated[
-        bool, typer.Option("--with-images", help="Also upload the images inside the model.")
+        bool, typer.Option("--with-images", help="Also upload the images stored in the model.")
     ] = False,
     with_features: Annotated[
-        bool, typer.Option("--with-features", help="Also upload the features of held-out images.")
+        bool, typer.Option("--with-features", help="Also upload the stored features of held-out images.")
     ] = False,
 ) -> None:
     """Upload a model and its card to the Hugging Face hub, in one commit.
@@ -183,23 +183,23 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port; by default the first free one from 7860.")
     ] = None,
-    max_files: Annotated[int, typer.Option(min=1, help="Images per upload.")] = Limits.files,
-    max_megabytes: Annotated[int, typer.Option(min=1, help="Largest image file.")] = Limits.megabytes,
-    max_megapixels: Annotated[int, typer.Option(min=1, help="Largest image, in millions of pixels.")] = (
+    max_files: Annotated[int, typer.Option(min=1, help="Maximum images per upload.")] = Limits.files,
+    max_megabytes: Annotated[int, typer.Option(min=1, help="Maximum megabytes per file.")] = Limits.megabytes,
+    max_megapixels: Annotated[int, typer.Option(min=1, help="Maximum megapixels per image.")] = (
         Limits.megapixels
     ),
-    max_total_megabytes: Annotated[int, typer.Option(min=1, help="All uploads of an hour together.")] = (
+    max_total_megabytes: Annotated[int, typer.Option(min=1, help="Maximum megabytes of an hour.")] = (
         Limits.total_megabytes
     ),
     names: Annotated[
         list[str] | None,
-        typer.Option("--name", help="Another name of the page, as behind a proxy; may be given again."),
+        typer.Option("--name", help="Another host name of the page, such as of a proxy; may be repeated."),
     ] = None,
 ) -> None:
-    r"""Open a page on which people drop images, see their classes, and add a class from a few photographs.
+    r"""Serve a web page to classify images, and to add a class from a few photographs.
 
     Needs cofima[app]. Everybody who can open the page can change the model; other sites cannot, and requests
-    under names that it was not started for are refused.
+    for other host names are refused.
     """
     from cofima.classifier.web import app
     from cofima.classifier.web.session import Session
@@ -216,7 +216,7 @@ def serve(
         )
     try:
         with handle_signals(), upload_folder() as uploads:
-            tempfile.tempdir = str(uploads.parent)  # half an upload is removed with the others
+            tempfile.tempdir = str(uploads.parent)  # so that incomplete uploads are removed with the others
             _, where = app.serve(session, uploads, host, port, names or [])
             say(f"Open {where} in a browser; Ctrl-C ends it")
             while True:

@@ -1,4 +1,4 @@
-"""Commands on weights: merge models, and measure the Fisher information of one."""
+"""Commands for weights: merge models, and measure Fisher information."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,15 +13,15 @@ LISTS = ("--weights", "--fisher", "--skip", "--classes")
 
 
 class ListOptions(Command):
-    """Command with options that take all words up to the next option: ``--weights 0.2 0.3 0.5``."""
+    """Command whose list options take all words up to the next option: ``--weights 0.2 0.3 0.5``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Repeat the option before each of its words, as click expects it."""
+        """Repeat a list option before each of its words, as click expects."""
         return super().parse_args(ctx, spread(args))
 
 
 def spread(args: list[str]) -> list[str]:
-    """Repeat the name of a list's option before each of its words."""
+    """Return the words with each list option repeated before each of its values."""
     words: list[str] = []
     current = ""
     for word in args:
@@ -45,13 +45,13 @@ def merge(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="Model folders, models of the hub (hf://...), or .safetensors and .pth files; the order "
+            help="Model folders, models on the hub (hf://...), or .safetensors and .pth files; the order "
             "matters.",
         ),
     ],
     output: Annotated[Path, out_option("The merged folder or file.")],
     method: Annotated[
-        MergeMethod, typer.Option("--method", "-m", help="Rule of the merge.")
+        MergeMethod, typer.Option("--method", "-m", help="Merge method.")
     ] = MergeMethod.average,
     lam: Annotated[
         float | None,
@@ -65,9 +65,9 @@ def merge(
         typer.Option(metavar="W1 W2 ...", help="Weight of each model, instead of lam."),
     ] = None,
     fisher: Annotated[
-        list[Path] | None, typer.Option(metavar="F1 F2 ...", help="One file of cofima fisher for each model.")
+        list[Path] | None, typer.Option(metavar="F1 F2 ...", help="Files of cofima fisher, one per model.")
     ] = None,
-    base: Annotated[Path | None, typer.Option(help="The weights that the models started from.")] = None,
+    base: Annotated[Path | None, typer.Option(help="Weights that the models were fine-tuned from.")] = None,
     density: Annotated[
         float | None,
         typer.Option(help="Share of each task vector that is kept (ties 0.2, breadcrumbs 0.15, dare 0.1)."),
@@ -75,23 +75,24 @@ def merge(
     outliers: Annotated[
         float | None, typer.Option(help="Share of the largest changes that breadcrumbs drops (0.006).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of what dare drops (0).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of what dare drops (0).")] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN ...", help="Leave these tensors of files out: --skip 'fc.*'."),
+        typer.Option(metavar="PATTERN ...", help="Tensors of files to leave out: --skip 'fc.*'."),
     ] = None,
     classes: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="C1 C2 ...", help="Text files, one class a line, one for each file: merge heads by class."
+            metavar="C1 C2 ...",
+            help="Text files with one class per line, one per model: merge heads by class.",
         ),
     ] = None,
     head: Annotated[
-        str | None, typer.Option(help="The layer with one row a class, where --classes fits several.")
+        str | None, typer.Option(help="The classification layer, if --classes fits several layers.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Merge models of one architecture; they may know different classes, if the names of these are known."""
+    """Merge models of one architecture; they may have different classes, which are matched by name."""
     from cofima.classifier.merge.merge import merge as merge_models
 
     done = merge_models(
@@ -124,26 +125,26 @@ def merge(
 def fisher(
     model: AnyModel,
     images: Annotated[
-        Path, typer.Argument(help="Images: a folder per class, named as in the model, or a CSV file.")
+        Path, typer.Argument(help="A folder with one subfolder per class of the model, or a CSV file.")
     ],
     output: Annotated[Path, out_option("The .safetensors file to write.")],
     labels: Annotated[
         Literal["data", "sampled", "exact"],
-        typer.Option(help="The folder's classes, one sampled from the model, or the expectation."),
+        typer.Option(help="True labels, labels sampled from the model, or the exact expectation."),
     ] = "data",
     logits: Annotated[
         Literal["seen", "local"],
-        typer.Option(help="Softmax over all classes of the model, or over the folder's."),
+        typer.Option(help="Softmax over all classes of the model, or over those of the images."),
     ] = "seen",
     max_per_class: Annotated[int | None, typer.Option(help="Maximum number of images per class.")] = None,
     skip_unreadable: SkipUnreadable = False,
     seed: Annotated[
-        int, typer.Option(help="Seed of sampled labels, and of the images that --max-per-class takes.")
+        int, typer.Option(help="Random seed of sampled labels, and of the choice by --max-per-class.")
     ] = 0,
     device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda.")] = "auto",
     force: Force = False,
 ) -> None:
-    """Measure the diagonal Fisher information of a model, for a merge weighted by it."""
+    """Measure the diagonal Fisher information of a model, for a Fisher-weighted merge."""
     from cofima.classifier.merge.fisher_file import fisher as measure
 
     done = measure(
