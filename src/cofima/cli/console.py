@@ -179,7 +179,7 @@ def set_quiet(quiet: bool) -> None:
 def progress() -> Progress:
     """Return the progress display of long-running work."""
     # not out(): the startup line stays until work starts
-    console = _console(False, os.environ.get("COLUMNS"))  # not out(): the startup line stays until work starts
+    console = _console(False, os.environ.get("COLUMNS"))
     return SILENT if _quiet or console.quiet else TerminalProgress(console)
 
 
