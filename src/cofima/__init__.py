@@ -4,8 +4,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Two OpenMP threads that spin while they wait are several times slower than one when another process
-# is busy; asked before torch is loaded, they sleep instead.
+# OpenMP threads spin while they wait: if another process is busy, two are several times slower than one. With
+# this setting, which is only read when torch is loaded, they sleep instead.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from cofima.core import plugins

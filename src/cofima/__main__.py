@@ -1,4 +1,4 @@
-"""Let ``python -m cofima`` be the command line."""
+"""Entry point of ``python -m cofima``."""
 
 from cofima.cli.main import main
 

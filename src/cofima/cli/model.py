@@ -348,7 +348,8 @@ def remove_class(
 ) -> None:
     """Remove a class from a model, so that it is never predicted again; cofima undo restores it.
 
-    Its row of the head, its statistics and its stored images are deleted; what the backbone learned from it remains.
+    Its row of the head, its statistics and its stored images are deleted; what the backbone learned from it
+    remains.
     """
     from cofima.classifier.classifier import changing
 

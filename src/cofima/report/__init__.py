@@ -1,4 +1,4 @@
-"""From run folders to metrics, tables, figures and pages; reads files only."""
+"""Reports on runs: metrics, tables, figures and HTML pages; imports no torch and only reads files."""
 
 from cofima.report.comparison import Comparison, compare
 from cofima.report.output import paper_texts, texts, write

@@ -1,4 +1,4 @@
-"""Comparisons of runs: mean and standard deviation over seeds, n shown, only comparable runs together."""
+"""Comparisons of runs: tables of mean and standard deviation over seeds, of comparable runs only."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,13 +10,22 @@ from cofima.report.metrics import Summary
 from cofima.report.runs import Run
 from cofima.report.table import MISSING, Cell, Column, Row, Table
 
-# the backbone's facts that stand in every record, beside its name and sha256
+# facts about the backbone in every CSV record, besides its name and sha256
 _BACKBONE = ("alias", "pretraining", "overlap", "layout", "final_norm")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One column: title, better direction (+1, -1, or 0 for neither), value of a run, and explanation."""
+    """One column of a table.
+
+    Attributes:
+        key: Name in CSV files.
+        title: Title of the column.
+        better: 1 if larger is better, -1 if smaller is, 0 for neither.
+        of: Returns the value of a run.
+        meaning: Explanation.
+        percent: True for accuracies.
+    """
 
     key: str
     title: str
@@ -27,7 +36,7 @@ class Measure:
 
 
 def _over_time(measure: Callable[[Run], float | None]) -> Callable[[Run], float | None]:
-    """Return the measure with no value for a run in one step, or one without a finished task."""
+    """Return the measure without a value for runs that learn all classes at once or have no finished task."""
     return lambda run: None if run.all_at_once or not run.history else measure(run)
 
 
@@ -75,14 +84,14 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparable runs: the groups in the order of the rows, and the table."""
+    """Comparable runs: groups in the order of the rows, and the table."""
 
     groups: list[Group]
     table: Table
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """Make one table for each set of comparable runs; its note names what sets it apart from the first."""
+    """Return one table per set of comparable runs; notes explain why a set differs from the first."""
     sets = comparable(runs)
     return [_comparison(number, members, sets) for number, members in enumerate(sets, start=1)]
 
@@ -116,7 +125,7 @@ def _summary(group: Group, measure: Measure) -> Summary | None:
 
 
 def _section(group: Group) -> tuple[bool, bool]:
-    # what is not finished stands last, below a line: few tasks are easy, and would make it one of the best
+    # unfinished runs come last, below a rule: a few tasks are easy, so they would rank among the best
     return not group.finished, group.all_at_once
 
 
@@ -126,7 +135,7 @@ def _rank(group: Group, values: list[Summary | None]) -> tuple[bool, bool, float
 
 
 def _cells(measure: Measure, groups: Sequence[Group], values: Sequence[Summary | None]) -> list[Cell]:
-    """Return one column; the best finished methods are marked, and equal printed numbers tie."""
+    """Return one column with the best finished methods marked; equal printed numbers tie."""
     cells = [number_cell(value, _decimals(measure, values)) for value in values]
     able = [
         g.finished and not g.all_at_once and c.text != MISSING for g, c in zip(groups, cells, strict=True)
@@ -142,14 +151,14 @@ def _cells(measure: Measure, groups: Sequence[Group], values: Sequence[Summary |
 
 
 def number_cell(value: Summary | None, decimals: int = 2) -> Cell:
-    """Format mean and standard deviation, the mean alone for a single seed, or a dash without a value."""
+    """Format mean and standard deviation; only the mean for a single seed, and a dash without a value."""
     if value is None:
         return Cell(MISSING)
     return Cell(f"{value.mean:.{decimals}f}", "" if value.std is None else f"{value.std:.{decimals}f}")
 
 
 def _decimals(measure: Measure, values: Sequence[Summary | None]) -> int:
-    """Return the number of decimals: two for accuracies, else three digits of the smallest value."""
+    """Return the number of decimals: two for accuracies, else for three digits of the smallest value."""
     if measure.percent:
         return 2
     smallest = min((value.mean for value in values if value and value.mean > 0), default=1.0)
@@ -216,7 +225,7 @@ def _apart(first: list[Run], other: list[Run]) -> list[str]:
 
 
 def _tested(run: Run) -> str:
-    # accuracies that settings were chosen by must never be read as test results
+    # accuracies that were used to choose settings must never be mistaken for test results
     held_out = run.config.get("val_fraction")
     return "training images held out, not the test images" if held_out else "test images"
 

@@ -1,4 +1,4 @@
-"""Drawing in one style, as SVG text: curves and colored squares; the same numbers give the same bytes."""
+"""Plots in one style, as SVG text: curves and colored squares; the same numbers give the same bytes."""
 
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cofima.core.names import printable
 
-# matplotlib is imported where something is drawn: tables alone do not wait for it
+# matplotlib is imported only to draw: tables alone do not need to wait for it
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -20,9 +20,9 @@ MARKERS = "osD^vPX*"
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 LEVEL = (0, (6, 3))
 STYLE = {
-    "svg.fonttype": "none",  # text stays text: searchable, accessible, any script
+    "svg.fonttype": "none",  # keep text as text: searchable, accessible, any script
     "svg.hashsalt": "cofima",
-    "text.parse_math": False,  # a name may have dollars in it
+    "text.parse_math": False,  # a name may contain dollar signs
     "font.size": 11,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -39,10 +39,14 @@ class Curve:
     """A named line through points.
 
     Attributes:
-        spread: Drawn as a band.
-        best: The number of a point that gets a ring.
-        color: The number of its color, by default its place among the curves.
-        level: Draw only the last value, as a dashed level.
+        label: Label in the legend.
+        x: Horizontal positions.
+        y: Values.
+        spread: Half-width of a band around the line.
+        best: Index of a point to mark with a ring.
+        dashed: Draw a dashed line.
+        color: Index of its color; by default its position among the curves.
+        level: Draw only the last value, as a dashed horizontal line.
     """
 
     label: str
@@ -72,9 +76,9 @@ def curves(
         across: Label of the horizontal axis.
         up: Label of the vertical axis.
         title: Title of the figure.
-        mark: A position that is marked as the λ of the run.
-        ticks: Names of the positions 0, 1, ... of categories.
-        settings: Further properties of the axes.
+        mark: Position to mark as the λ of the run.
+        ticks: Names of the categories at the positions 0, 1, ...
+        settings: Additional properties of the axes.
     """
     labels = [_cut(curve.label) for curve in drawn]
     with canvas(5.0, 3.3 + 0.23 * -(-len(labels) // _columns(labels))) as figure:
@@ -119,7 +123,7 @@ def squares(
     shown: Callable[[float], str],
     fontsize: int = 9,
 ) -> None:
-    """Draw rows of numbers from 0 to ``top`` as colored squares, both axes counted from ``first``."""
+    """Draw rows of numbers from 0 to ``top`` as colored squares, with both axes starting at ``first``."""
     import matplotlib
     from matplotlib.patches import Rectangle
 
@@ -136,13 +140,13 @@ def squares(
 
 
 def name(axes: Any, label: str, at: tuple[float, float], coordinates: Any = "data") -> None:
-    """Write a name beside a point, readable on any color."""
+    """Write a name next to a point, readable on any color."""
     text = axes.annotate(label, at, (6, 5), coordinates, "offset points", fontsize=10)
     text.set_bbox({"facecolor": "#ffffff", "alpha": 0.75, "edgecolor": "none", "pad": 1})
 
 
 def finish(figure: "Figure", handles: Sequence[Any], labels: Sequence[str], title: str = "") -> None:
-    """Add the title, and the legend below; a dollar sign in either is a dollar sign."""
+    """Add the title, and the legend below; dollar signs are not parsed as math."""
     texts = [figure.axes[0].set_title(title, fontsize=11)] if title else []
     if handles:
         below = {"loc": "outside lower center", "ncols": _columns(labels), "frameon": False, "fontsize": 11}
@@ -157,14 +161,14 @@ def _columns(labels: Sequence[str]) -> int:
 
 
 def _cut(label: str) -> str:
-    """Shorten a legend label; matplotlib would drop one that begins with an underscore."""
+    """Shorten a legend label; matplotlib would drop one that starts with an underscore."""
     text = label if len(label) <= 48 else f"{label[:47]}…"
     return f"\u200b{text}" if text.startswith("_") else text
 
 
 @contextmanager
 def canvas(width: float, height: float) -> Iterator["Figure"]:
-    """Yield a figure in our style, whatever the user's settings are; they are restored after."""
+    """Yield a figure in our style, independent of the user's settings, which are restored afterwards."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -175,7 +179,7 @@ def canvas(width: float, height: float) -> Iterator["Figure"]:
 
 
 def svg(figure: "Figure") -> str:
-    """Return the figure as an SVG element, without date or program version, so that it is reproducible."""
+    """Return the figure as an SVG element, without date and program version, so that it is reproducible."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     figure.patch.set_visible(False)

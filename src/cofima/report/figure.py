@@ -1,4 +1,4 @@
-"""Figures of groups of runs, as SVG text: the same runs give the same file, byte for byte."""
+"""Figures of groups of runs, as SVG text; the same runs give byte-identical files."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from cofima.report.runs import Run
 
 
 def accuracy(groups: Sequence[Group]) -> str | None:
-    """Draw the accuracy on all classes seen, after each task; upper bounds are dashed levels."""
+    """Draw the accuracy on all classes seen, after each task; upper bounds are dashed lines."""
     return _lines(
         groups,
         lambda run: list(metrics.accuracies_over_time(run.matrix, run.sizes)) if run.history else [],
@@ -20,14 +20,15 @@ def accuracy(groups: Sequence[Group]) -> str | None:
 def distance(groups: Sequence[Group]) -> str | None:
     """Draw the distance of the backbone from its pre-trained weights, after each task.
 
-    Methods that learn all classes at once are left out beside others: they may move a hundred times as far.
+    Methods that learn all classes at once are left out if there are others: they may move a hundred times as
+    far, which would flatten the other curves.
     """
     groups = [group for group in groups if not group.all_at_once] or groups
     return _lines(groups, lambda run: run.distances, "Distance from the start")
 
 
 def matrix(group: Group) -> str | None:
-    """Draw the accuracy after each task (down) on each task (across), averaged over seeds."""
+    """Draw the accuracy after each task (rows) on each task (columns), averaged over seeds."""
     tasks = len(group.runs[0].history)
     if group.all_at_once or not tasks:
         return None

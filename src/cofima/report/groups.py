@@ -17,11 +17,11 @@ Differ = Callable[[Run, Run], list[str]]
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one config that differ in their seed only, one run a seed."""
+    """Runs of one configuration that differ only in their seed, one run per seed."""
 
     label: str
     runs: list[Run]
-    repeats: int = 0  # further runs of a seed that is already here; not counted
+    repeats: int = 0  # additional runs of a seed in the group, which are ignored
 
     @property
     def all_at_once(self) -> bool:
@@ -35,9 +35,9 @@ class Group:
 
 
 def comparable(runs: Sequence[Run], differ: Differ | None = None) -> list[list[Run]]:
-    """Divide runs into comparable sets; an upper bound joins every set whose classes it learned.
+    """Split runs into comparable sets; an upper bound is added to every set whose classes it learned.
 
-    ``differ`` lists what forbids comparing two runs, if it is not :func:`differences`.
+    ``differ`` returns the reasons why two runs cannot be compared; by default :func:`differences`.
     """
     differ = differ or differences
     sets: list[list[Run]] = []
@@ -50,7 +50,7 @@ def comparable(runs: Sequence[Run], differ: Differ | None = None) -> list[list[R
     alone: list[list[Run]] = []
     for run in sorted((r for r in runs if r.all_at_once), key=_order):
         homes = [s for s in sets if not any(differ(run, other) for other in s)]
-        if not homes:  # an upper bound without other methods gets a table of its own
+        if not homes:  # an upper bound without other methods gets its own table
             homes = [next((s for s in alone if not differ(run, s[0])), [])]
             if not homes[0]:
                 alone.extend(homes)
@@ -60,7 +60,7 @@ def comparable(runs: Sequence[Run], differ: Differ | None = None) -> list[list[R
 
 
 def differences(a: Run, b: Run, free: Sequence[str] = ()) -> list[str]:
-    """List the protocol differences that forbid comparing two runs, but for those in ``free``."""
+    """Return the protocol differences that make two runs incomparable, except those in ``free``."""
     one, two = _protocol(a), _protocol(b)
     free = (*free, *(("tasks", "stream") if a.all_at_once or b.all_at_once else ()))
     keys = [key for key in one | two if not key.startswith(tuple(free))]
@@ -84,12 +84,12 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _order(run: Run) -> tuple[bool, str, str]:
-    # finished runs first, since they know all their classes; then independent of the order of the paths
+    # finished runs first, since all their classes are known; then independent of the order of the paths
     return not run.finished, json.dumps(run.config, sort_keys=True), str(run.folder)
 
 
 def compared(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings that runs are compared by, without those whose effect is recorded elsewhere."""
+    """Return the settings by which runs are compared, without those whose effect is recorded elsewhere."""
     return {key: value for key, value in flat(config).items() if key not in _UNCOMPARED}
 
 
@@ -111,7 +111,7 @@ def _protocol(run: Run) -> dict[str, str]:
 
 
 def _layout(a: Run, b: Run) -> Iterator[str]:
-    """Compare tasks: exactly for one seed, by size for two, as one set of classes for an upper bound."""
+    """Compare tasks: by class for equal seeds, by size for different ones, as one set for an upper bound."""
     seen = range(min(len(a.tasks), len(b.tasks)))
     if a.all_at_once or b.all_at_once:
         complete = all(len(run.tasks) >= run.planned for run in (a, b))

@@ -11,7 +11,7 @@ TEXTS = ("", "what", "classes", "date")
 
 
 def history_table(rows: Sequence[HistoryRow]) -> Table:
-    """Return one row for each change: what was learned, from how many images, with which accuracy."""
+    """Return a table with one row per change: classes, number of images, accuracy, date."""
     lines = [[str(number), *_texts(row)] for number, row in enumerate(rows, start=1)]
     columns = [Column(title, "left" if title in TEXTS else "right") for title in TITLES]
     merged = [f"Merge {at}: {'; '.join(row.notes)}." for at, row in enumerate(rows, 1) if row.kind == "merge"]

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page: tables, figures, and every run with its tasks and config."""
+"""The report as a self-contained HTML page: tables, figures, and each run with tasks and configuration."""
 
 import re
 import shlex
@@ -26,9 +26,9 @@ _TASKS = ("Images", "New", "Old", "Seen", "λ", "Trained", "Merged", "Start", "S
 
 
 def page(runs: Sequence[Run], first: Sequence[Table] = ()) -> str:
-    """Return the whole report as one HTML page, with the tables ``first`` before those of the runs."""
+    """Return the report as one HTML page, with the tables ``first`` before those of the runs."""
     comparisons = compare(runs)
-    # in the order of the tables, each once: a bound may be in several of them
+    # in the order of the tables, without duplicates: an upper bound may be in several tables
     shown = {run.folder: run for each in comparisons for g in each.groups for run in g.runs}.values()
     title = f": {comparisons[0].table.title}" if len(comparisons) == 1 else ""
     return html(
@@ -58,7 +58,7 @@ def drawings(comparisons: Sequence[Comparison]) -> dict[str, str]:
 
 
 def config_yaml(run: Run) -> str:
-    """Return the config as a runnable file; ``stream`` keeps only the way of splitting that was used."""
+    """Return the configuration as a runnable file; of ``stream``, only the settings used are kept."""
     stream = run.config.get("stream")
     if isinstance(stream, dict) and stream.get("groups") is not None:
         stream = {"groups": stream["groups"]}
@@ -67,7 +67,7 @@ def config_yaml(run: Run) -> str:
 
 
 def _figures(groups: Sequence[Group], number: int) -> Iterator[tuple[int, list[tuple["Markup", str]]]]:
-    """Yield two rows of figures with their captions, each row with the least width of a figure (rem)."""
+    """Yield two rows of figures with captions, each row with the minimum width of a figure (in rem)."""
     band = "; the band is one standard deviation over seeds" if any(len(g.runs) > 1 for g in groups) else ""
     dashed = "; dashed: all classes learned at once" if any(group.all_at_once for group in groups) else ""
     wide = [
@@ -85,7 +85,7 @@ def _figures(groups: Sequence[Group], number: int) -> Iterator[tuple[int, list[t
 
 
 def _embed(svg: str, name: str, caption: str) -> "Markup":
-    """Return a figure in the theme's colors, with unique ids, and with a text alternative."""
+    """Return a figure in the theme's colors, with unique IDs and a text alternative."""
     from markupsafe import Markup
 
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
@@ -94,7 +94,7 @@ def _embed(svg: str, name: str, caption: str) -> "Markup":
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     if size is None:
         raise ValueError("a figure has no viewBox")
-    width = 1.5 * float(size[1])  # a point is 4/3 pixels; more would fill the page with huge letters
+    width = 1.5 * float(size[1])  # a point is 4/3 pixels; without a limit, wide pages would have huge letters
     start = f'<svg {size[0]} role="img" aria-label="{escape(caption)}" style="max-width: {width:.0f}px">'
     return Markup(start + svg[svg.index(">") + 1 :])
 

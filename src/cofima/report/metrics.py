@@ -1,4 +1,4 @@
-"""Continual-learning metrics: pure functions of the accuracy matrix; nothing is rounded.
+"""Continual-learning metrics: pure functions of the accuracy matrix, without rounding.
 
 Row ``t`` holds the accuracies (in %) after task ``t`` on the test images of every task seen so far, so the
 matrix is lower triangular; ``sizes`` are the numbers of test images of the tasks.
@@ -13,7 +13,7 @@ Matrix = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Summary:
-    """A mean over ``n`` seeds; ``std`` divides by n - 1 and is None for a single seed."""
+    """Mean over ``n`` seeds; ``std`` is the sample standard deviation (n - 1), None for a single seed."""
 
     mean: float
     std: float | None
@@ -39,7 +39,7 @@ def incremental(matrix: Matrix, sizes: Sequence[int]) -> float:
 
 
 def task_average(matrix: Matrix) -> float:
-    """Return the final accuracy averaged over tasks, every task counting the same whatever its size."""
+    """Return the final accuracy averaged over tasks, each with the same weight whatever its size."""
     _check(matrix)
     return statistics.fmean(matrix[-1])
 
@@ -47,8 +47,8 @@ def task_average(matrix: Matrix) -> float:
 def forgetting(matrix: Matrix) -> float | None:
     """Return the mean drop of each earlier task from its best earlier accuracy to its final one.
 
-    As Chaudhry et al. define it (ECCV 2018): the best is taken before the last task, so the value is negative
-    where tasks gained from it.
+    This is the definition of Chaudhry et al. (ECCV 2018): the best accuracy is that before the last task, so
+    the value is negative if earlier tasks gained from the last one.
     """
     _check(matrix)
     final = len(matrix) - 1
@@ -70,12 +70,12 @@ def backward_transfer(matrix: Matrix) -> float | None:
 def forward_transfer(
     before: Sequence[float] | None = None, untrained: Sequence[float] | None = None
 ) -> float | None:
-    """Return the mean gain of earlier tasks on tasks not yet learned, or None if it was not measured.
+    """Return the mean gain from earlier tasks on tasks not yet learned, or None if it was not measured.
 
     Args:
         before: Accuracy on task j just before it is learned, for every task but the first. A head without
-            columns for unseen classes cannot give it; a nearest-mean classifier on the features can.
-        untrained: The same accuracies with the network as it was before any task.
+            columns for unseen classes cannot provide it; a nearest-mean classifier on the features can.
+        untrained: The same accuracies with the network before any task.
     """
     if before is None or untrained is None:
         return None
@@ -85,7 +85,7 @@ def forward_transfer(
 
 
 def intransigence(bound: float | Sequence[float], matrix: Matrix) -> list[float]:
-    """Return, for each task, its accuracy gap to joint training when it has just been learned.
+    """Return the gap of each task's accuracy to joint training, just after the task was learned.
 
     Args:
         bound: Accuracy of joint training on each task, or one number for all of them.
@@ -99,13 +99,13 @@ def intransigence(bound: float | Sequence[float], matrix: Matrix) -> list[float]
 
 
 def old_new(matrix: Matrix, sizes: Sequence[int]) -> list[tuple[float | None, float]]:
-    """Return, after each task, the accuracy on all earlier tasks (None at first) and on the new one."""
+    """Return the accuracy after each task on all earlier tasks (None for the first) and on the new one."""
     accuracies_over_time(matrix, sizes)  # checks both
     return [(_weighted(row[:-1], sizes) if len(row) > 1 else None, row[-1]) for row in matrix]
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """Return mean and sample standard deviation (n - 1) of one value a seed."""
+    """Return mean and sample standard deviation (n - 1) of one value per seed."""
     std = statistics.stdev(values) if len(values) > 1 else None
     return Summary(statistics.fmean(values), std, len(values))
 

@@ -1,4 +1,4 @@
-"""Report files by name: of runs alone, or of the paper's tables with runs in them."""
+"""Report files by name: of runs alone, or of the paper's tables filled with runs."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -16,10 +16,12 @@ from cofima.report.table import Table
 
 
 def texts(runs: Sequence[Run], against: str | None = None, forms: Collection[str] = ()) -> dict[str, str]:
-    """Return the files of a report by their names.
+    """Return the files of a report by name.
 
-    ``against`` adds tests of every row against one; ``forms`` are the endings wanted, by default all, and
-    figures that are not wanted are not drawn.
+    Args:
+        runs: The runs.
+        against: Row to test all others against, if any.
+        forms: File extensions to create; by default all. Figures are only drawn if needed.
     """
     _refuse_none(runs)
     comparisons = compare(runs)
@@ -39,11 +41,11 @@ def paper_texts(
     """Return the files of a report in the layout of the paper's tables; see :func:`texts`.
 
     Args:
-        runs: Runs that may or may not follow the protocol of the paper.
+        runs: Runs, whether or not they follow the paper's protocol.
         keys: The paper's tables.
-        recipe: Gives the settings that the protocol of the paper has for a run.
-        against: The row that the others are tested against, if any.
-        forms: The endings wanted, by default all.
+        recipe: Returns the settings of the paper's protocol for a run.
+        against: Row to test all others against, if any.
+        forms: File extensions to create; by default all.
     """
     _refuse_none(runs)
     filled = [fill(key, runs, recipe) for key in dict.fromkeys(keys)]
@@ -59,7 +61,7 @@ def tests_of(comparisons: Sequence[Comparison], against: str | None) -> list[Tab
 
 
 def write(runs: Sequence[Run], folder: str | Path) -> list[Path]:
-    """Write report.md, .csv, .tex and .html and the main figures, each replaced as a whole or not at all."""
+    """Write report.md, .csv, .tex and .html and the main figures, each atomically."""
     return write_texts(texts(runs), folder)
 
 
@@ -82,6 +84,6 @@ def _files(
         f"{name}.tex": lambda: latex([*tables, *tests]),
         f"{name}.html": whole,
     }
-    if tests:  # one after the other, since their columns may differ
+    if tests:  # concatenated, since their columns may differ
         makers[f"{tests_name}.csv"] = lambda: "".join(csv_text([test]) for test in tests)
     return {file: make() for file, make in makers.items() if not forms or file.rpartition(".")[2] in forms}

@@ -1,4 +1,4 @@
-"""Renderers of the table model: Markdown, CSV, LaTeX and HTML."""
+"""Renderers of tables: Markdown, CSV, LaTeX and HTML."""
 
 import csv
 import io
@@ -33,17 +33,17 @@ _FORMULAS = {
 
 
 def markdown(tables: Sequence[Table]) -> str:
-    """Return tables in Markdown, the best cells in bold."""
+    """Return tables in Markdown, with the best cells in bold."""
     return "\n".join(_markdown(table) for table in tables)
 
 
 def csv_text(tables: Sequence[Table]) -> str:
-    """Return the records of tables as CSV; all tables have the same keys."""
+    """Return the records of tables as CSV; all tables must have the same keys."""
     return csv_records([record for table in tables for record in table.records])
 
 
 def csv_records(records: Sequence[Mapping[str, object]]) -> str:
-    """Return records as CSV; floats are written with all digits, so that reading them is exact."""
+    """Return records as CSV; floats are written with all digits, so that they are read back exactly."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(records[0]) if records else [], lineterminator="\n")
     writer.writerow({key: csv_cell(key) for key in writer.fieldnames})
@@ -52,7 +52,7 @@ def csv_records(records: Sequence[Mapping[str, object]]) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """Return a value for a cell; a text that a spreadsheet would take for a formula gets an apostrophe."""
+    """Return the value of a cell; text that a spreadsheet would take for a formula gets an apostrophe."""
     if not isinstance(value, str):
         return value
     text = printable(value)
@@ -68,16 +68,16 @@ def _is_number(text: str) -> bool:
 
 
 def latex(tables: Sequence[Table]) -> str:
-    r"""Return tables in LaTeX; the first line names the packages that they need."""
+    r"""Return tables in LaTeX; the first line lists the required packages."""
     packages = ["booktabs", *(["graphicx", "amssymb"] if any(table.scaled for table in tables) else [])]
     needs = ", ".join(f"\\usepackage{{{name}}}" for name in packages)
     return f"% needs {needs}\n" + "\n".join(_latex(table) for table in tables)
 
 
 def html(package: str, template: str, **values: object) -> str:
-    """Fill in a template of a package; what is inserted is escaped, unless it is ``Markup``.
+    """Render a template of a package; inserted values are escaped unless they are ``Markup``.
 
-    It may extend ``page.html``, a self-contained page, and import the macros of tables and figures.
+    The template may extend ``page.html``, a self-contained page, and import the macros of tables and figures.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -108,7 +108,7 @@ def _md(cell: Cell) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Return text on one line with Markdown and HTML markup escaped."""
+    """Return text on one line, with Markdown and HTML markup escaped."""
     return re.sub(r"([\\`*_\[\]<>|&#~])", r"\\\1", " ".join(printable(text).split()))
 
 
@@ -153,5 +153,5 @@ def _latex_cell(cell: Cell, column: Column) -> str:
 
 
 def _tex(text: str) -> str:
-    """Return text on one line with LaTeX commands escaped."""
+    """Return text on one line, with LaTeX commands escaped."""
     return "".join(_LATEX.get(char, char) for char in " ".join(printable(text).split()))

@@ -1,6 +1,6 @@
 """Runs, read from run folders or from a study.
 
-A study is one file of JSON lines, ``{"name": ..., "record": ..., "history": [...]}``, one line per run: the
+A study is a JSON Lines file with one run per line, ``{"name": ..., "record": ..., "history": [...]}``: the
 contents of config.json and history.jsonl of its folder, without the weights.
 """
 
@@ -29,10 +29,10 @@ class Run:
     """One run, finished or not.
 
     Attributes:
-        folder: Its folder; for a run in a study, its name below the study's file.
-        source: The path that it was read from: its folder, or the study.
+        folder: Its folder; for a run in a study, the path of the study followed by its name.
+        source: The path it was read from: its folder, or the study.
         record: The contents of config.json.
-        history: One row for each learned task.
+        history: One row per learned task.
     """
 
     folder: Path
@@ -42,37 +42,37 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Return the method's display name."""
+        """Display name of the method."""
         return self.record.method.label
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the resolved config."""
+        """The resolved configuration."""
         return self.record.config
 
     @property
     def method(self) -> str:
-        """Return the method's name in the registry."""
+        """Name of the method in the registry."""
         return str(self.config["method"])
 
     @property
     def seed(self) -> int:
-        """Return the seed of the run."""
+        """Random seed of the run."""
         return int(self.config["seed"])
 
     @property
     def dataset(self) -> str:
-        """Return the name of the dataset."""
+        """Name of the dataset."""
         return str(self.record.data.get("name") or self.config["dataset"])
 
     @property
     def backbone(self) -> str:
-        """Return the name of the backbone, with its tag."""
+        """Name of the backbone, with its tag."""
         return str(self.record.backbone.get("name") or self.config["backbone"])
 
     @property
     def origin(self) -> str:
-        """Describe the pre-training of the backbone, and its known overlap with the dataset."""
+        """Description of the backbone's pre-training, and its known overlap with the dataset."""
         kept = self.record.backbone
         if not kept.get("pretraining"):
             return ""
@@ -83,17 +83,17 @@ class Run:
 
     @property
     def code(self) -> str:
-        """Return the hashes of the plugins that the run was made with: other code is another method."""
+        """Hashes of the run's plugins: different code is a different method."""
         return ", ".join(plugin.get("sha256", "")[:12] for plugin in self.record.plugins)
 
     @property
     def all_at_once(self) -> bool:
-        """True if all classes were learned at once: such a run has no accuracy over time."""
+        """True if all classes were learned at once, so that there is no accuracy over time."""
         return self.record.method.all_at_once
 
     @property
     def planned(self) -> int:
-        """Return the number of tasks to learn, 1 if all classes are learned at once."""
+        """Number of tasks to learn; 1 if all classes are learned at once."""
         return 1 if self.all_at_once else self.record.planned_tasks
 
     @property
@@ -103,33 +103,33 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Return the progress of the run, for example ``3 of 5 tasks``."""
+        """Progress of the run, such as ``3 of 5 tasks``."""
         return f"{len(self.history)} of {self.planned} task{'s' if self.planned != 1 else ''}"
 
     @property
     def tasks(self) -> list[list[str]]:
-        """Return the classes of each task, as far as they are known."""
+        """Classes of each task, as far as they are known."""
         learned = [row.classes for row in self.history]
         return learned if self.all_at_once else learned + self.record.tasks[len(learned) :]
 
     @property
     def matrix(self) -> list[list[float]]:
-        """Return the accuracies (%) after each task on each task seen."""
+        """Accuracy matrix (%): after each task, on each task seen."""
         return [row.measured for row in self.history]
 
     @property
     def sizes(self) -> list[int]:
-        """Return the number of test images of each task seen."""
+        """Number of test images of each task seen."""
         return self.history[-1].sizes if self.history else []
 
     @property
     def distances(self) -> list[float | None]:
-        """Return the distance of the backbone from its pre-trained weights after each task."""
+        """Distance of the backbone from its pre-trained weights, after each task."""
         return [row.distance.from_start for row in self.history]
 
     @property
     def seconds(self) -> list[float]:
-        """Return the time that each task took."""
+        """Time of each task in seconds."""
         return [row.seconds.get("total", sum(row.seconds.values())) for row in self.history]
 
 
@@ -144,14 +144,14 @@ class StudyLine(BaseModel):
 
 
 def read(folder: str | Path) -> Run:
-    """Read the current generation of a run folder; raise if a file was altered."""
+    """Read the current generation of a run folder; raise if a file was modified."""
     folder = Path(folder)
     record, rows = model_folder.read_with(folder, lambda found: (found.record, found.history()))
     return _run(folder, folder, record, rows)
 
 
 def read_study(file: Path) -> list[Run]:
-    """Read the runs of a study; one error lists every problem in its lines."""
+    """Read the runs of a study; one error lists all problems in its lines."""
     runs, wrong = [], []
     for number, text in enumerate(file.read_text("utf-8").splitlines(), start=1):
         try:
@@ -167,13 +167,13 @@ def read_study(file: Path) -> list[Run]:
 
 
 def collect(folders: Iterable[Path], file: Path) -> None:
-    """Add runs to a study, named by their folders; a run that is already in it is not replaced."""
+    """Add runs to a study, named by their folders; runs that are already in it are not replaced."""
     kept = file.read_text("utf-8").splitlines() if file.is_file() else []
     names = {json.loads(line)["name"] for line in kept}
     for folder in folders:
         if folder.name not in names:
             run = read(folder)
-            # checksums of files that are not in the study are of no use in it
+            # checksums are useless without their files, which a study does not contain
             record = run.record.model_copy(update={"files": {}, "parent": None})
             line = StudyLine(name=folder.name, record=record, history=run.history)
             kept.append(json.dumps(line.model_dump(mode="json")))
@@ -181,7 +181,7 @@ def collect(folders: Iterable[Path], file: Path) -> None:
 
 
 def find(paths: Iterable[str | Path]) -> list[Run]:
-    """Read every run at or below ``paths``, or of a study, each once; one error lists every problem."""
+    """Read all runs at or below ``paths``, or in studies, without duplicates; raise with all problems."""
     found: dict[Path, Run] = {}
     faults = []
     for path in map(Path, paths):
@@ -201,7 +201,7 @@ def find(paths: Iterable[str | Path]) -> list[Run]:
 
 
 def _at(path: Path) -> Iterator[Run]:
-    """Yield the runs at or below a path; one error lists every problem."""
+    """Yield the runs at or below a path; one error lists all problems."""
     if path.suffix == STUDY and path.is_file():
         yield from read_study(path)
         return
@@ -216,7 +216,7 @@ def _at(path: Path) -> Iterator[Run]:
 
 
 def _run(folder: Path, source: Path, record: Record, rows: Sequence[HistoryRow]) -> Run:
-    """Check what a report relies on, and fill in the defaults of settings newer than the run."""
+    """Validate what reports rely on, and fill in the defaults of settings newer than the run."""
     tasks = [row for row in rows if row.kind == "task"]
     faults = [fault for number in range(len(tasks)) for fault in _oddities(tasks[: number + 1])]
     if rows and not tasks:
@@ -231,7 +231,7 @@ def _run(folder: Path, source: Path, record: Record, rows: Sequence[HistoryRow])
 
 
 def _oddities(tasks: Sequence[HistoryRow]) -> list[str]:
-    """List what in the newest row contradicts its position or the row before it."""
+    """Return the contradictions of the newest row with its position or the previous row."""
     row, number, found = tasks[-1], len(tasks), []
     if row.task != number:
         found.append(f"expected task {number}, got task {row.task}")
@@ -245,7 +245,7 @@ def _oddities(tasks: Sequence[HistoryRow]) -> list[str]:
 
 
 def _stop_at_run(folders: list[str], files: list[str]) -> bool:
-    """Stop a walk at a run, so that it does not enter its generations; true if it is at one."""
+    """Return True at a run folder, and keep the walk from entering its generations and hidden folders."""
     is_run = CURRENT in files
     if is_run:
         folders.clear()

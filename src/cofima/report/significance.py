@@ -1,4 +1,4 @@
-"""Paired t-tests of methods over their common seeds, corrected for the number of tests."""
+"""Paired t-tests of methods over common seeds, corrected for multiple testing."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ BEST = "best"
 
 @dataclass(frozen=True)
 class Test:
-    """Mean difference over ``n`` common seeds and its two-sided p; None if there is no test."""
+    """Mean difference over ``n`` common seeds and its two-sided p-value; None with a reason if not tested."""
 
     n: int
     difference: float | None
@@ -23,7 +23,7 @@ class Test:
 
 
 def paired(mine: Seeds, other: Seeds) -> Test:
-    """Test whether the mean difference over common seeds is 0 (Student's paired t-test, two-sided)."""
+    """Test if the mean difference over common seeds is 0 (Student's paired t-test, two-sided)."""
     from scipy.stats import ttest_rel  # takes a second to import
 
     seeds = sorted(mine.keys() & other.keys())
@@ -40,7 +40,7 @@ def paired(mine: Seeds, other: Seeds) -> Test:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Correct the p-values of one family (Holm, 1979), in the order given."""
+    """Return the corrected p-values of one family of tests (Holm, 1979), in the given order."""
     order = sorted(range(len(values)), key=lambda at: values[at])
     corrected, least = [0.0] * len(values), 0.0
     for rank, at in enumerate(order):
@@ -50,7 +50,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def against(rows: Mapping[str, Seeds], reference: str) -> dict[str, Test]:
-    """Test every row against one of them; p-values are corrected for the number of tests."""
+    """Test all rows against one of them; p-values are corrected for multiple testing."""
     found = {name: paired(seeds, rows[reference]) for name, seeds in rows.items() if name != reference}
     tested = [name for name, test in found.items() if test.p is not None]
     raw = [p for name in tested if (p := found[name].p) is not None]
@@ -60,7 +60,7 @@ def against(rows: Mapping[str, Seeds], reference: str) -> dict[str, Test]:
 
 
 def tests(comparison: Comparison, reference: str) -> Table:
-    """Test the finished rows of a table of runs against one of them, without upper bounds."""
+    """Test the finished rows of a table against one of them, without upper bounds."""
     groups = [group for group in comparison.groups if group.finished and not group.all_at_once]
     rows = {
         group.label: {
@@ -79,11 +79,11 @@ def tests(comparison: Comparison, reference: str) -> Table:
 def table_of_tests(
     title: str, rows: Mapping[str, Mapping[str, Seeds]], known: Mapping[str, str], reference: str
 ) -> Table:
-    """Test every row of a table against one of them, or against the best of each column.
+    """Test all rows of a table against one of them, or against the best of each column.
 
     Args:
         title: Title of the table of runs.
-        rows: For each label, for each column, one number per seed.
+        rows: One number per seed, by label and column.
         known: The method of each label.
         reference: A label, a method that has one row, or ``best``: the row with the largest mean.
     """

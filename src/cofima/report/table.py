@@ -1,4 +1,4 @@
-"""The table model, which every format is rendered from."""
+"""The table model, from which all formats are rendered."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,14 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """The header of a column.
+    """Header of a column.
 
     Attributes:
-        over: A second header, above this one and its neighbors with the same one.
-        marks: Footnote marks of the second header.
-        number: Every cell is one number, to be set as mathematics.
+        title: Title of the column.
+        align: Alignment of its cells.
+        over: Spanning header above this column and its neighbors with the same one.
+        marks: Footnote marks of the spanning header.
+        number: True if every cell is a number, typeset in math mode.
     """
 
     title: str
@@ -27,7 +29,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, or a number with its standard deviation and the number of values averaged."""
+    """A text, or a number with its standard deviation and the number of averaged values."""
 
     text: str
     spread: str = ""
@@ -54,11 +56,14 @@ class Table:
     """A table with its notes; the first column names the rows.
 
     Attributes:
+        title: Title of the table.
+        columns: Headers of the columns.
+        rows: The rows.
         note: One paragraph below the table, or in its caption.
-        footnotes: A list of notes instead.
-        records: The rows of the CSV file: unrounded values by name.
-        scaled: Scale down to the width of a printed page.
-        style: The CSS class.
+        footnotes: A list of notes instead of ``note``.
+        records: Rows of the CSV file: unrounded values by name.
+        scaled: True to scale it to the width of a printed page.
+        style: CSS class.
     """
 
     title: str
@@ -72,6 +77,6 @@ class Table:
 
     @property
     def heads(self) -> list[tuple[Cell, list[Column]]]:
-        """Return the second headers in order, each with the columns below it; blank where there is none."""
+        """Spanning headers in order, each with the columns below it; blank if there is none."""
         groups = groupby(self.columns, key=lambda column: (column.over, column.marks))
         return [(Cell(over, marks=marks), list(columns)) for (over, marks), columns in groups]

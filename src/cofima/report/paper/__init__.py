@@ -1,1 +1,1 @@
-"""The paper's tables: published numbers, beside runs that follow its protocol."""
+"""The paper's tables: published numbers next to runs that follow its protocol."""

@@ -15,10 +15,10 @@ BOTH = ("Last-Acc", "Inc-Acc")
 
 @dataclass(frozen=True)
 class Line:
-    """One method of a table; ``options`` and ``pretrained`` distinguish lines of the same method."""
+    """One method of a table; ``options`` and ``pretrained`` tell lines of the same method apart."""
 
     method: str
-    name: str  # in the paper
+    name: str  # as in the paper
     memory_free: bool | None = True
     backbone: str = SUPERVISED
     init: str = ""
@@ -35,11 +35,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Layout:
-    """One table of the paper.
+    """Layout of one of the paper's tables.
 
     Attributes:
-        heads: The columns before the numbers.
-        free: Prefixes of settings that may differ from the recipe; the label of a row names them.
+        key: Its number.
+        title: Its title.
+        heads: Columns before the numbers.
+        lines: Its rows.
+        datasets: Its datasets.
+        metrics: Its metrics.
+        free: Prefixes of settings that may differ from the recipe; the row label shows them.
+        ranked: True to mark the best number of each column.
     """
 
     key: str
@@ -49,11 +55,11 @@ class Layout:
     datasets: tuple[str, ...] = tuple(DATASETS)
     metrics: tuple[str, ...] = BOTH
     free: tuple[str, ...] = ("options.", "train.precision")
-    ranked: bool = True  # mark the best number of each column
+    ranked: bool = True
 
 
 def _main(backbone: str, without: tuple[str, ...] = ()) -> tuple[Line, ...]:
-    """Return the lines of Tables 1 and 2: the bound, methods with a memory, methods without."""
+    """Return the lines of Tables 1 and 2: the upper bound, methods with a memory, methods without."""
     free = {
         "prototype": "Prototype-classifier",
         "l2p": "L2P",

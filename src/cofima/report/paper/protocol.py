@@ -1,4 +1,4 @@
-"""Assignment of runs to the paper's tables: by its protocol, with the reasons against the others."""
+"""Assignment of runs to the paper's tables, with the reasons why other runs do not follow its protocol."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from cofima.report.paper.published import is_backbone, published
 from cofima.report.runs import Run
 
 Recipe = Callable[[str, str, str], Mapping[str, Any]]
-"""Return the paper's settings for a dataset, a backbone and a method; without ``options`` for a method
-that the package does not have."""
+"""Function that returns the paper's settings for a dataset, a backbone and a method; without ``options`` for
+a method that is not in the package."""
 
-ColumnKey = tuple[str, str]  # the name of a dataset in the registry, and a metric
+ColumnKey = tuple[str, str]  # name of a dataset in the registry, and a metric
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A run that belongs in a table: its line, and those of its settings that differ from the recipe."""
+    """A run that belongs in a table, with its line and the settings that differ from the recipe."""
 
     run: Run
     line: Line
@@ -31,7 +31,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class TableEntry:
-    """Our runs on one line of a table, with one set of settings: one run per seed and dataset."""
+    """Our runs for one line of a table and one set of settings: one run per seed and dataset."""
 
     line: Line
     label: str
@@ -39,7 +39,7 @@ class TableEntry:
     runs: dict[str, list[Run]]  # by dataset
 
     def values(self, column: ColumnKey) -> dict[int, float]:
-        """Return one value per seed."""
+        """Return the value of each seed."""
         dataset, metric = column
         measure = next(measure for measure in MEASURES if measure.title == metric)
         found = {run.seed: measure.of(run) for run in self.runs.get(dataset, [])}
@@ -53,22 +53,22 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class FilledTable:
-    """One table of the paper, our entries in it, and the runs that do not belong in it."""
+    """A table of the paper with our entries, and the runs that do not belong in it."""
 
     layout: Layout
     entries: list[TableEntry]
-    apart: list[tuple[Run, list[str]]]  # each with its reasons
-    elsewhere: int  # runs of methods that have their line in another table
-    repeats: int  # runs of a seed that is already there
+    apart: list[tuple[Run, list[str]]]  # runs with another protocol, with the reasons
+    elsewhere: int  # number of runs whose method is in another table
+    repeats: int  # number of runs of a seed that is already in the table
 
     @property
     def columns(self) -> list[ColumnKey]:
-        """Return the columns of numbers, in the order of the paper."""
+        """Columns of numbers, in the order of the paper."""
         return [(dataset, metric) for dataset in self.layout.datasets for metric in self.layout.metrics]
 
 
 def fill(key: str, runs: Iterable[Run], recipe: Recipe) -> FilledTable:
-    """Put runs into a table of the paper; runs of another protocol are listed apart, with the reasons."""
+    """Assign runs to a table of the paper; runs with another protocol are listed apart, with the reasons."""
     layout = LAYOUTS[key]
     placed: list[Placed] = []
     apart: list[tuple[Run, list[str]]] = []
@@ -86,7 +86,7 @@ def fill(key: str, runs: Iterable[Run], recipe: Recipe) -> FilledTable:
 
 
 def place(run: Run, layout: Layout, recipe: Recipe) -> Placed | list[str] | None:
-    """Find a run's line in a table, or list the reasons against it; None if another table has its method."""
+    """Return a run's place in a table, or the reasons against it; None if its method is in another table."""
     dataset = _dataset(run)
     wrong = [] if run.finished else [f"not finished: {run.state}"]
     if dataset not in layout.datasets:
@@ -112,7 +112,7 @@ def place(run: Run, layout: Layout, recipe: Recipe) -> Placed | list[str] | None
 
 
 def _line(run: Run, backbone: str, layout: Layout) -> Line | None:
-    """Return the line of the run's method, options and start."""
+    """Return the line that matches the run's method, options and initialization."""
     mine = [line for line in layout.lines if line.method == run.method and line.backbone == backbone]
     mine = [line for line in mine if all(run.config["options"].get(k) == v for k, v in line.options)]
     pretrained = run.config["model"]["pretrained"]
@@ -120,7 +120,7 @@ def _line(run: Run, backbone: str, layout: Layout) -> Line | None:
 
 
 def _deviations(run: Run, recipe: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that differ from the recipe, each as it is shown."""
+    """Return the settings that differ from the recipe, each as it is displayed."""
     mine = compared(run.config)
     del mine["model.pretrained"]  # a property of the line
     if mine["stream.order_seed"] == str(run.seed):  # the same order by another name
@@ -134,7 +134,7 @@ def _deviations(run: Run, recipe: Mapping[str, str]) -> dict[str, str]:
 
 
 def _images(run: Run, dataset: str) -> list[str]:
-    """List differences of the images, or of their preparation, from those of the table."""
+    """Return differences from the table in the images or their preprocessing."""
     facts, known = run.record.data, published().images[DATASETS[dataset]]
     found, preset = (facts.get("train"), facts.get("test")), run.record.preprocess.get("preset", "timm")
     wrong = []
@@ -147,7 +147,7 @@ def _images(run: Run, dataset: str) -> list[str]:
 
 
 def _one_protocol(placed: Sequence[Placed], apart: list[tuple[Run, list[str]]]) -> list[Placed]:
-    """Keep, for each dataset and backbone, the largest set of runs that compare; move the others apart."""
+    """Keep the largest set of comparable runs per dataset and backbone; move the others to ``apart``."""
     kept: list[Placed] = []
     columns = dict.fromkeys((_dataset(each.run), each.line.backbone, each.line.pretrained) for each in placed)
     for column in columns:
@@ -164,24 +164,24 @@ def _one_protocol(placed: Sequence[Placed], apart: list[tuple[Run, list[str]]]) 
 
 
 def _differ(a: Run, b: Run) -> list[str]:
-    """List what forbids two runs in one column.
+    """Return the reasons why two runs cannot be in one column.
 
-    The final norm is the recipe's, which was checked before, and not the same for every method; with it the
-    hash of the weights differs, so that can only be compared between runs with the same norm.
+    The final norm depends on the method's recipe, which was checked before. It also changes the hash of the
+    weights, so the hash is only compared between runs with the same final norm.
     """
     one, two = (run.record.backbone.get("final_norm", "pretrained") for run in (a, b))
     return differences(a, b, free=("backbone", "final_norm") if one != two else ())
 
 
 def _entries(placed: Sequence[Placed], layout: Layout) -> tuple[list[TableEntry], int]:
-    """Join runs of one line and one set of settings, in the order of the paper; other methods follow."""
+    """Group runs by line and settings, in the order of the paper; other methods follow."""
     order = {line: number for number, line in enumerate(layout.lines)}
     groups: dict[tuple[Line, tuple[str, ...]], list[Run]] = {}
     codes: dict[tuple[Line, tuple[str, ...]], set[str]] = {}
     for each in placed:
         codes.setdefault((each.line, each.settings), set()).add(each.run.code)
     for each in sorted(placed, key=lambda p: (order.get(p.line, len(order)), p.line.name, p.settings)):
-        several = len(codes[each.line, each.settings]) > 1  # versions of a plugin are not one method
+        several = len(codes[each.line, each.settings]) > 1  # versions of a plugin are different methods
         settings = (*each.settings, *([f"plugin={each.run.code}"] if several else []))
         groups.setdefault((each.line, settings), []).append(each.run)
     entries, repeats = [], 0

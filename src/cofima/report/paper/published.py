@@ -1,4 +1,4 @@
-"""The paper's published numbers, and disagreements with other public sources."""
+"""The paper's published numbers, and contradictions with other public sources."""
 
 from functools import cache
 from importlib.resources import files
@@ -10,13 +10,13 @@ from cofima.models.registry import ALIASES
 
 
 class _Strict(BaseModel):
-    """Base of the records of published.json."""
+    """Base class of the records of published.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class PublishedNumber(_Strict):
-    """One number of a table of the paper, under the paper's own names."""
+    """One number of a table of the paper, with the paper's names."""
 
     table: str
     method: str
@@ -30,7 +30,7 @@ class PublishedNumber(_Strict):
 
 
 class CellPattern(_Strict):
-    """A cell of a table, or a row or column if names are left out, and the value in another source."""
+    """A cell of a table, or a row or column if names are omitted, and its value in another source."""
 
     method: str | None = None
     dataset: str | None = None
@@ -51,7 +51,7 @@ class Disagreement(_Strict):
 
 
 class TextNumber(_Strict):
-    """One number that the paper prints in its text only, under this package's names."""
+    """One number that appears only in the paper's text, with this package's names."""
 
     metric: Literal["Last-Acc", "distance"]
     method: str
@@ -62,12 +62,12 @@ class TextNumber(_Strict):
 
 
 class Published(_Strict):
-    """All of published.json."""
+    """Content of published.json."""
 
     paper: str
     sources: dict[str, str]
     images: dict[str, list[tuple[int, int]]]
-    """Numbers of training and test images of each dataset, for every split that the paper may use."""
+    """Numbers of training and test images of each dataset, for all splits that the paper may use."""
     records: list[PublishedNumber]
     texts: list[TextNumber]
     disagreements: list[Disagreement]
@@ -81,7 +81,7 @@ def published() -> Published:
 
 
 def text_number(metric: str, method: str, dataset: str, backbone: str) -> TextNumber | None:
-    """Return what the paper's text prints of a method, by the names that a configuration has."""
+    """Return the number in the paper's text for a method, by the names of a configuration."""
     return next(
         (
             text
@@ -94,6 +94,6 @@ def text_number(metric: str, method: str, dataset: str, backbone: str) -> TextNu
 
 
 def is_backbone(name: str, alias: str) -> bool:
-    """Return True if the backbone of a configuration is that of an alias, by this or by timm's name."""
+    """Return True if the backbone of a configuration is that of an alias, by the alias or by timm's name."""
     known = ALIASES[alias]
     return name in (alias, *([known.timm] if known.hub else []))

@@ -1,4 +1,4 @@
-"""The paper's tables with our runs: for each line our numbers, then the published ones, never mixed."""
+"""The paper's tables with our runs: per line our numbers, then the published ones, never mixed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ HERE, PAPER = "here", "paper"
 
 
 def table(filled: FilledTable) -> Table:
-    """Lay out a table: for each line of the paper our runs, if there are any, and the published numbers."""
+    """Return a table with our runs, if any, and the published numbers for each line of the paper."""
     layout = filled.layout
     said = [d for d in published().disagreements if layout.key in d.tables]
     source = published().sources[layout.key]
@@ -35,7 +35,7 @@ def table(filled: FilledTable) -> Table:
 
 
 def tests(filled: FilledTable, reference: str) -> Table:
-    """Test our rows of a table of the paper against one of them, without the upper bound."""
+    """Test our rows of a table against one of them, without the upper bound."""
     entries = [entry for entry in filled.entries if not entry.line.bound]
     names = {column: f"{DATASETS[column[0]]} {column[1]}" for column in filled.columns}
     rows = {e.label: {names[column]: e.values(column) for column in filled.columns} for e in entries}
@@ -68,7 +68,7 @@ def _rows(filled: FilledTable, said: Sequence[Disagreement]) -> list[Row]:
 
 
 def _records(filled: FilledTable) -> Iterator[dict[str, object]]:
-    """Yield one record per cell, with unrounded numbers, ours and those of the paper."""
+    """Yield one record per cell, with our unrounded numbers and those of the paper."""
     key = filled.layout.key
     for line in _lines(filled):
         mine: list[TableEntry | None] = [entry for entry in filled.entries if entry.line == line]
@@ -120,7 +120,7 @@ def record(line: Line, column: ColumnKey, key: str) -> PublishedNumber | None:
 
 
 def _best(filled: FilledTable) -> dict[ColumnKey, float]:
-    """Return our best mean of each column, the bound left out."""
+    """Return our best mean of each column, without the upper bound."""
     best = {}
     for column in filled.columns if filled.layout.ranked else ():
         means = [s.mean for e in filled.entries if not e.line.bound and (s := e.summary(column))]
@@ -130,12 +130,12 @@ def _best(filled: FilledTable) -> dict[ColumnKey, float]:
 
 
 def _published(filled: FilledTable) -> dict[ColumnKey, tuple[float, dict[Line, PublishedNumber]]]:
-    """Return the published numbers of each column, and the best of them, the bound left out."""
+    """Return the published numbers of each column and their best, without the upper bound."""
     found = {}
     for column in filled.columns:
         records = {line: r for line in filled.layout.lines if (r := record(line, column, filled.layout.key))}
         means = [r.mean for line, r in records.items() if not line.bound and filled.layout.ranked]
-        best = max(means, default=101.0)  # none is, where rows have different backbones
+        best = max(means, default=101.0)  # matches none: rows with different backbones are not ranked
         found[column] = (best, records)
     return found
 
@@ -185,7 +185,7 @@ def _letter(number: int) -> str:
 
 
 def _footnotes(filled: FilledTable, said: Sequence[Disagreement]) -> list[str]:
-    """Return the footnotes: sources of the numbers, disagreements, and runs apart with the reasons."""
+    """Return the footnotes: sources of the numbers, contradictions, and runs set apart with the reasons."""
     found = [
         f"{HERE}: mean ± standard deviation (n − 1) over seeds, in brackets their number; accuracies in %. "
         f"{PAPER}: {published().paper}, {published().sources[filled.layout.key]}. Bold: the best of the "
@@ -215,7 +215,7 @@ def _said(each: Disagreement) -> str:
 
 
 def _facts(filled: FilledTable) -> str:
-    """Return the splits and weights that our numbers rest on."""
+    """Return the splits and weights behind our numbers."""
     parts = []
     for dataset in filled.layout.datasets:
         runs = [run for entry in filled.entries for run in entry.runs.get(dataset, [])]
