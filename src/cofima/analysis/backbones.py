@@ -1,4 +1,4 @@
-"""Comparisons of backbones, and of pre-trained weights with weights from scratch."""
+"""Comparisons of backbones, and of pre-trained weights with training from scratch."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -15,12 +15,12 @@ from cofima.report.metrics import summarize
 from cofima.report.paper.published import TextNumber, text_number
 from cofima.report.runs import Run, find
 
-Place = tuple[str, str]  # the group of bars, and the bar in it
+Place = tuple[str, str]  # a group of bars, and a bar in it
 Table = Mapping[Place, Sequence[Run]]
 
 
 def backbones(folders: Sequence[Path]) -> Result:
-    """Compare finished runs of the same tasks on different backbones, method by method."""
+    """Compare finished runs of the same tasks on different backbones, per method."""
     runs = find(folders)
     _refuse_mixture(runs)
     table: dict[tuple[str, str], list[Run]] = {}
@@ -41,9 +41,9 @@ def learn_backbones(
     jobs: int = 1,
     progress: Progress = SILENT,
 ) -> Result:
-    """Learn a recipe with every method on every backbone, and compare them.
+    """Run a recipe with every method on every backbone, and compare them.
 
-    Without methods, those of the recipe ``backbones.yaml`` are learned.
+    ``with_methods`` defaults to those of the recipe ``backbones.yaml``.
     """
     with_methods = with_methods or recipe_methods("backbones.yaml")
     cells = [[f"backbone={name}", f"method={method}"] for name, method in product(names, with_methods)]
@@ -60,11 +60,11 @@ def scratch(
     jobs: int = 1,
     progress: Progress = SILENT,
 ) -> Result:
-    """Learn a recipe with pre-trained weights and from scratch, and compare them method by method.
+    """Run a recipe with pre-trained weights and from scratch, and compare them per method.
 
-    ``own`` are settings for a third column: a backbone from scratch needs other rates than one that
-    is pre-trained, and without them a comparison says more of the rates than of the weights.
-    Without methods, those of the recipe ``scratch.yaml`` are learned.
+    ``own`` are settings for a third column: training from scratch needs other learning rates than
+    fine-tuning, and without them the comparison says more about learning rates than about pre-training.
+    ``with_methods`` defaults to those of the recipe ``scratch.yaml``.
     """
     with_methods = with_methods or recipe_methods("scratch.yaml")
     fresh = ["model.pretrained=false", "model.checkpoint=null"]
@@ -81,13 +81,13 @@ def scratch(
 
 
 def _printed(run: Run) -> TextNumber | None:
-    """Return the paper's number beside a run of its method, dataset and backbone."""
+    """Return the paper's number for a run's method, dataset and backbone."""
     config = run.config
     return text_number("Last-Acc", run.method, config["dataset"], config["backbone"])
 
 
 def _result(name: str, first: str, table: Table, printed: Mapping[Place, TextNumber | None] = {}) -> Result:
-    """Return rows with mean and deviation over seeds, and a figure of the last accuracies."""
+    """Return rows with mean and standard deviation over seeds, and a figure of the last accuracies."""
     second = "method" if first == "backbone" else "start"
     rows: list[dict[str, object]] = []
     for (one, two), runs in table.items():
@@ -131,7 +131,7 @@ def _draw(table: Table, published: Mapping[Place, float]) -> str:
 
 
 def _refuse_mixture(runs: Sequence[Run]) -> None:
-    """Raise for runs that are not finished, or learned other images or tasks than the first."""
+    """Raise for unfinished runs, and for runs on other images or tasks than the first."""
     wrong = [f"{run.folder}: not finished ({run.state})" for run in runs if not run.finished]
     for run in runs[1:]:
         for what, ours, theirs in zip(_WHAT, _protocol(runs[0]), _protocol(run), strict=True):

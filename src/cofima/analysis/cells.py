@@ -1,4 +1,4 @@
-"""Runs of an analysis, as cells of a grid: the same command continues after an interruption."""
+"""Runs of an analysis, as cells of a grid: the same command resumes after an interruption."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ from cofima.store.config import Config
 def configure(
     recipe: str, overrides: Sequence[str], cells: Iterable[Sequence[str]], taken: Sequence[str]
 ) -> list[Config]:
-    """Return a configuration for each cell: the recipe, the user's overrides, the cell's own items.
+    """Return a configuration per cell: the recipe, then the user's overrides, then the cell's items.
 
-    Overrides of keys that the analysis sets itself (``taken``) are refused; every problem is in one error.
+    Overrides of keys that the analysis sets itself (``taken``) are refused; one error lists all problems.
     """
     wrong = [f"{item}: this is set by the analysis" for item in overrides if item.partition("=")[0] in taken]
     if wrong:
@@ -37,13 +37,13 @@ def configure(
 
 
 def recipe_methods(recipe: str) -> list[str]:
-    """Return the methods that a recipe of the package compares in its grid."""
+    """Return the methods in the grid of a packaged recipe."""
     grid = read_values(recipe)["grid"]
     return list((grid if isinstance(grid, list) else [grid])[0]["method"])
 
 
 def learn(cells: Sequence[Config], out: Path, jobs: int, progress: Progress) -> list[Run]:
-    """Learn every cell below ``out``; return the runs in order, or raise if one failed."""
+    """Run every cell below ``out``; return the runs in order, or raise if one failed."""
     outcome = run_grid(list({name(cell): cell for cell in cells}.values()), out, jobs, progress)
     if outcome.failed:
         lines = [f"{folder}: {fault}" for folder, fault in outcome.failed.items()]
@@ -59,5 +59,5 @@ def last(run: Run) -> float:
 
 
 def incremental(run: Run) -> float:
-    """Return the mean over tasks of the accuracy over the classes seen (%)."""
+    """Return the accuracy over the classes seen, averaged over tasks (%)."""
     return metrics.incremental(run.matrix, run.sizes)

@@ -1,6 +1,6 @@
 r"""Distances between the weights of a run after each task: :math:`\lVert \theta^*_s - \theta^*_t \rVert_2`.
 
-Over the backbone's parameters; state 0 is the backbone before the first task.
+Distances are over the backbone's parameters; state 0 is the backbone before the first task.
 """
 
 import math
@@ -17,7 +17,7 @@ from cofima.report.paper.published import TextNumber, text_number
 from cofima.weights.distance import weight_distance
 
 ALL = "all"
-Distances = dict[str, list[list[float]]]  # of each layer: between the states after 0, 1, ... tasks
+Distances = dict[str, list[list[float]]]  # per layer: distances between the states after 0, 1, ... tasks
 
 
 def distance(folders: Sequence[Path], progress: Progress = SILENT) -> Result:
@@ -59,7 +59,7 @@ def _printed(run: RunFolder) -> TextNumber | None:
 
 
 def measure_distances(run: RunFolder, progress: Progress = SILENT) -> Distances:
-    """Measure every pair of states, over all weights and over each layer's; two states are in memory."""
+    """Measure all pairs of states, over all weights and per layer; only two states are in memory."""
     states = range(run.tasks + 1)
     layers = by_layer(run.parameters)
     found = {name: [[0.0] * len(states) for _ in states] for name in (ALL, *layers)}
@@ -76,7 +76,7 @@ def measure_distances(run: RunFolder, progress: Progress = SILENT) -> Distances:
 
 
 def open_all(folders: Sequence[Path]) -> list[RunFolder]:
-    """Open all runs; raise with every problem of any of them before anything is measured."""
+    """Open all runs; raise with all their problems before anything is measured."""
     runs, wrong = [], []
     for folder in folders:
         try:
@@ -92,7 +92,7 @@ def open_all(folders: Sequence[Path]) -> list[RunFolder]:
 
 
 def labels(runs: Sequence[RunFolder]) -> list[str]:
-    """Name runs by their methods, by the names of their folders if methods repeat, or by their paths."""
+    """Return labels of runs: their methods, the names of their folders if methods repeat, or their paths."""
     names = [run.label for run in runs], [run.folder.name for run in runs]
     return next((found for found in names if len(set(found)) == len(runs)), [str(run.folder) for run in runs])
 

@@ -1,4 +1,4 @@
-"""Loss and accuracy of networks at any point between those of a run."""
+"""Loss and accuracy of networks at any point in weight space between those of a run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,14 +28,14 @@ _TASKS = {"old": slice(-1), "new": slice(-1, None), "all": slice(None)}
 
 @dataclass(frozen=True)
 class Measurement:
-    """Accuracy (%) and cross-entropy over all classes seen, on each task, and its number of images."""
+    """Accuracy (%) and cross-entropy over all classes seen, per task, with the number of images."""
 
     accuracy: list[float]
     loss: list[float]
     sizes: list[int]
 
     def mean(self, measured: Measured, part: str) -> float:
-        """Return the mean over the images of earlier tasks (old), of the last (new), or of all."""
+        """Return the mean over the images of earlier tasks (old), of the last task (new), or of all."""
         values, sizes = getattr(self, measured)[_TASKS[part]], self.sizes[_TASKS[part]]
         return float(sum(v * n for v, n in zip(values, sizes, strict=True)) / sum(sizes))
 
@@ -46,7 +46,7 @@ class Measurement:
 
 @torch.inference_mode()
 def measure(predict: Callable[[Tensor], Tensor], seen: Sequence[Task], context: Context) -> Measurement:
-    """Measure ``predict`` on the test images of the tasks seen, over all their classes."""
+    """Measure ``predict`` on the test images of the tasks seen, among all their classes."""
     found = Measurement([], [], [])
     for task in seen:
         label = f"test {task.index + 1}/{len(seen)}"
@@ -59,7 +59,7 @@ def measure(predict: Callable[[Tensor], Tensor], seen: Sequence[Task], context: 
 
 
 def fewer(stream: Stream, images: int | None) -> Stream:
-    """Return the stream with at most ``images`` test images per task, evenly spread over them."""
+    """Return the stream with at most ``images`` evenly spaced test images per task."""
     if images is None:
         return stream
     tasks = tuple(replace(task, test=spread(task.test, images)) for task in stream)
@@ -67,7 +67,7 @@ def fewer(stream: Stream, images: int | None) -> Stream:
 
 
 def spread(images: ImageSet, most: int) -> ImageSet:
-    """Return at most ``most`` images, evenly spread over the set in its order."""
+    """Return at most ``most`` images, evenly spaced over the set."""
     if most >= len(images):
         return images
     return images.select(torch.arange(most) * len(images) // most)
@@ -77,10 +77,10 @@ HeadKind = Literal["raw", "aligned"]
 
 
 class Evaluator:
-    """Measure networks with the trained head (raw), or with a head aligned to each of them.
+    """Evaluation of networks with the trained head (raw), or with a head aligned to each of them.
 
-    The raw head is the same everywhere, so that only the backbone makes a difference. Aligned, each network
-    gets what the method would give it: Gaussians of the new classes, then an alignment.
+    The raw head is the same everywhere, so that only the backbone makes a difference. An aligned head is what
+    the method would compute for each network: Gaussians of the new classes, then an alignment.
     """
 
     def __init__(self, task: Relearned, head: HeadKind = "raw", images: int | None = None) -> None:
@@ -96,7 +96,7 @@ class Evaluator:
         self.stale = statistics_moved(task.old, task.trained)
 
     def measure(self, weights: Weights, *, statistics: bool = False) -> Measurement:
-        """Measure these weights; batch statistics are estimated anew unless ``statistics`` are theirs."""
+        """Measure these weights; batch-norm statistics are re-estimated unless ``statistics`` is True."""
         self.net.load_state_dict(weights)
         if self.stale and not statistics:
             refresh_batchnorm(self.net, plain_batches(self.task.task.train, self.context, "batch norm"))

@@ -1,7 +1,7 @@
-r"""Fisher information of a merge per layer: overlap of old and new, and the shares that follow.
+r"""Fisher information of a merge per layer: overlap of old and new, and the resulting shares.
 
-Overlap is that of Kirkpatrick et al. (PNAS 2017): with both scaled to sum 1,
-:math:`\sum_i \sqrt{\hat F_i^{old} \hat F_i^{new}}`, 0 where they share nothing and 1 where they are equal.
+The overlap is that of Kirkpatrick et al. (PNAS 2017): with both scaled to sum 1,
+:math:`\sum_i \sqrt{\hat F_i^{old} \hat F_i^{new}}`, 0 if they are disjoint and 1 if they are equal.
 The share of the new weights is that of Eq. 7, :math:`\lambda F_t / (\lambda F_t + (1-\lambda) F^*_{t-1})`.
 """
 
@@ -25,13 +25,13 @@ from cofima.report.drawing import Curve, curves
 from cofima.weights.average import new_share
 from cofima.weights.ops import Weights
 
-NEAR = 0.05  # shares this close to 0 or 1 leave one side next to nothing
+NEAR = 0.05  # shares this close to 0 or 1 count as all old or all new
 BINS = 20
 
 
 @dataclass(frozen=True)
 class LayerFisher:
-    """Old and new Fisher information of one layer, and the shares that follow from them."""
+    """Old and new Fisher information of one layer, and the resulting shares."""
 
     layer: str
     weights: int
@@ -72,7 +72,7 @@ def _uses_fisher(method: Method) -> bool:
 
 
 def describe(task: Relearned) -> list[LayerFisher]:
-    """Describe all weights that both sides have, then those of each layer."""
+    """Return statistics of all weights that both sides have, then of each layer."""
     both = [key for key in task.fisher_new if key in task.fisher_old]
     assert task.lam is not None
     lam = task.lam
@@ -106,7 +106,7 @@ def _describe(layer: str, keys: Sequence[str], old: Weights, new: Weights, lam: 
 
 
 def shares(old: Tensor, new: Tensor, lam: float) -> Tensor:
-    """Return the share of the new weights; at 0 and 1, ``lam`` alone decides."""
+    """Return the share of the new weights; it is ``lam`` everywhere if that is 0 or 1."""
     return torch.full_like(old, lam) if lam in (0, 1) else new_share(old, new, lam)
 
 

@@ -1,7 +1,7 @@
 r"""The plane through :math:`\theta_0`, :math:`\theta^*_{t-1}` and :math:`\theta_t`, measured on a grid.
 
-CoMA's :math:`\theta^*_t` lies on the line between the last two; that of CoFiMA lies beside the plane, and
-is drawn at the nearest point, with its distance. All points have the trained head.
+CoMA's :math:`\theta^*_t` lies on the line between the last two; CoFiMA's lies off the plane, and is drawn at
+the nearest point, with its distance. All points have the trained head.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from cofima.core.progress import SILENT, Progress
 from cofima.weights.ops import Weights
 
 BACKBONE = "backbone."
-MARGIN = 0.25  # of the triangle's width and height, on every side
+MARGIN = 0.25  # relative to the triangle's width and height, on every side
 
 
 @dataclass(frozen=True)
 class Corner:
-    """One of the three networks that span the plane, or the merged one."""
+    """One of the three networks that span the plane, or the merged one, ``away`` from the plane."""
 
     name: str
     weights: Weights
@@ -36,7 +36,7 @@ class Corner:
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A point of the grid, and the measure there."""
+    """A point of the grid with its measurement; ``name`` is that of a corner, or empty."""
 
     x: float
     y: float
@@ -52,7 +52,7 @@ def landscape(
     head: HeadKind = "raw",
     progress: Progress = SILENT,
 ) -> Result:
-    """Measure the plane that a task's weights span with the pre-trained ones."""
+    """Measure the plane through the pre-trained weights and those before and after a task's training."""
     run = open_run(folder)
     refuse_unsuited(run)
     chosen = choose_task(run, task)
@@ -72,7 +72,7 @@ def landscape(
 
 
 def span(task: Relearned) -> tuple[Plane, list[Corner]]:
-    """Return the plane through the three networks, and the positions of these and the merged one."""
+    """Return the plane through the three networks, and the positions of these and of the merged one."""
     t = task.task.index + 1
     old, trained, merged = (_parameters(task, w) for w in (task.old, task.trained, task.merged))
     start = {key: value.to(old[key].device) for key, value in task.run.backbone(0).items()}
@@ -90,7 +90,7 @@ def survey(
     grid: int,
     progress: Progress,
 ) -> list[GridPoint]:
-    """Measure a grid whose lines pass through the three corners, which keep their own statistics."""
+    """Measure a grid that contains the three corners, which keep their own batch-norm statistics."""
     xs, ys = (axis([getattr(c, name) for c in corners[:3]], grid) for name in ("x", "y"))
     at = {(c.x, c.y): c for c in corners[:3]}
     places = [(x, y) for y in ys for x in xs]
@@ -105,7 +105,7 @@ def survey(
 
 
 def whole(task: Relearned, backbone: Weights, corner: Corner | None) -> Weights:
-    """Return a network with these parameters, the statistics of its corner, and the trained head."""
+    """Return a network with these parameters, the buffers of its corner, and the trained head."""
     rest = task.trained
     if corner is not None and corner.name == "θ_0":
         rest = task.trained | {BACKBONE + key: value for key, value in task.run.start.items()}
@@ -115,7 +115,7 @@ def whole(task: Relearned, backbone: Weights, corner: Corner | None) -> Weights:
 
 
 def axis(values: Sequence[float], count: int) -> list[float]:
-    """Return ``count`` coordinates over the range of ``values`` and a margin, ``values`` among them."""
+    """Return ``count`` coordinates over the range of ``values`` with a margin, including ``values``."""
     low, high = min(values), max(values)
     margin = MARGIN * (high - low)
     places = np.linspace(low - margin, high + margin, count).tolist()

@@ -1,4 +1,4 @@
-"""Files of an analysis: figures, and a CSV file of unrounded numbers."""
+"""Output files of an analysis: figures, and a CSV file of unrounded numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from cofima.report.render import csv_records
 
 @dataclass
 class Result:
-    """Rows of numbers, figures by name, and a summary of a few lines."""
+    """Result of an analysis: rows of numbers, figures by name, and a summary of a few lines."""
 
     name: str
     rows: Sequence[Mapping[str, Any]]
@@ -20,7 +20,7 @@ class Result:
     summary: list[str] = field(default_factory=list)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write all files into a folder, each one atomically."""
+        """Write all files into a folder, each atomically."""
         ready(folder)
         texts = {f"{self.name}.csv": csv_records(self.rows)}
         texts |= {f"{name}.svg": _on_white(svg) for name, svg in self.figures.items()}
@@ -28,7 +28,7 @@ class Result:
 
 
 def ready(folder: Path) -> None:
-    """Create the folder of the results; raise if that is impossible. Called before any work."""
+    """Create the output folder; called before any work, to fail early."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -36,6 +36,6 @@ def ready(folder: Path) -> None:
 
 
 def _on_white(svg: str) -> str:
-    """Put a white background behind a figure: its dark text is then readable on a dark page."""
+    """Add a white background to a figure, so that its dark text is readable on a dark page."""
     start = svg.index(">") + 1
     return f'{svg[:start]}\n <rect width="100%" height="100%" fill="#ffffff"/>{svg[start:]}'

@@ -1,4 +1,4 @@
-r"""The straight line from the weights before a task to those after its training.
+r"""Linear interpolation between the weights before a task and those after its training.
 
 .. math:: \theta(a) = (1 - a)\, \theta^*_{t-1} + a\, \theta_t, \qquad
           \text{barrier} = \max_a \big[ L(a) - (1 - a) L(0) - a L(1) \big]
@@ -20,13 +20,13 @@ from cofima.weights.average import average
 
 @dataclass(frozen=True)
 class MeasuredPath:
-    """A measure at each share of the trained weights."""
+    """Measurements at each share of the trained weights."""
 
     shares: list[float]
     measures: list[Measurement]
 
     def barrier(self, part: str) -> float:
-        """Return the largest rise of the loss above the straight line between its ends, at least 0."""
+        """Return the largest rise of the loss above linear interpolation between its ends, at least 0."""
         losses = [point.mean("loss", part) for point in self.measures]
         pairs = zip(self.shares, losses, strict=True)
         return max(loss - (1 - a) * losses[0] - a * losses[-1] for a, loss in pairs)
@@ -58,7 +58,10 @@ def path(
 def measure_path(
     task: Relearned, evaluator: Evaluator, shares: Sequence[float], progress: Progress
 ) -> MeasuredPath:
-    """Measure the network at each share of the trained weights; the ends have their own statistics."""
+    """Measure the network at each share of the trained weights.
+
+    Batch-norm statistics are re-estimated, except at the ends, which keep their own.
+    """
     found = []
     for share in progress.track(shares, len(shares), "path"):
         between = average(task.old, task.trained, share)
@@ -81,7 +84,7 @@ def _draw(line: MeasuredPath, task: Relearned, title: str, measured: Measured) -
         Curve(NAMES[part], line.shares, [m.mean(measured, part) for m in line.measures]) for part in PARTS
     ]
     method = task.before.method
-    # the merged network lies off this line, towards θ_0
+    # then the merged network is not on this line but towards θ_0, so its λ is not marked
     elsewhere = isinstance(method, Aligned) and method.averages_with == "pretrained"
     mark = None if elsewhere else task.lam
     return curves(drawn, "Share of the trained weights", AXES[measured], title, mark=mark)

@@ -1,7 +1,7 @@
-r"""Planes in the space of weights: two coordinates of every network, and its distance from the plane.
+r"""Planes in weight space: two coordinates for every network, and its distance from the plane.
 
-A plane is spanned by differences of given networks, :math:`D_j = P_j - P_0`, and kept as coefficients of
-these: no direction as large as a network is ever stored. Inner products are taken in double precision.
+A plane is spanned by differences of given networks, :math:`D_j = P_j - P_0`, and stored as coefficients of
+these, so that no direction of the size of a network is stored. Inner products are in double precision.
 """
 
 import math
@@ -17,7 +17,7 @@ from cofima.core.errors import CofimaError
 from cofima.weights.ops import Weights, chunks
 
 Floats = NDArray[np.float64]
-FLAT = 1e-6  # of the longest side: points this close to a line span a plane by rounding only
+FLAT = 1e-6  # relative to the longest side: points this close to a line span a plane only by rounding
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,10 @@ class Plane:
 
 
 def through(first: Weights, second: Weights, third: Weights) -> tuple[Plane, list[tuple[float, float]]]:
-    """Return the plane through three points, and their coordinates: origin, on the first axis, above it."""
+    """Return the plane through three points, and their coordinates.
+
+    The first point is the origin, the second lies on the first axis, the third above it.
+    """
     points = [first, second, third]
     gram = _gram(points)
     along = gram[0, 1] / gram[0, 0] if gram[0, 0] > 0 else 0.0
@@ -69,7 +72,7 @@ def through(first: Weights, second: Weights, third: Weights) -> tuple[Plane, lis
 
 
 def principal(points: Sequence[Weights]) -> Plane:
-    """Return the plane that comes closest to all points: their first two principal components."""
+    """Return the plane of best fit: the first two principal components of the points."""
     gram = _gram(points)
     count = len(points)
     whole = np.zeros((count, count))
@@ -79,7 +82,7 @@ def principal(points: Sequence[Weights]) -> Plane:
     values, vectors = values[::-1], vectors[:, ::-1]
     if values[1] <= (FLAT**2) * max(values[0], 0.0):
         raise CofimaError("the networks lie on one line (did the backbones move?): they span no plane")
-    # an eigenvector has no sign of its own: the last point lies on the positive side
+    # the sign of an eigenvector is arbitrary: choose the one that puts the last point on the positive side
     signs = np.where(vectors[-1] < 0, -1.0, 1.0)
     axes = np.array([signs[k] * center @ vectors[:, k] / math.sqrt(values[k]) for k in (0, 1)])
     kept = float(values[:2].sum() / values.clip(0).sum())
@@ -98,7 +101,7 @@ def _gram(points: Sequence[Weights]) -> Floats:
 
 @torch.no_grad()
 def _inner(base: Mapping[str, Tensor], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Return the inner product of ``a - base`` and ``b - base``, piece by piece."""
+    """Return the inner product of ``a - base`` and ``b - base``, computed in chunks."""
     total = 0.0
     for key, value in base.items():
         start, one, two = (part.reshape(-1).to(value.device) for part in (value, a[key], b[key]))

@@ -17,13 +17,13 @@ from cofima.report.drawing import (
     svg,
 )
 
-CROWDED = 16  # bars: more of them have no room for their numbers
+CROWDED = 16  # maximum number of bars with room for their numbers
 Matrix = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A named bar in each group; None leaves it out. ``published`` values are drawn as diamonds on it."""
+    """A named bar per group, or None for no bar; ``published`` values are drawn on it as diamonds."""
 
     label: str
     heights: Sequence[float | None]
@@ -42,7 +42,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Trail:
-    """A named trajectory in a plane; ``steps`` are the two ends of arrows beside it."""
+    """A named trajectory in a plane; ``steps`` are the start and end points of additional arrows."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -60,7 +60,7 @@ class Surface:
 
 
 def bars(groups: Sequence[str], drawn: Sequence[Bars], up: str, title: str = "") -> str:
-    """Draw one bar of each kind side by side in each group, from 0, with the spread over seeds."""
+    """Draw grouped bars, with one bar of each kind per group and the spread over seeds."""
     wide = 0.8 / len(drawn)
     with canvas(min(8.0, max(5.2, 1.6 + 1.1 * len(groups))), 3.8) as figure:
         axes = figure.add_subplot()
@@ -97,7 +97,7 @@ def _breakable(name: str) -> str:
 
 
 def matrices(drawn: Mapping[str, Matrix], across: str, title: str) -> str:
-    """Draw named squares side by side, colored on one scale, each number in its place if there is room."""
+    """Draw named matrices side by side on one color scale, with numbers if there is room."""
     size = max(map(len, drawn.values()))
     side = max(2.6, 1.0 + 0.36 * size)
     top = max(max(map(max, values)) for values in drawn.values()) or 1.0
@@ -141,7 +141,7 @@ def _trail(axes: Any, trail: Trail, place: int, light: bool) -> Any:
         how = {"arrowstyle": "->", "color": color, "linewidth": 0.9, "linestyle": ":"}
         axes.annotate("", end, start, arrowprops=how)
     xs, ys = zip(*trail.points, strict=True)
-    if light:  # a white rim, visible on every color
+    if light:  # a white outline, visible on every color
         axes.plot(xs, ys, color="#ffffff", linewidth=3.6)
     marker = MARKERS[place % len(MARKERS)]
     (line,) = axes.plot(xs, ys, color=color, marker=marker, markersize=5, linewidth=1.8)

@@ -1,7 +1,7 @@
-"""Re-run a task from the state before it, to recover what a run does not keep.
+"""Re-run a task from the checkpoint before it, to recover weights that a run does not keep.
 
-A run is reproducible bit for bit, so the weights after training and before the merge need not be kept:
-re-running the task gives them back. The result is checked against the weights that the run kept.
+Runs are bit-reproducible, so the weights after training and before the merge need not be stored: re-running
+the task recovers them. The result is checked against the weights that the run kept.
 """
 
 from dataclasses import dataclass, field
@@ -30,14 +30,15 @@ class Relearned:
     """A re-run task: the weights before it, after training, and after merging.
 
     Attributes:
-        before: The model before the task; never changed.
+        run: The run.
+        before: The model before the task; never modified.
         seen: The tasks up to this one.
-        old: The whole network before the task, θ*_{t-1}.
-        trained: The whole network after training, θ_t.
-        merged: The whole network after the task, θ*_t.
-        lam: The share of the new weights that the method took, or None.
-        fisher_old: The Fisher information that the method kept from earlier tasks, if any.
-        fisher_new: The Fisher information of the trained weights, if the method measures it.
+        old: The network before the task, θ*_{t-1}.
+        trained: The network after training, θ_t.
+        merged: The network after the task, θ*_t.
+        lam: Share of the new weights that the method used, or None.
+        fisher_old: Fisher information that the method kept from earlier tasks, if any.
+        fisher_new: Fisher information of the trained weights, if the method measures it.
         random: State of the random number generator after training.
     """
 
@@ -54,15 +55,15 @@ class Relearned:
 
     @property
     def task(self) -> Task:
-        """Return the task itself."""
+        """The task."""
         return self.seen[-1]
 
     def columns(self) -> dict[str, object]:
-        """Return run, method and task, as the first columns of a CSV file."""
+        """Return run, method and task as the first columns of a CSV file."""
         return {"run": str(self.run.folder), "method": self.run.config.method, "task": self.task.index + 1}
 
     def merge_again(self, lam: float) -> Model:
-        """Return the model with the task merged at ``lam`` and aligned, without training."""
+        """Return the model with the task merged with ``lam`` and aligned, without training."""
         model = self._copy()
         method = averaging(model.method, self.run.folder)
         fisher = dict(self.fisher_new)
@@ -84,7 +85,7 @@ class Relearned:
         return copy_model(self.before, self.before.method.context.progress)
 
     def _put(self, method: Method, weights: Weights) -> Phase:
-        """Return a stand-in for training: it sets its result and the random state after it."""
+        """Return a replacement for training that sets its resulting weights and random state."""
 
         def train(task: Task) -> None:
             method.net.load_state_dict(weights)
@@ -95,9 +96,9 @@ class Relearned:
 
 
 def relearn(run: RunFolder, task: int, progress: Progress, stream: Stream | None = None) -> Relearned:
-    """Learn a task again from the state before it, and keep what the run does not.
+    """Re-run a task from the checkpoint before it, and return the weights that the run does not keep.
 
-    ``stream`` is that of :func:`load_tasks`, for a caller that learns several tasks again.
+    ``stream`` is that of :func:`load_tasks`, for callers that re-run several tasks.
     """
     generation = run.generation(task - 1)
     after = run.generation(task)
@@ -125,7 +126,7 @@ def relearn(run: RunFolder, task: int, progress: Progress, stream: Stream | None
 
 
 def load_tasks(run: RunFolder, progress: Progress) -> tuple[Context, Stream]:
-    """Return the context of a run, and its tasks so far."""
+    """Return the training context of a run, and its tasks so far."""
     model = load_model(run.folder, where=run.config.device, progress=progress)
     return model.method.context, _stream(run, progress)[: run.tasks]
 
@@ -142,7 +143,7 @@ def averaging(method: Method, folder: Path) -> Aligned:
 
 
 def refuse_unsuited(run: RunFolder) -> None:
-    """Raise for methods whose tasks do not lead from one network to the next on a straight line."""
+    """Raise for methods whose tasks do not move the backbone, or that retrain old rows of the head."""
     if not _moves(run.config.method):
         suited = [name for name in methods.names() if _moves(name)]
         raise CofimaError(
@@ -170,7 +171,7 @@ def _stream(run: RunFolder, progress: Progress) -> Stream:
 
 
 def _compare(found: Relearned, method: Method, kept: Weights, progress: Progress) -> None:
-    """Note if learning again gave other weights than the run: another machine, or other threads."""
+    """Print a note if re-running gave other weights than the run: another machine or number of threads."""
     now = method.net.backbone.state_dict()
     if not all(torch.equal(value.cpu(), kept[key]) for key, value in now.items()):
         progress.say(

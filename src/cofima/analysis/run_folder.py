@@ -1,4 +1,4 @@
-"""Run folders for analyses: the weights after each task, and those before the first."""
+"""Run folders for analyses: the weights after each task, and before the first."""
 
 import re
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ NUMBERED = re.compile(r"(?:[A-Za-z_]\w*\.\d+\.)+")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run folder with two tasks or more."""
+    """A run folder with at least two tasks."""
 
     folder: Path
     config: Config
@@ -35,7 +35,7 @@ class RunFolder:
 
     @property
     def tasks(self) -> int:
-        """Return the number of learned tasks."""
+        """Number of learned tasks."""
         return len(self.history)
 
     @cached_property
@@ -45,11 +45,11 @@ class RunFolder:
 
     @property
     def label(self) -> str:
-        """The method's name for people."""
+        """Display name of the method."""
         return self.method.label
 
     def generation(self, task: int) -> Path:
-        """Return the folder of the state after ``task`` tasks; raise if it was not kept."""
+        """Return the path of the generation after ``task`` tasks; raise if it was not kept."""
         place = model_folder.ancestor(self.folder, task)
         if place is None:
             raise CofimaError(
@@ -65,7 +65,7 @@ class RunFolder:
 
     @cached_property
     def start(self) -> Weights:
-        """Return the backbone before the first task, built or read again as the run did."""
+        """Weights of the backbone before the first task, created again as in the run."""
         how = self.config.model.model_copy(update={"img_size": self.facts.size})
         module, facts = backbone.create(self.facts.source, how, self.config.seed)
         if facts.sha256 != self.facts.sha256:
@@ -77,13 +77,13 @@ class RunFolder:
 
     @cached_property
     def parameters(self) -> list[str]:
-        """Return the names of the backbone's parameters; its other values are statistics."""
+        """Names of the backbone's parameters; its other tensors are buffers."""
         empty = build_empty(self.facts.name, self.facts.size, self.facts.final_norm)
         return [name for name, _ in empty.named_parameters()]
 
 
 def open_run(folder: Path) -> RunFolder:
-    """Open a run folder; raise if it is none, or has learned a single task."""
+    """Open a run folder; raise if it is not a run, or has learned a single task."""
     generation = model_folder.read(folder)
     record, history = generation.record, generation.history()
     if not is_run(history):
@@ -98,7 +98,7 @@ def open_run(folder: Path) -> RunFolder:
 
 
 def choose_task(run: RunFolder, task: int | None) -> int:
-    """Return the task to analyze, by default the last one learned."""
+    """Return the task to analyze; by default the last one learned."""
     chosen = run.tasks if task is None else task
     if not 2 <= chosen <= run.tasks:
         raise CofimaError(f"--task {chosen}: {run.folder} can show tasks 2 to {run.tasks}")
@@ -112,7 +112,7 @@ def layer_of(key: str) -> str:
 
 
 def by_layer(keys: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of weights by their layer, in the order of the network."""
+    """Group the names of weights by layer, in the order of the network."""
     found: dict[str, list[str]] = {}
     for key in keys:
         found.setdefault(layer_of(key), []).append(key)

@@ -1,10 +1,10 @@
-"""Sweeps of lambda, the share of the new weights: of a recipe, or of one task of a run.
+"""Sweeps of lambda, the share of the new weights: for a recipe, or for one task of a run.
 
-A recipe is learned at every share on part of its training images, and the best is chosen on the rest; test
-images are not used for the choice: what is tested is learned in runs of its own. Of a run, one task is
-merged at every share without training it again; after the merge everything is as the method does it: batch
-normalization, statistics of the new classes and the alignment of the head. At the run's own share the
-weights are those of the run, bit for bit.
+A recipe is run with every share on a part of its training images, and the best is chosen on the held-out
+rest. Test images are not used for the choice: tests are separate runs. For a run, one task is merged with
+every share without training it again; the steps after the merge are the method's: batch normalization,
+statistics of the new classes and the alignment of the head. At the run's own share, the weights are
+bit-identical to those of the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ Key = tuple[str, float, int]
 
 @dataclass(frozen=True)
 class Sweep:
-    """Values to sweep over, and the rule of the choice."""
+    """Values to sweep over, and the selection criterion."""
 
     names: Sequence[str]
     shares: Sequence[float] = tuple(k / 10 for k in range(11))
@@ -43,7 +43,7 @@ class Sweep:
     tested: Tested = "chosen"
 
     def check(self) -> None:
-        """Raise with every method without a share, and every value out of range."""
+        """Raise with all methods that have no lam, and all values out of range."""
         wrong = [f"--methods {name}: it has no option lam" for name in self.names if not _has_share(name)]
         wrong += [f"--lams {lam}: must lie between 0 and 1" for lam in self.shares if not 0 <= lam <= 1]
         if not 0 < self.val_fraction < 1:
@@ -54,7 +54,7 @@ class Sweep:
 
 @dataclass
 class Outcome:
-    """Runs by method, share and seed: on held-out images, and on test images where they were learned."""
+    """Runs by method, share and seed: on held-out images, and those on test images, if any."""
 
     held_out: dict[Key, Run]
     test: dict[Key, Run] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Outcome:
 def sweep(
     recipe: str, overrides: Sequence[str], how: Sweep, out: Path, jobs: int = 1, progress: Progress = SILENT
 ) -> Result:
-    """Learn at every share on part of the training images, choose, and learn what is tested."""
+    """Run with every share on a part of the training images, choose the best, and run the tests."""
     how = how if how.names else replace(how, names=recipe_methods("lambda.yaml"))
     how.check()
     seeds = how.seeds or [configure(recipe, overrides, [()], TAKEN)[0].seed]
@@ -74,7 +74,7 @@ def sweep(
         made = learn(_cells(recipe, overrides, wanted, share), out / "cells", jobs, progress)
         return dict(zip(wanted, made, strict=True))
 
-    _cells(recipe, overrides, keys, 0.0)  # raises for every cell before any is learned
+    _cells(recipe, overrides, keys, 0.0)  # raises for invalid cells before any is run
     found = Outcome(runs(keys, how.val_fraction))
     found.chosen = choose(found.held_out, how.by)
     tested = [key for key in keys if how.tested == "all" or key[1] == found.chosen[key[0]]]
@@ -84,7 +84,7 @@ def sweep(
 
 
 def choose(runs: Mapping[Key, Run], by: str) -> dict[str, float]:
-    """Return each method's best share by its mean over seeds; the smallest of equal ones."""
+    """Return each method's best share by its mean over seeds; of equal ones, the smallest."""
     best: dict[str, float] = {}
     for name in dict.fromkeys(name for name, _, _ in runs):
         means = {lam: mean for lam, mean, _ in _curve(runs, name, by)}
@@ -105,7 +105,7 @@ def _cells(recipe: str, overrides: Sequence[str], keys: Sequence[Key], val_fract
 
 
 def _curve(runs: Mapping[Key, Run], name: str, by: str) -> list[tuple[float, float, float]]:
-    """Return share, mean and deviation over seeds, in order of the shares."""
+    """Return share, mean and standard deviation over seeds, in order of the shares."""
     value = last if by == "last" else incremental
     found = []
     for lam in sorted({lam for other, lam, _ in runs if other == name}):
@@ -161,7 +161,7 @@ def _rows(found: Outcome) -> list[dict[str, object]]:
 def posthoc(
     folder: Path, shares: Sequence[float], task: int | None = None, progress: Progress = SILENT
 ) -> Result:
-    """Merge a task at every share, the run's own too, and measure each."""
+    """Merge a task with every share, including the run's own, and measure each."""
     run = open_run(folder)
     averaging(run.method, folder)
     learned = relearn(run, choose_task(run, task), progress)
@@ -182,7 +182,7 @@ def posthoc(
 
 
 def merge_and_measure(task: Relearned, lam: float) -> Measurement:
-    """Merge at one share, and measure the predictions of the method."""
+    """Merge with one share, and measure the predictions of the method."""
     model = task.merge_again(lam)
     model.method.net.eval()
     return measure(model.method.predict, task.seen, model.method.context)

@@ -1,6 +1,6 @@
-"""The figure of lambda from runs that are there, such as those of ``cofima grid lambda.yaml``.
+"""Figures of lambda from existing runs, such as those of ``cofima grid lambda.yaml``.
 
-One figure for each dataset, backbone and set of images that was measured on; nothing is learned or chosen.
+There is one figure per dataset, backbone and set of test images; nothing is trained or chosen.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ LAM = "options.lam"
 
 
 def share_of_runs(folder: Path, by: str = "last") -> Result:
-    """Draw accuracy over the share of the new weights, of all finished runs below a folder or of a study."""
+    """Plot accuracy over the share of the new weights, for all finished runs in a folder or a study."""
     runs = find([folder])
     used = [run for run in runs if run.finished and isinstance(_share(run), float)]
     sets = [some for some in comparable(used) if len({_share(run) for run in some}) > 1]
@@ -47,7 +47,7 @@ def _share(run: Run) -> float | None:
 
 
 def _place(some: Sequence[Run]) -> tuple[str, str]:
-    """Return the dataset and the backbone of comparable runs, as parts of a file's name."""
+    """Return dataset and backbone of comparable runs, as parts of a file name."""
     config = some[0].config
     parts = config["dataset"].rpartition(":")[2], some[0].record.backbone.get("alias") or some[0].backbone
     one, two = ("".join(c if c.isalnum() or c in "-." else "_" for c in Path(part).name) for part in parts)
@@ -55,7 +55,7 @@ def _place(some: Sequence[Run]) -> tuple[str, str]:
 
 
 def _lines(some: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of each curve: one method, and one set of settings but for λ and the seed."""
+    """Return the runs of each curve: one method and one set of settings, except for λ and the seed."""
     settings = [{key: value for key, value in compared(run.config).items() if key != LAM} for run in some]
     found: dict[str, list[Run]] = {}
     for run, mine in zip(some, settings, strict=True):
@@ -72,7 +72,7 @@ def _draw(first: Run, lines: dict[str, list[Run]], by: str) -> str:
         points = [(lam, summarize([_value(run, by) for run in at])) for lam, at in _by_share(some)]
         means = [over.mean for _, over in points]
         spread = [over.std or 0.0 for _, over in points]
-        # a best share is marked only where no test image was looked at
+        # mark the best share only if it was measured on held-out images: test images must not choose
         best = means.index(max(means)) if first.config["val_fraction"] else None
         drawn.append(Curve(label, [lam for lam, _ in points], means, spread, best))
     up = "Last accuracy (%)" if by == "last" else "Mean accuracy over tasks (%)"

@@ -1,9 +1,9 @@
 r"""Trajectories of several runs from one start, in the plane of their first two principal components.
 
-The paper's Fig. 2 compares tasks that begin at :math:`\theta_0`, averages with :math:`\lambda = 1/t`, and
-averages with a constant :math:`\lambda`. A run keeps :math:`\theta^*_t` only; the weights
-:math:`\theta_t` before each merge are had back by learning the tasks again. (Dividing the step by
-:math:`\lambda` gives them for CoMA alone: Fisher information gives every weight a share of its own.)
+The paper's Fig. 2 compares tasks that start at :math:`\theta_0`, averages with :math:`\lambda = 1/t`, and
+averages with a constant :math:`\lambda`. A run keeps only :math:`\theta^*_t`; the weights
+:math:`\theta_t` before each merge are recovered by re-running the tasks. (Dividing the step by
+:math:`\lambda` would recover them for CoMA only: with Fisher information every weight has its own share.)
 The background is the accuracy of class means at each point, since runs have different heads.
 """
 
@@ -39,7 +39,7 @@ XY = tuple[float, float]
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One run in the plane: its states, and the way of training before the merge of each task."""
+    """One run in the plane: its states after each task, and the steps of training before each merge."""
 
     run: RunFolder
     label: str
@@ -54,9 +54,9 @@ def trajectories(
     trained: bool = True,
     progress: Progress = SILENT,
 ) -> Result:
-    """Draw the trajectories of runs that began at the same weights, over the accuracy around them.
+    """Draw the trajectories of runs that started from the same weights, over a map of the accuracy.
 
-    With ``trained``, tasks of methods that average are learned again, to draw where training led.
+    With ``trained``, tasks of methods that average are re-run, to show the weights before each merge.
     """
     runs = open_all(folders)
     _refuse_others(runs)
@@ -100,7 +100,7 @@ def _surface(
     images: int | None,
     progress: Progress,
 ) -> Surface:
-    """Measure class means on a grid around all trajectories."""
+    """Measure the accuracy of class means on a grid around all trajectories."""
     drawn = [place[:2] for one in found for place in one.states]
     drawn += [end for one in found for _, end in one.steps.values()]
     xs, ys = (axis([min(values), max(values)], grid) for values in zip(*drawn, strict=True))
@@ -122,13 +122,13 @@ def _surface(
 
 
 def _other(run: RunFolder, net: torch.nn.Module) -> Weights:
-    """Return the buffers of the backbone at the start."""
+    """Return the buffers of the initial backbone."""
     return {key: run.start[key] for key in net.state_dict() if key not in run.parameters}
 
 
 @torch.inference_mode()
 def class_means(net: torch.nn.Module, seen: Stream, context: Context, images: int | None) -> float:
-    """Return the accuracy (%) of the nearest class mean by cosine, the means from training images."""
+    """Return the accuracy (%) of a nearest-class-mean classifier with cosine similarity."""
     net.to(context.device).eval()
     if images is not None:
         most = max(len(task.classes) for task in seen)
@@ -145,7 +145,7 @@ def class_means(net: torch.nn.Module, seen: Stream, context: Context, images: in
 
 
 def _refuse_others(runs: Sequence[RunFolder]) -> None:
-    """Raise for runs that began at other weights, or learned other tasks, than the first."""
+    """Raise for runs that started from other weights, or learned other tasks, than the first."""
     first, wrong = runs[0], []
     for run in runs[1:]:
         if run.facts.sha256 != first.facts.sha256:
@@ -177,7 +177,7 @@ def _rows(found: Sequence[Trajectory]) -> list[dict[str, object]]:
 
 
 def _ground(surface: Surface | None) -> list[dict[str, object]]:
-    """Return a row for each point of the grid, which belongs to no run."""
+    """Return a row per point of the grid; these belong to no run."""
     blank = dict.fromkeys(("run", "method", "after", "trained_x", "trained_y", "lam"), "")
     return (
         [

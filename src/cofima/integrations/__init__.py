@@ -1,1 +1,1 @@
-"""Continual averaging inside other people's training: a plain loop, and the callbacks of frameworks."""
+"""Continual averaging in other training code: plain PyTorch loops, and callbacks of frameworks."""

@@ -1,4 +1,4 @@
-"""Continual averaging for the strategies of Avalanche: one experience is one task."""
+"""Continual averaging for Avalanche strategies: one experience is one task."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ SupervisedPlugin: Any = import_extra("avalanche.core", "avalanche").SupervisedPl
 
 
 class CoFiMAPlugin(SupervisedPlugin):  # type: ignore[misc]
-    """Average the strategy's model with itself before each experience, when its training ends.
+    """Plugin that averages the weights before and after each experience.
 
-    Heads that Avalanche lets grow are matched by rows.
+    Growing heads of Avalanche are matched by rows.
 
     Args:
-        options: Those of :class:`~cofima.integrations.loop.ContinualAverage`.
+        options: Options of :class:`~cofima.integrations.loop.ContinualAverage`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -26,13 +26,13 @@ class CoFiMAPlugin(SupervisedPlugin):  # type: ignore[misc]
         self.merger: ContinualAverage | None = None
 
     def before_training_exp(self, strategy: Any, *_: Any, **__: Any) -> None:
-        """Keep the weights before the experience; rows of its classes are there already, and left out."""
+        """Store the weights before the experience, without the rows already added for its classes."""
         if self.merger is None:
             self.merger = ContinualAverage(strategy.model, **self.options)
         self.merger.begin()
 
     def after_training_exp(self, strategy: Any, *_: Any, **__: Any) -> None:
-        """Average, by the images of the experience."""
+        """Average the weights, using the images of the experience."""
         assert self.merger is not None
         data = strategy.experience.dataset
         collate = getattr(data, "collate_fn", None)
@@ -40,6 +40,6 @@ class CoFiMAPlugin(SupervisedPlugin):  # type: ignore[misc]
 
 
 def _forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return logits and labels of Avalanche's batches: images, labels, and the number of each's task."""
+    """Return logits and labels of an Avalanche batch: images, labels and task labels."""
     call = import_extra("avalanche.models", "avalanche").avalanche_forward
     return call(model, batch[0], batch[-1]), batch[1]

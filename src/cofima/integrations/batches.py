@@ -1,4 +1,4 @@
-"""Batches of anybody's loader, as logits and labels."""
+"""Logits and labels from the batches of any data loader."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,16 +10,16 @@ from cofima.core.errors import CofimaError
 from cofima.weights.fisher.inputs import place
 
 Forward = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
-"""Logits and labels of a batch, by the model that is given: not by one from outside the function."""
+"""Function that returns logits and labels of a batch; it must call the model that it is given."""
 
 LABELS = ("labels", "label")
 
 
 def classify(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return logits and labels of a pair ``(inputs, labels)``, or of a mapping that holds ``labels``.
+    """Return logits and labels of a pair ``(inputs, labels)``, or of a mapping with ``labels``.
 
-    Logits are the model's output, or the entry ``logits`` of it. A mapping's other entries are the model's
-    arguments, as in transformers.
+    Logits are the model's output, or its entry ``logits``. The other entries of a mapping are passed to the
+    model as keyword arguments, as in transformers.
     """
     inputs, labels = _parts(batch)
     output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
@@ -29,7 +29,7 @@ def classify(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _parts(batch: Any) -> tuple[Any, Tensor]:
-    """Return inputs and labels of a batch in one of the usual forms."""
+    """Return inputs and labels of a batch in one of the usual formats."""
     if isinstance(batch, Mapping):
         found = [key for key in LABELS if key in batch]
         if found:
@@ -45,7 +45,7 @@ def _parts(batch: Any) -> tuple[Any, Tensor]:
 
 
 class Logits(nn.Module):
-    """A model as a function from whole batches to logits."""
+    """Module that maps whole batches to logits."""
 
     def __init__(self, model: nn.Module, forward: Forward | None) -> None:
         super().__init__()
@@ -58,14 +58,14 @@ class Logits(nn.Module):
         return self.call(self.model, batch)[0]
 
     def labels(self, batch: Any) -> Tensor:
-        """Return the labels of a batch; a function of the user's is called for them, without gradients."""
+        """Return the labels of a batch; a custom ``forward`` is called for them, without gradients."""
         if self.usual:
             return _parts(batch)[1]
         with torch.no_grad():
             return self.call(self.model, batch)[1]
 
     def placed(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches on the model's device and in its precision."""
+        """Yield batches on the model's device and in its dtype."""
         first = next((p for p in self.model.parameters() if p.is_floating_point()), torch.empty(0))
         for batch in loader:
             yield place(batch, first.device, first.dtype)

@@ -1,4 +1,4 @@
-"""Heads for all classes seen, made from remembered features, for a model with any last linear layer."""
+"""Heads for all classes seen, computed from feature statistics, for models with a last linear layer."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ class _AlignContext:
 
 
 class ClassHeads:
-    """Gaussians of the features of every class so far, in order of arrival, and the heads made of them."""
+    """Feature Gaussians of all classes so far, in order of arrival, and the heads computed from them."""
 
     def __init__(self) -> None:
         self.labels: list[int] = []
@@ -48,7 +48,7 @@ class ClassHeads:
         kind: HeadKind,
         options: AlignOptions | ClosedFormOptions | None,
     ) -> nn.Linear:
-        """Remember a task's classes, and return the head for all."""
+        """Store the statistics of a task's classes, and return the head for all classes so far."""
         how = options or (AlignOptions() if kind == "sgd" else ClosedFormOptions())
         if kind not in ("sgd", "lda") or isinstance(how, AlignOptions) != (kind == "sgd"):
             raise CofimaError(
@@ -76,7 +76,7 @@ class ClassHeads:
         return _with_rows(head, bias, known.flat(), rows)
 
     def _remember(self, features: Tensor, labels: Tensor, kind: HeadKind) -> Tensor:
-        """Keep new classes, pool known ones; return the place of each label among the classes."""
+        """Add new classes and pool known ones; return the index of each label among the classes."""
         if self.gaussians is None:
             self.gaussians = ClassGaussians() if kind == "sgd" else SharedGaussians(features.shape[1])
         mine = by_class(features, labels)
@@ -92,7 +92,7 @@ class ClassHeads:
         return torch.tensor([place[label] for label in labels.tolist()])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything, for a file."""
+        """Return the state, for a checkpoint."""
         shared = self.gaussians if isinstance(self.gaussians, SharedGaussians) else None
         return {
             "labels": self.labels,
@@ -103,7 +103,7 @@ class ClassHeads:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> "ClassHeads":
-        """Return what :meth:`state_dict` stored."""
+        """Create an instance from a :meth:`state_dict`."""
         made = cls()
         made.labels, made.sizes = list(state["labels"]), list(state["sizes"])
         kept, width = state["statistics"], state["shared_width"]
@@ -137,7 +137,7 @@ def features_of(logits: Logits, head: nn.Linear, loader: Iterable[Any]) -> tuple
 
 
 def _with_rows(head: nn.Linear, bias: Tensor, flat: Mapping[str, Tensor], rows: Tensor) -> nn.Linear:
-    """Return a copy of a head, with a bias, and with new values in some of its rows."""
+    """Return a copy of a head with this bias, and with new values in some of its rows."""
     made = copy.deepcopy(head)
     with torch.no_grad():
         made.bias = nn.Parameter(bias.to(head.weight))

@@ -1,4 +1,4 @@
-"""Continual averaging for the Trainer of Lightning: one ``fit`` is one task."""
+"""Continual averaging for Lightning's Trainer: one ``fit`` is one task."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ Callback: Any = import_extra("lightning.pytorch", "lightning").Callback
 
 
 class ContinualAveraging(Callback):  # type: ignore[misc]
-    """Average the module with itself before ``fit``, when training ends.
+    """Callback that averages the weights before and after ``fit``.
 
-    The state is in every Lightning checkpoint. One that was written during a task holds the trained weights,
-    and resumes it; one that ``trainer.save_checkpoint`` wrote after ``fit`` holds the average, and what
-    ``fit(ckpt_path=...)`` learns from there is the next task.
+    The state is part of every Lightning checkpoint. A checkpoint written during a task holds the weights in
+    training, and resumes the task; one written by ``trainer.save_checkpoint`` after ``fit`` holds the
+    average, and ``fit(ckpt_path=...)`` then learns the next task.
 
     Args:
-        options: Those of :class:`~cofima.integrations.loop.ContinualAverage`; ``forward`` gets the module.
+        options: Options of :class:`~cofima.integrations.loop.ContinualAverage`; ``forward`` gets the module.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -28,7 +28,7 @@ class ContinualAveraging(Callback):  # type: ignore[misc]
         self.merger: ContinualAverage | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Keep the weights before the task, unless a checkpoint in the middle of one was loaded."""
+        """Store the weights before the task, unless a mid-task checkpoint was loaded."""
         kept = self.state_dict()
         self.merger = ContinualAverage(pl_module, **self.options)
         if kept:
@@ -37,7 +37,7 @@ class ContinualAveraging(Callback):  # type: ignore[misc]
             self.merger.begin()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Average, by the training images of the task."""
+        """Average the weights, using the training images of the task."""
         assert self.merger is not None
         self.merger.end(trainer.train_dataloader)
         self.kept = self.merger.state_dict()
@@ -47,11 +47,11 @@ class ContinualAveraging(Callback):  # type: ignore[misc]
         return self.kept if self.merger is None else self.merger.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state of a checkpoint, for the training that follows."""
+        """Load the state of a checkpoint, for the training that follows."""
         self.merger, self.kept = None, state_dict
 
     def load_checkpoint(self, path: Any) -> None:
-        """Take the state out of a checkpoint's file, for a task that starts with a new trainer."""
+        """Load the state from a checkpoint file, for a task that starts with a new trainer."""
         states = torch.load(path, map_location="cpu", weights_only=True).get("callbacks", {})
         if self.state_key not in states:
             raise CofimaError(f"{path} has no state of {self.state_key}: was it trained with this callback?")

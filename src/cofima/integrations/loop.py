@@ -1,8 +1,8 @@
-r"""Continual averaging in a training loop of your own: CoMA and CoFiMA around any ``nn.Module``.
+r"""Continual averaging in your own training loop: CoMA and CoFiMA for any ``nn.Module``.
 
 Marouf et al., "Weighted Ensemble Models Are Strong Continual Learners", ECCV 2024,
 https://arxiv.org/abs/2312.08977. The weights :math:`\theta^*_{t-1}` before a task and :math:`\theta_t` after
-its training become their average, plain (Eq. 3) or by Fisher information (Eq. 7), in place.
+its training are replaced in place by their average, plain (Eq. 3) or Fisher-weighted (Eq. 7).
 """
 
 import re
@@ -40,12 +40,12 @@ class AverageReport:
     """Result of one task.
 
     Attributes:
-        task: Number of the task, from 1.
+        task: Number of the task, starting at 1.
         lam: Share of the trained weights; 1 for the first task, after which nothing is averaged.
         trained_distance: Euclidean distance of the trained parameters from those before the task.
-        distance: The same of the averaged parameters.
-        samples: Samples that the Fisher information was measured on; 0 where none is needed.
-        classes: Different labels among them.
+        distance: Euclidean distance of the averaged parameters from those before the task.
+        samples: Number of samples that the Fisher information was measured on; 0 if it is not needed.
+        classes: Number of different labels among them.
         seconds: Time of the merge.
     """
 
@@ -60,7 +60,7 @@ class AverageReport:
 
 @dataclass
 class _Seen:
-    """Samples and labels that a loader gave."""
+    """Number of samples and set of labels seen in a loader."""
 
     samples: int = 0
     labels: set[int] = field(default_factory=set)
@@ -69,23 +69,30 @@ class _Seen:
 class ContinualAverage:
     """Average a model's weights before and after each task, in place.
 
-    After the first task nothing is averaged: the weights before it belong to no task. Weights that are
-    new, and rows that a tensor has gained (``fc.weight`` from 10 to 20 classes), keep their trained values,
-    whether the model grew before :meth:`begin` or after it. In several processes each gives
-    the samples of its own loader, and all end with the same weights.
+    After the first task nothing is averaged, as the weights before it belong to no task. New weights, and new
+    rows of a tensor (``fc.weight`` from 10 to 20 classes), keep their trained values, whether the model grew
+    before or after :meth:`begin`. With several processes, each provides the samples of its own loader, and
+    all end with the same weights.
 
     Args:
-        model: Any module; wrappers for several devices and compiled models are looked through.
+        model: Any module; it may be wrapped (DDP, DataParallel) or compiled.
         lam: Share of the trained weights; 0 keeps the old ones, 1 the trained ones; ``auto`` computes it.
         fisher: Labels of the Fisher information (``data``, ``sampled`` or ``exact``), or all of its
-            options; None averages plainly.
-        fisher_history: Fisher information of the last task, or the sum over all; ``lam="auto"`` always sums.
-        weight: Weight of a task in such a sum.
-        fallback: The share where ``lam="auto"`` is undefined for a plain average.
-        forward: A function of the model and a batch that returns logits and labels, where batches are neither
-            ``(inputs, labels)`` nor mappings with ``labels``. Logits may have token dimensions, and
-            labels -100 where there is none.
-        heads: Regular expression that finds the names of tensors that may gain rows; all may by default.
+            options; None for a plain average.
+        fisher_history: Use the Fisher information of the ``last`` task, or ``accumulate`` it over tasks;
+            ``lam="auto"`` always accumulates.
+        weight: Weight of a task in the accumulated sum.
+        fallback: Share to use where ``lam="auto"`` is undefined for a plain average.
+        forward: Function of model and batch that returns logits and labels, for batches that are neither
+            ``(inputs, labels)`` nor mappings with ``labels``. Logits may have token dimensions; labels of
+            -100 are ignored.
+        heads: Regular expression for the names of tensors that may gain rows; by default all.
+
+    Examples:
+        >>> merger = ContinualAverage(model, lam=0.4)
+        >>> for loader in tasks:
+        ...     with merger.task(loader):
+        ...         train(model, loader)
     """
 
     def __init__(
@@ -116,26 +123,29 @@ class ContinualAverage:
         self.logits = Logits(self.model, forward)
         self.history: list[AverageReport] = []
         self.shapes: dict[str, list[int]] = {}
-        """Shapes of all weights at the end of the task before; what has grown since is not averaged."""
+        """Shapes of all weights at the end of the previous task; rows added since are not averaged."""
         self.before: Weights | None = None
-        """Weights before the task that is being learned; None between tasks."""
+        """Weights before the current task; None between tasks."""
         self.old_fisher: Weights = {}
         self.classes = ClassHeads()
         self._refuse_partial_weights()
 
     @property
     def tasks(self) -> int:
-        """Number of tasks that have ended."""
+        """Number of finished tasks."""
         return len(self.history)
 
     @property
     def uses_fisher(self) -> bool:
-        """True if the average or its share needs Fisher information."""
+        """True if the average or ``lam`` needs Fisher information."""
         return self.by_fisher or self.lam == "auto"
 
     @contextmanager
     def task(self, loader: Iterable[Any] | None = None, *, last: bool = False) -> Iterator[None]:
-        """Begin a task, and end it after the block; an error within leaves the weights as they are."""
+        """Begin a task, and end it after the block; after an error, the weights are not averaged.
+
+        The arguments are those of :meth:`end`.
+        """
         self.begin()
         try:
             yield
@@ -145,7 +155,7 @@ class ContinualAverage:
         self.end(loader, last=last)
 
     def begin(self) -> None:
-        """Keep the weights before a task."""
+        """Store the weights before a task; call it before training."""
         if self.before is not None:
             raise CofimaError(f"task {self.tasks + 1} has begun already: end() ends it")
         _require_fisher(self.uses_fisher, self.history, self.old_fisher)
@@ -154,12 +164,15 @@ class ContinualAverage:
         self.before = {key: value.detach().clone() for key, value in kept.items()}
 
     def end(self, loader: Iterable[Any] | None = None, *, last: bool = False) -> AverageReport:
-        """Average the weights before the task with those that the model has now.
+        """Average the weights before the task with the current ones, in place; call it after training.
 
         Args:
             loader: Batches of the task's training images, read up to three times: for Fisher information,
-                and for the statistics of batch normalization.
-            last: No task follows: leave out the Fisher information that only the next one needs.
+                and for the statistics of batch normalization. None if neither is needed.
+            last: True if no task follows: skip the Fisher information that only the next one needs.
+
+        Returns:
+            The share, distances and time of the merge.
         """
         if self.before is None:
             raise CofimaError("no task has begun: call begin() before the training")
@@ -172,7 +185,7 @@ class ContinualAverage:
         with _kept_modes(self.model):
             fisher, seen = self._measure(loader) if self.uses_fisher else ({}, _Seen())
             lam = 1.0
-            if self.history:  # the weights before the first task have no Fisher information, and no task
+            if self.history:  # the weights before the first task belong to no task
                 lam = self._share(before, known, fisher)
                 self._average(before, known, lam, fisher, loader)
             if last:
@@ -194,17 +207,21 @@ class ContinualAverage:
         kind: HeadKind = "sgd",
         options: AlignOptions | ClosedFormOptions | None = None,
     ) -> nn.Linear:
-        """Return a head for all classes so far; the model and its own head, which goes on, do not change.
+        """Return a head for all classes so far; the model, including its own head, does not change.
 
-        Called after each :meth:`end`: the features of the task's classes are remembered as Gaussians, which
-        are kept in :meth:`state_dict`.
+        Call it after each :meth:`end`: the features of the task's classes are summarized as Gaussians, which
+        are part of :meth:`state_dict`. Training continues with the model's own head.
 
         Args:
-            head: The model's last layer, one row a class.
+            head: The model's last layer, with one row per class.
             loader: Batches of the task's training images.
-            kind: ``sgd`` aligns a copy with features drawn from all Gaussians, as SLCA does; ``lda`` solves a
-                linear discriminant analysis, in which rows of classes not seen can never win.
-            options: Options of the one or the other.
+            kind: ``sgd`` aligns a copy on features sampled from all Gaussians, as SLCA does; ``lda`` is the
+                closed-form head of a linear discriminant analysis, in which unseen classes are never
+                predicted.
+            options: Options of this kind.
+
+        Returns:
+            A new linear layer of the same shape, with a bias.
         """
         if self.before is not None:
             raise CofimaError("the task has not ended: align() comes after end()")
@@ -212,7 +229,11 @@ class ContinualAverage:
             return self.classes.align(self.logits, head, loader, kind, options)
 
     def _share(self, before: Weights, known: Weights, fisher: Weights) -> float:
-        """Return ``lam``; ``auto`` leaves it to sums of Fisher information, or finds their minimum."""
+        """Return ``lam``.
+
+        With ``auto``, a Fisher-weighted average takes 0.5, as the accumulated sums already weigh both sides;
+        a plain average takes the share of :func:`cofima.auto_lambda`.
+        """
         if self.lam != "auto":
             return self.lam
         if self.by_fisher:
@@ -223,7 +244,7 @@ class ContinualAverage:
     def _average(
         self, before: Weights, known: Weights, lam: float, fisher: Weights, loader: Iterable[Any] | None
     ) -> None:
-        """Overwrite the trained weights by the average, and estimate batch normalization anew."""
+        """Overwrite the trained weights by the average, and re-estimate batch normalization."""
         batches = ((batch, None) for batch in self.logits.placed(() if loader is None else loader))
         with refreshed(self.logits, before, known, lam, batches):
             if not self.by_fisher:
@@ -234,25 +255,25 @@ class ContinualAverage:
                     scale = equal_step(before, known, self.old_fisher, mine, lam).scale
                 fisher_average(before, known, self.old_fisher, mine, lam, scale=scale, out=known)
         if distributed.world_size() > 1:
-            for layer in batchnorm_layers(self.model):  # each process has seen its own samples
+            for layer in batchnorm_layers(self.model):  # each process has seen only its own samples
                 for value in (layer.running_mean, layer.running_var):
                     if value is not None:
                         distributed.all_reduce_sum(value).div_(distributed.world_size())
             distributed.broadcast_weights(self.model)
 
     def _keep_fisher(self, fisher: Weights, loader: Iterable[Any] | None) -> None:
-        """Keep the sum, or the Fisher information of the weights that the next task starts from."""
+        """Store the accumulated Fisher information, or that of the weights that the next task starts from."""
         if self.sums:
             self.old_fisher = add_fisher(self.old_fisher, fisher)
         elif not self.history or not self.by_fisher:
             self.old_fisher = fisher
         else:
             self.old_fisher = {}
-            fisher.clear()  # two models less in memory while the average is measured
+            fisher.clear()  # frees the memory of two models before the average is measured
             self.old_fisher, _ = self._measure(loader)
 
     def _measure(self, loader: Iterable[Any] | None) -> tuple[Weights, _Seen]:
-        """Return the Fisher information of the present weights; in a sum, times the task's weight."""
+        """Return the Fisher information of the current weights, times the task's weight if accumulated."""
         seen = _Seen()
         chance = torch.Generator().manual_seed(self.tasks * distributed.world_size() + distributed.rank())
         pairs = self._pairs(() if loader is None else loader, seen)
@@ -268,7 +289,7 @@ class ContinualAverage:
         return {key: value * times for key, value in fisher.items()} if self.sums else fisher, seen
 
     def _pairs(self, loader: Iterable[Any], seen: _Seen) -> Iterator[tuple[Any, Tensor]]:
-        """Yield batches with their labels, and count."""
+        """Yield batches with their labels, and count samples and labels in ``seen``."""
         for batch in self.logits.placed(loader):
             labels = self.logits.labels(batch)
             seen.samples += len(labels)
@@ -276,7 +297,7 @@ class ContinualAverage:
             yield batch, labels
 
     def _weights(self) -> Weights:
-        """Return the model's own tensors by name; one that has two names (tied weights) by the first."""
+        """Return the model's tensors by name; a tensor with two names (tied weights) by the first."""
         self._refuse_partial_weights()
         found: Weights = {}
         places = set()
@@ -287,7 +308,7 @@ class ContinualAverage:
         return found
 
     def _kept(self, now: Weights, shapes: Mapping[str, list[int]]) -> Weights:
-        """Return views of the weights that there were with these shapes; refuse others but for new rows."""
+        """Return views of the weights with these earlier shapes; raise if more than rows was added."""
         for key, shape in shapes.items():
             found = list(now[key].shape) if key in now else None
             grown = found is not None and found[1:] == shape[1:] and found[:1] > shape[:1]
@@ -300,7 +321,7 @@ class ContinualAverage:
         return {key: now[key][: shape[0]] if shape else now[key] for key, shape in shapes.items()}
 
     def _refuse_partial_weights(self) -> None:
-        """Raise if the weights are not here: those on ``meta``, and parts that are sharded over devices."""
+        """Raise if weights are on the ``meta`` device or sharded over devices."""
         for name, p in self.model.named_parameters():
             if p.is_meta:
                 raise CofimaError(f"'{name}' is on the meta device and has no values: load the weights first")
@@ -311,7 +332,7 @@ class ContinualAverage:
                 )
 
     def _require_loader(self, loader: Iterable[Any] | None) -> None:
-        """Raise if batches are needed and cannot be read as often as needed."""
+        """Raise if batches are needed and missing, or can be read only once."""
         if loader is None and (self.uses_fisher or batchnorm_layers(self.model)):
             what = "Fisher information" if self.uses_fisher else "batch normalization"
             raise CofimaError(f"end() needs the task's loader, for the {what}")
@@ -321,7 +342,7 @@ class ContinualAverage:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next task, or the rest of this one, needs beside the model."""
+        """Return the state that the next task, or the rest of this one, needs besides the model."""
         return {
             "format": FORMAT,
             "history": [asdict(report) for report in self.history],
@@ -332,7 +353,7 @@ class ContinualAverage:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned; the model's own weights are loaded by the caller."""
+        """Restore the state of :meth:`state_dict`; the caller loads the model's own weights."""
         if state.get("format") != FORMAT:
             raise CofimaError(f"this is not the state of a ContinualAverage of format {FORMAT}")
         _require_fisher(self.uses_fisher, state["history"], state["fisher"])
@@ -346,7 +367,7 @@ class ContinualAverage:
 
 
 def _require_fisher(needed: bool, history: Sequence[Any], fisher: Weights) -> None:
-    """Raise if a next task would lack the Fisher information of the tasks before."""
+    """Raise if the next task would lack the Fisher information of earlier tasks."""
     if needed and history and not fisher:
         raise CofimaError(
             "there is no Fisher information of the task before (it ended with fisher=None or last=True), and "
@@ -369,7 +390,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def _options(
     fisher: LabelMode | AverageFisherOptions | None, lam: float | Literal["auto"]
 ) -> AverageFisherOptions:
-    """Return all options of the Fisher information; raise on those that cannot be."""
+    """Return the options of the Fisher information; raise for those that are not supported here."""
     if isinstance(fisher, str) and fisher not in get_args(LabelMode):
         raise CofimaError(f"fisher = {fisher!r}: unknown{did_you_mean(fisher, get_args(LabelMode))}")
     how = AverageFisherOptions(labels=fisher) if isinstance(fisher, str) else fisher or AverageFisherOptions()
@@ -382,7 +403,7 @@ def _options(
 
 @contextmanager
 def _kept_modes(model: nn.Module) -> Iterator[None]:
-    """Put training flags back on exit."""
+    """Restore the training mode of every module on exit."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield

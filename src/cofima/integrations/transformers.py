@@ -1,4 +1,4 @@
-"""Continual averaging for the Trainer of ``transformers``: one ``train()`` is one task."""
+"""Continual averaging for the ``transformers`` Trainer: one ``train()`` is one task."""
 
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,19 @@ from cofima.integrations.loop import ContinualAverage
 TrainerCallback: Any = import_extra("transformers", "transformers").TrainerCallback
 
 STATE = "merger.pt"
-BEGUN = "begun.pt"  # the state with which the last task began, from which a checkpoint of it is resumed
+BEGUN = "begun.pt"  # state at the start of the last task, needed to resume from its checkpoints
 
 
 class CoFiMACallback(TrainerCallback):  # type: ignore[misc]
-    """Average the model with itself before ``train()``, when training ends.
+    """Callback that averages the weights before and after ``train()``.
 
-    After ``train()`` the model holds the average, which ``save_model()`` writes. Checkpoints hold the trained
-    weights, so that they resume; with ``load_best_model_at_end`` the best of them is averaged.
+    After ``train()`` the model holds the average, which ``save_model()`` writes. Checkpoints hold the weights
+    in training, so that they can be resumed; with ``load_best_model_at_end`` the best of them is averaged.
 
     Args:
-        state: Folder of what the next task needs; without it, the callback must be the same object for
-            all tasks, and training cannot be resumed by another process.
-        options: Those of :class:`~cofima.integrations.loop.ContinualAverage`.
+        state: Folder for the state that the next task needs. Without it, the same callback object must be
+            used for all tasks, and training cannot be resumed by another process.
+        options: Options of :class:`~cofima.integrations.loop.ContinualAverage`.
     """
 
     def __init__(self, *, state: str | Path | None = None, **options: Any) -> None:
@@ -37,7 +37,7 @@ class CoFiMACallback(TrainerCallback):  # type: ignore[misc]
         self.merger: ContinualAverage | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:
-        """Keep the weights before the task; for a checkpoint that is resumed, those that were kept then."""
+        """Store the weights before the task; if training is resumed, load those stored at its start."""
         self.merger = ContinualAverage(model, **self.options)
         resumed = state.global_step > 0
         if kept := self._read(BEGUN if resumed else STATE):
@@ -54,7 +54,7 @@ class CoFiMACallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
     ) -> None:
-        """Average, by the training images of the task."""
+        """Average the weights, using the training images of the task."""
         assert self.merger is not None
         self.merger.end(train_dataloader)
         self._write(STATE)
