@@ -31,7 +31,7 @@ collect_ignore = [] if hasattr(os, "fork") else need_unix(Path(__file__).parent)
 
 @pytest.fixture(scope="session", autouse=True)
 def _tiny_networks() -> None:
-    """Tell timm of the tiny networks, and torch to take one thread."""
+    """Register the tiny networks with timm, and limit torch to one thread."""
     import tiny  # noqa: F401
 
 
@@ -48,9 +48,9 @@ Make = Callable[[Path], object]
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Make], Path]:
-    """Return what makes a folder once for all processes that run the tests; nobody may write there later.
+    """Return a function that creates a read-only folder once for all test processes.
 
-    A folder gets its name when it is complete. Where two processes make it at once, the first wins.
+    A folder is renamed when it is complete. If two processes create it at the same time, the first wins.
     """
     own = tmp_path_factory.getbasetemp()
     common = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
@@ -166,7 +166,7 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
-    """Let nobody wait until the disk itself has a file: that is for power cuts, which no test makes."""
+    """Skip fsync, which protects against power cuts that no test simulates."""
     real = os.fsync
     os.fsync = lambda handle: os.fstat(handle) and None  # a handle that is not open is still refused
     yield
@@ -175,20 +175,20 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _not_the_user_s_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep what is made before the first test, or by a process of its own, away from the user's cache."""
+    """Keep fixtures and subprocesses away from the user's cache."""
     os.environ["COFIMA_CACHE"] = str(tmp_path_factory.getbasetemp() / "caches")
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give each test an empty cache of its own, and return where it is."""
+    """Give each test its own empty cache, and return its folder."""
     folder = tmp_path_factory.getbasetemp() / "caches" / uuid4().hex
     monkeypatch.setenv("COFIMA_CACHE", str(folder))
     return folder
 
 
 class StoppedError(Exception):
-    """What a test raises in the middle of a run."""
+    """Exception that a test raises in the middle of a run."""
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def spied_images() -> "Callable[[ImageSet, Callable[[], None]], ImageSet]":
 
 @pytest.fixture
 def fresh_signals() -> Iterator[None]:
-    """Listen to signals as a new process does, whatever a library has made of that in this one."""
+    """Restore the default signal handlers, which a library may have changed in this process."""
     before = {number: signal.signal(number, own) for number, own in signals.DEFAULTS.items()}
     yield
     for number, own in before.items():

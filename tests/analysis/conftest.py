@@ -1,4 +1,4 @@
-"""Tiny runs that keep the state after every task, each learned once for all tests here."""
+"""Tiny runs with a checkpoint after every task, each learned once for all tests of this folder."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Along the path and over the plane: networks are what they are said to be, their ends exactly."""
+"""Interpolation path and landscape: networks at every point are correct, and exact at the ends."""
 
 from pathlib import Path
 from typing import Any

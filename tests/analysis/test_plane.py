@@ -1,4 +1,4 @@
-"""Planes of weights against the obvious: long vectors, a QR decomposition and numpy's own PCA."""
+"""Planes of weights against slow references: flat vectors, a QR decomposition and numpy's PCA."""
 
 from collections.abc import Callable
 

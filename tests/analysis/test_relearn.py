@@ -1,4 +1,4 @@
-"""A task learned again is the task as it was learned; merged again at the run's share, it is the run."""
+"""A re-run task gives the weights of the run, bit for bit, also if merged again with the run's share."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Analyses that learn: which runs they need, what they choose by, and that nothing is learned twice."""
+"""Analyses that train: the runs they need, the selection criterion, and no run is repeated."""
 
 from pathlib import Path
 from typing import Any

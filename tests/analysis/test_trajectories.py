@@ -1,4 +1,4 @@
-"""Ways of several runs in one plane."""
+"""Trajectories of several runs in one plane."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from cofima.weights.ops import snapshot
 
 @pytest.fixture(scope="module")
 def folders(kept: Any) -> list[Path]:
-    """Return the paper's three: re-initialized, averaged over tasks, averaged at a constant share."""
+    """Return the paper's three kinds of runs: re-initialized, averaged over tasks, constant share."""
     mean = kept("weight_ensemble", options={"init": "previous"})
     return [kept("weight_ensemble"), mean, kept("coma")]
 

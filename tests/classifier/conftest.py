@@ -72,7 +72,7 @@ def model(three: Path, tmp_path: Path) -> Path:
 def run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """Return what does as the command ``cofima`` does, in this process."""
+    """Return a function that runs the command ``cofima`` in this process."""
 
     def call(*words: str | Path, stdin: str = "") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["cofima", *map(str, words)])

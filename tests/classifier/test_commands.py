@@ -1,4 +1,4 @@
-"""The engineer's commands as they are typed: output, exit codes, files, and a kill at any moment."""
+"""Commands for classifiers, end to end: output, exit codes, files, and a kill at any moment."""
 
 import csv
 import io

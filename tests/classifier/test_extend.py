@@ -1,4 +1,4 @@
-"""More classes, later, without the old images."""
+"""Extension by new classes without the old images."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Loss of old classes: exact where the backbone stayed, honest where it moved."""
+"""Drop of old classes: exact for an unchanged backbone, an honest estimate for a changed one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ def chance(seed: int = 0) -> torch.Generator:
 def test_kept_features_are_answered_as_if_the_head_had_not_seen_them(
     model: Path, photos: Photos, tmp_path: Path
 ) -> None:
-    """The slow way: forget an image, solve again, and ask for it."""
+    """Slow reference: leave an image out, solve the head again, and predict the image."""
     clf = cofima.load(model)
     clf.extend(photos(tmp_path / "new", (3, 4)), fast=True)
     kept, method = clf.model.kept, clf.model.method
@@ -60,7 +60,7 @@ def test_a_frozen_backbone_is_measured_exactly(model: Path, photos: Photos, tmp_
 
 
 def test_one_map_for_head_and_features_would_hide_every_loss() -> None:
-    """The residuals of classes left out are what tells of it: without them no answer changes."""
+    """The drop shows only because of the left-out residuals: without them no prediction changes."""
     generator = chance()
     before = torch.randn(60, 8, generator=generator)
     labels = torch.arange(60) % 4
@@ -144,7 +144,7 @@ def test_a_class_that_is_removed_takes_its_features_along(model: Path) -> None:
 def test_a_moved_backbone_leaves_estimates_that_are_not_reported(
     model: Path, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where fine-tuning is taken, the accuracy of old classes rests on nothing measured."""
+    """After fine-tuning, the accuracy of old classes is not measured, so it is not reported."""
     from cofima.classifier import learn as learning
 
     gain: Any = learning.gain_of

@@ -1,4 +1,4 @@
-"""Photographs as people have them: links, classes that are not learned yet, copies, odd names, odd files."""
+"""Real-world photo folders: links, unknown classes, duplicates, odd names, odd files."""
 
 import csv
 import io

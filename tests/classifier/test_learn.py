@@ -1,4 +1,4 @@
-"""Photographs become a classifier."""
+"""Learning of a classifier from photographs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -194,7 +194,7 @@ def test_unequal_classes_are_alike_or_as_likely_as_they_have_photographs(
 
 
 def test_offsets_of_classes_do_not_undo_their_shares() -> None:
-    """Images that tell nothing are answered by the shares of the classes."""
+    """Uninformative images are predicted by the class priors."""
     counts = torch.tensor([200, 40])
     labels, shares = torch.repeat_interleave(counts), counts.double() / counts.sum()
     logits = shares.log().expand(len(labels), 2)

@@ -1,4 +1,4 @@
-"""Laws of what more images, rare classes and removed classes do to what is kept."""
+"""Laws of stored statistics under more images, rare classes and removed classes."""
 
 import pytest
 import torch

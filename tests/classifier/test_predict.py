@@ -1,4 +1,4 @@
-"""Answers: what may be asked, what is said, and what it means."""
+"""Predictions: accepted inputs, outputs, and calibration of the probabilities."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The wrapper keeps scikit-learn's promises, and those of cofima: new classes without old images."""
+"""The estimator follows scikit-learn's API, and learns new classes without the old images."""
 
 import pickle
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A first answer after one pass, and fine-tuning only as far as it gains."""
+"""Two stages of learning: a closed-form head after one pass, and fine-tuning only if it gains."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,7 +98,7 @@ def test_nothing_is_fine_tuned_that_cannot_be_judged_or_gained(first: tuple[Any,
 def test_old_features_that_taught_the_head_do_not_judge_fine_tuning(
     tmp_path: Path, photos: Photos, settings: tuple[str, ...]
 ) -> None:
-    """A moved backbone's head would answer them from memory: the new classes' images alone may judge."""
+    """With a changed backbone, the head has memorized old features: only images of new classes may judge."""
     clf = learned(photos(tmp_path / "p", (0, 1, 2)), settings, fast=True)
     clf.extend(photos(tmp_path / "more", (3, 4, 5)), epochs=1)
     assert "on 3 held-out images" in clf.history[-1].notes[-1]
@@ -137,7 +137,7 @@ def test_what_is_interrupted_keeps_the_first_answer_and_the_same_command_continu
     same_bits: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As it ends without an interruption: the same weights, and nothing to undo."""
+    """The result equals that of an uninterrupted command: the same weights, and nothing to undo."""
     folder, how = photos(tmp_path / "p", (0, 1, 2)), {"settings": settings}
     whole = cofima.learn(folder, tmp_path / "whole", **how)
     with monkeypatch.context() as context:

@@ -15,7 +15,7 @@ from cofima.cli.main import main
 
 @dataclass
 class Done:
-    """What a process would have left: its exit code, and what it printed."""
+    """Result of a command: its exit code, and what it printed."""
 
     returncode: int
     stdout: str
@@ -23,7 +23,7 @@ class Done:
 
 
 def run_cofima(*words: str | Path, cwd: Path, **environment: str) -> Done:
-    """Do what the command ``cofima`` does."""
+    """Run the command ``cofima`` in this process."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.chdir(cwd)

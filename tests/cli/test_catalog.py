@@ -1,4 +1,4 @@
-"""``cofima list`` and ``cofima show`` know all that there is."""
+"""``cofima list`` and ``cofima show`` are complete."""
 
 from collections.abc import Callable
 from pathlib import Path

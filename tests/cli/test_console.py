@@ -1,4 +1,4 @@
-"""What stands on the screen: a line at once, one bar for a whole command, and numbers that are never cut."""
+"""Console output: a line at startup, one progress bar per command, and numbers that are never truncated."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The console shows every text as it is, and sends no control character of anybody else to a terminal."""
+"""The console prints text literally, and escapes control characters of untrusted text."""
 
 import io
 import re

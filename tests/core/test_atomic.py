@@ -1,4 +1,4 @@
-"""Atomic writes: whole or not at all, with nothing left aside."""
+"""Atomic writes: complete or not at all, without leftover temporary files."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ from cofima.core.errors import CofimaError
 
 
 class Crash(BaseException):
-    """What no handler of ours may catch."""
+    """Exception that none of our handlers may catch."""
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("no"), Crash()])

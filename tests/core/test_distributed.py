@@ -1,4 +1,4 @@
-"""Parts of a batch: they are all of it, and what chance does to an image does not depend on them."""
+"""Shards of a batch: together they are the whole batch, and augmentation does not depend on them."""
 
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The hub is looked for, for a few seconds at most, before anything is asked of it."""
+"""The hub is probed for a few seconds at most before it is used."""
 
 import socket
 import threading

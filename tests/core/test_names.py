@@ -1,4 +1,4 @@
-"""Texts of others: shown without what a terminal would obey, and refused as names of classes."""
+"""Untrusted text: shown without control sequences, and refused as class names."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Roles of settings: what may differ when a run is continued, in a cell's name, between runs of a table."""
+"""Roles of settings: which may differ in a resumed run, in a cell's name, and between compared runs."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a signal does: end the work at once, or wait until the work can be left."""
+"""Signal handling: stop at once, or at the next safe point."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""What differs between systems: the Unix way, and the other one with all that only Unix has hidden."""
+"""Platform differences: the Unix code path, and the other one with Unix-only modules hidden."""
 
 import errno
 import os

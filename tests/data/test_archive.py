@@ -1,4 +1,4 @@
-"""An archive of anybody's becomes files below one folder, or an error in one sentence."""
+"""Untrusted archives are extracted into one folder, or raise a one-sentence error."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""``cofima data`` and ``cofima list datasets``: what a person is told."""
+"""Output of ``cofima data`` and ``cofima list datasets``."""
 
 import warnings
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A download is the published file, or an error in one sentence; what broke off goes on."""
+"""Downloads give the published file or a one-sentence error; interrupted ones resume."""
 
 import errno
 import hashlib

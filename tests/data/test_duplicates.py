@@ -1,4 +1,4 @@
-"""Copies of a photograph are found by content and by look, and no others."""
+"""Exact and near duplicates of photographs are found, and nothing else."""
 
 import io
 from pathlib import Path

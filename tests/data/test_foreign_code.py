@@ -1,4 +1,4 @@
-"""Readers of other libraries neither unpickle objects nor start programs, whatever a file asks of them."""
+"""Readers of third-party libraries never unpickle objects or start programs, whatever the file."""
 
 import os
 import pickle

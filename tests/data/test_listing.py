@@ -1,4 +1,4 @@
-"""What learn, extend and evaluate read: class folders and CSV files, and the images they hold out."""
+"""Inputs of learn, extend and evaluate: class folders and CSV files, and held-out images."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Pixels are read once: in memory or on disk alike, after a kill, a damage, or a change of a file."""
+"""Pixels are decoded once, in memory or on disk, also after a kill, damage or a changed file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is kept of an image gives tests exactly what torchvision gives them."""
+"""Stored pixels give exactly torchvision's test preprocessing."""
 
 import numpy as np
 import pytest

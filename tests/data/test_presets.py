@@ -1,4 +1,4 @@
-"""Presets against the transforms of torchvision that they stand for, on the original images."""
+"""Presets against the torchvision transforms that they reproduce, on the original images."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A recipe or an override of any author is a configuration or one clear error, soon; never a traceback."""
+"""Untrusted recipes and overrides give a configuration or one clear error, in bounded time."""
 
 import string
 import time

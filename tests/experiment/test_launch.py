@@ -1,4 +1,4 @@
-"""From a configuration to a finished run: continued after any end, refused when it is another one."""
+"""Launching of runs: resumed after any interruption, refused for another configuration."""
 
 import json
 import signal

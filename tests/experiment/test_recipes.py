@@ -1,4 +1,4 @@
-"""Recipes in layers: which word is the last, and the paper's protocol as a whole."""
+"""Layers of recipes: their precedence, and the paper's complete protocol."""
 
 from itertools import product
 from pathlib import Path

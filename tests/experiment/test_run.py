@@ -1,4 +1,4 @@
-"""The stopping rule of the one learning path, and the work that it announces."""
+"""The learning path: early stopping, and the announced work."""
 
 from pathlib import Path
 from typing import Any

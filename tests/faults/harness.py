@@ -66,7 +66,7 @@ class Outcome:
         code: The exit code.
         count: How many calls could have been hit.
         marks: Those by which a generation came into force.
-        said: What was printed.
+        said: The printed output.
     """
 
     code: int

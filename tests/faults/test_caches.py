@@ -1,4 +1,4 @@
-"""Caches that are shared, damaged, read-only or full: the right bits, or one sentence."""
+"""Shared, damaged, read-only or full caches: correct results, or a one-sentence error."""
 
 import multiprocessing
 import os

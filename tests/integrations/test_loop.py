@@ -1,4 +1,4 @@
-"""Continual averaging in a plain loop: its equations, its state, and what it refuses."""
+"""Continual averaging in a plain loop: equations, state, and refused inputs."""
 
 import copy
 from collections.abc import Callable, Iterator

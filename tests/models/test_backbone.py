@@ -1,4 +1,4 @@
-"""Backbones by name: what is built, what is loaded, and what is refused."""
+"""Backbones by name: building, loading of weights, and refused names and files."""
 
 import pickle
 import time

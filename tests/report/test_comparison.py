@@ -1,4 +1,4 @@
-"""Tables: which runs share a row, which share a table, and how the numbers are written."""
+"""Tables: grouping of runs into rows and tables, and formatting of numbers."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Reading run folders: what comes out, and what is said about folders that are damaged."""
+"""Reading of run folders, and error messages for damaged ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A model of the hub is what was pushed there, of the commit that was asked for, and nobody changes it."""
+"""Hub models: the pushed model at the requested commit, never changed in place."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The model folder: never half written, never silently damaged, readable by plain timm."""
+"""The model folder: never partially written, damage is always detected, readable by plain timm."""
 
 import json
 import pickletools

@@ -1,4 +1,4 @@
-"""The one writer of generations: a kill or a fault at any step leaves the state before in force."""
+"""Writing of generations: after a kill or a fault at any step, the previous generation is current."""
 
 import errno
 import io

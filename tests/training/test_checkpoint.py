@@ -1,4 +1,4 @@
-"""A run that is cut off in the middle of a task ends as if it had not been: with the same bits."""
+"""A run interrupted in the middle of a task resumes to bit-identical results."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Real processes, really killed; real disks, really full."""
+"""Checkpoints with real processes that are killed, and real disks that are full."""
 
 import os
 import re

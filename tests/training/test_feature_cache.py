@@ -1,4 +1,4 @@
-"""Rows on a shelf: found again by any process, whatever happens to the files."""
+"""The feature cache: rows are found by any process, whatever happens to the files."""
 
 import multiprocessing
 import os

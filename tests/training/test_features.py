@@ -1,4 +1,4 @@
-"""Features of a backbone that stays: computed once, the same bits warm and cold, never stale."""
+"""Features of a frozen backbone: computed once, bit-identical from the cache, never stale."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The card tells the whole of a model, and the hub gets the model and its card, or a clear refusal."""
+"""Model cards are complete, and uploads to the hub succeed or are refused with a clear message."""
 
 from collections.abc import Iterator
 from pathlib import Path

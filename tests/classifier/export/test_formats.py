@@ -1,4 +1,4 @@
-"""An exported file says what the model says, in another program, for any number of images."""
+"""An exported file predicts what the model predicts, in another program, for any batch size."""
 
 import json
 import re

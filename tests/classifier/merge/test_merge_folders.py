@@ -1,4 +1,4 @@
-"""Model folders: heads by the classes' names, states, and what the result continues as."""
+"""Merging of model folders: heads matched by class name, method states, and the resulting method."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""However large the models are, a merge holds little: the pages of mapped files are not its own."""
+"""Memory of a merge is small however large the models are: pages of mapped files do not count."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page: people ask, one at a time adds a class, nothing else can be read through it."""
+"""The web page: concurrent predictions, one change at a time, and no access to other files."""
 
 import html
 import json

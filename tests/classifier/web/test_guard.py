@@ -1,4 +1,4 @@
-"""The page's door: who may ask, under which name, and how much may be uploaded in all."""
+"""Guard of the web page: allowed origins and host names, and the limit of all uploads."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Grids: which cells there are, and that each is learned once, whatever happened before."""
+"""Grids: their cells, and that each is learned once, whatever happened before."""
 
 from pathlib import Path
 

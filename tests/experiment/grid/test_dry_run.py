@@ -1,4 +1,4 @@
-"""What a dry run says: every cell, its data, its weights and its time, without learning anything."""
+"""Dry runs list every cell with its data, weights and estimated time, without training."""
 
 import json
 from collections.abc import Callable

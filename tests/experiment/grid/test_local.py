@@ -1,4 +1,4 @@
-"""Cells on this machine: warm processes that keep nothing, and die alone."""
+"""The local executor: reused processes are stateless, and a dying one fails only its own job."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""What a person sees of a grid: states and times that come from folders alone."""
+"""Status of a grid: states and times are read from the folders alone."""
 
 import io
 from pathlib import Path

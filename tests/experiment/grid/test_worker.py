@@ -1,4 +1,4 @@
-"""The log of a cell: what cannot be written into it ends no more than it must."""
+"""The log of a cell: failing to write it does not stop the job."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Our runs in the paper's tables: who may stand there, what stands beside them, and in which forms."""
+"""Our runs in the paper's tables: which runs are accepted, the published numbers, and output formats."""
 
 import csv
 import io
