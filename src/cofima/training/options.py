@@ -57,7 +57,7 @@ class TrainOptions(BaseModel):
     balance: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Oversampling of rare classes: an image is seen (size of largest class / of its class)^balance times."""
     patience: Annotated[int, Field(ge=1)] | None = None
-    """Stop after this many epochs without better held-out accuracy (``cofima learn`` and ``extend`` only)."""
+    """Epochs without a lower held-out loss before training stops (``cofima learn`` and ``extend`` only)."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 trains faster on GPUs; Fisher information and averages are always float32."""
     lora: LoraOptions = Field(default_factory=LoraOptions)
