@@ -369,7 +369,7 @@ class Method:
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state` returned; the backbone and the prediction head are already loaded."""
+        """Restore the result of :meth:`state`; the backbone and the prediction head are already loaded."""
 
     def task_state(self) -> dict[str, Tensor]:
         """Return the tensors, apart from the network, that training steps change, for a mid-task checkpoint.
@@ -382,7 +382,7 @@ class Method:
         return tagged("stream", streams) | (self.state() if self.steps_change_state else {})
 
     def restore_task_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`task_state` returned; called after :meth:`begin`."""
+        """Restore the result of :meth:`task_state`; called after :meth:`begin`."""
         kept = untagged("stream", state)  # may include generators left over from earlier tasks
         for name, chance in self._streams().items():
             if name in kept:

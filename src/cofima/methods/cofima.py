@@ -85,7 +85,7 @@ class CoFiMA(Aligned):
         return self.fisher_history == "accumulate" or self.lam == "auto"
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Return what the stored Fisher information depends on: nothing is averaged yet."""
+        """Return the options that affect the stored Fisher information: nothing is averaged yet."""
         exact = self.fisher.kept == "float32"  # as in methods without this option, which share the key
         how = self.fisher.model_dump(exclude={"share", "kept"} if exact else {"share"})
         if self.sums:

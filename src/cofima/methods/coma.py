@@ -53,7 +53,7 @@ class CoMA(Aligned):
     state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, FISHER)
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Return what the stored Fisher information depends on, if any: nothing is averaged yet."""
+        """Return the options that affect the stored Fisher information, if any: nothing is averaged yet."""
         if self.uses_fisher:
             return ("summed fisher", self.fisher.model_dump(), self.weight, *self.head_key())
         return (SLOW_LEARNER, *self.head_key())

@@ -51,7 +51,7 @@ class EWC(Method):
     state_schema: ClassVar[tuple[Entry, ...]] = (FISHER, Entry("center.", axis="weight"))
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Return what the stored Fisher information depends on: there is no penalty yet."""
+        """Return the options that affect the stored Fisher information: there is no penalty yet."""
         return ("ewc", self.form, self.fisher.model_dump())
 
     def cost(self, plan: Plan) -> Cost:

@@ -108,6 +108,6 @@ class FeCAM(Method):
         return tagged("correlation", self.readout.state()) | {"power": power}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state` returned."""
+        """Restore the result of :meth:`state`."""
         self.readout.power = float(state["power"])
         self.readout.restore(untagged("correlation", state))

@@ -58,7 +58,7 @@ class OPCM(Aligned):
         return True
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Return what the class statistics depend on: nothing is merged yet."""
+        """Return the options that affect the class statistics: nothing is merged yet."""
         return ("opcm", *self.head_key())
 
     def begin(self, task: Task) -> None:
@@ -107,7 +107,7 @@ class OPCM(Aligned):
         return super().state() | tagged("vector", self.vector) | tagged("lengths", lengths)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state` returned."""
+        """Restore the result of :meth:`state`."""
         super().restore(state)
         self.vector = untagged("vector", state, self.context.device)
         kept = untagged("lengths", state)

@@ -23,5 +23,5 @@ class SLCA(Aligned):
     fallback_options: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"classifier": "lda"})
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Return what the class statistics depend on: nothing is aligned yet."""
+        """Return the options that affect the class statistics: nothing is aligned yet."""
         return (SLOW_LEARNER, *self.head_key())

@@ -43,7 +43,7 @@ class SLCApp(Aligned):
     default_lora: ClassVar[LoraOptions] = LoraOptions(rank=4, alpha=3.2)  # alpha / rank: a scale of 0.8
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Return what the loss and the class statistics depend on: nothing is aligned yet."""
+        """Return the options that affect the loss and the class statistics: nothing is aligned yet."""
         return ("slca_pp", self.forward_weight, self.reverse_weight, self.log_zero, *self.head_key())
 
     def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:

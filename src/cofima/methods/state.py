@@ -48,7 +48,7 @@ class Entry:
         predicts: Description of a part, besides backbone and linear head, that predictions depend on
             (prompts); empty if they do not depend on this entry.
         inseparable: Why no class can be removed from it; empty if a class can be removed.
-        keeps_removed: Description of what remains in it of a removed class; empty if nothing does.
+        keeps_removed: Description of the traces of a removed class in it; empty if there are none.
     """
 
     name: str
@@ -184,7 +184,7 @@ def remove_class(
 
 
 def remains_of_removed(kind: "type[Method]", state: Mapping[str, Tensor]) -> list[str]:
-    """Return descriptions of what remains of a removed class in a state."""
+    """Return descriptions of the traces that a removed class leaves in a state."""
     return list(dict.fromkeys(e.keeps_removed for e in declared(kind, state).values() if e.keeps_removed))
 
 

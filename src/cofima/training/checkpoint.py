@@ -50,7 +50,7 @@ class Learner(Protocol):
         """Return the method's own state that training steps change, apart from the network."""
 
     def restore_task_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`task_state` returned."""
+        """Restore the result of :meth:`task_state`."""
 
     def seconds_so_far(self) -> dict[str, float]:
         """Return the seconds spent on each phase of the task so far."""
@@ -150,6 +150,7 @@ class RunCheckpoint(Checkpoint):
         if self.training is None:
             return
         if not self.training.complete and self._wanted():
+            # epoch + 1 is the number of completed epochs, which a resumed process reports
             self.training.epoch, self.training.step, self.training.complete = self.training.epoch + 1, 0, True
             self._write(self.training)
         self._leave()
@@ -329,7 +330,7 @@ class Training:
         return f"{odd[0]} has another shape" if odd else ""
 
     def load(self, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
-        """Restore what :meth:`tensors` and :meth:`plain` returned; check :meth:`misfit` first."""
+        """Restore the results of :meth:`tensors` and :meth:`plain`; check :meth:`misfit` first."""
         self.epoch, self.step, self.complete = (
             description["epoch"],
             description["step"],

@@ -54,7 +54,7 @@ def sgd(
     how, seeds, checkpoint = context.train, context.seeds, hooks.checkpoint
     if optimizer is None:
         optimizer = make_optimizer(net, how, factors)
-    elif how.milestones is None:
+    elif how.milestones is None:  # the default decay belongs to SGD: keep the learning rates of another
         how = how.model_copy(update={"milestones": ()})
     schedule = make_schedule(optimizer, how)
     half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
@@ -91,6 +91,7 @@ def sgd(
             if after_step is not None:
                 after_step(batch)
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
+                # clone: the reduction is in place, and checkpoints contain the losses of this process
                 check_losses(
                     distributed.all_reduce_sum(losses[: step + 1].clone()) / distributed.world_size(),
                     task,

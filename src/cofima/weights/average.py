@@ -112,7 +112,7 @@ def fisher_average(
     scratch = Scratch()
 
     def mix(a: Tensor, b: Tensor, to: Tensor, key: str, at: slice) -> Tensor:
-        if key not in fisher_new:
+        if key not in fisher_new:  # a floating-point buffer, such as running statistics
             return torch.lerp(a, b, lam, out=to)
         f_old, f_new = (f[key].reshape(-1)[at].to(a.device) for f in (fisher_old, fisher_new))
         check_fisher(key, f_old, f_new)
@@ -221,7 +221,7 @@ def _interpolate(
         for at in chunks(value, _PIECE):
             to = flat[at] if flat.dtype == dtype else scratch.like(flat[at], dtype)
             mixed = mix(a[at].to(value.device, dtype), b[at].to(dtype), to, key, at)
-            if mixed.dtype != flat.dtype:
+            if mixed.dtype != flat.dtype:  # half precision: computed in scratch memory, rounded once here
                 flat[at] = mixed
         if not target.is_contiguous():  # reshape(-1) made a copy, so writes to `flat` did not reach `target`
             target.copy_(flat.view(target.shape))

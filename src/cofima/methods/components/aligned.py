@@ -290,7 +290,7 @@ class Aligned(Method):
         return kept | (tagged("readout", self.readout.state()) if self.classifier == "ridge" else {})
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state` returned; the prediction head is already loaded."""
+        """Restore the result of :meth:`state`; the prediction head is already loaded."""
         self.net.head.load_flat(**untagged("raw_head", state))
         self.gaussians = self._restored(state)
         if self.classifier == "ridge":

@@ -47,7 +47,7 @@ def refreshed(
     needed if training did not change the statistics, or at the endpoints of the average, which have their
     own.
     """
-    stale = moved and 0 < lam < 1 and statistics_moved(old, weights)
+    stale = moved and 0 < lam < 1 and statistics_moved(old, weights)  # before the average overwrites them
     yield
     if stale:
         refresh_batchnorm(module, batches)

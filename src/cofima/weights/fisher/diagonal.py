@@ -149,7 +149,7 @@ class _Sums:
         slow: Set[str] = set(self.totals)
         if self.fast and len(picks) > 1:  # the fast implementation gains nothing on a single sample
             _, left = add_batch(self.model, self.fast, images, picks, self.labels, self.totals)
-            slow = self.slow | left
+            slow = self.slow | left  # this batch may use parameters unlike the two verified samples
         if slow:
             add_each(self.model, slow, images, picks, self.labels, self.totals)
 

@@ -71,7 +71,7 @@ class Taps(TorchFunctionMode):
 
     def _parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Square]]:
         rule = RULES.get(func)
-        if rule is None or not torch.is_grad_enabled():
+        if rule is None or not torch.is_grad_enabled():  # under no_grad, there is no gradient to hook
             return []
         try:
             parts = rule(self.samples, *args, **kwargs)

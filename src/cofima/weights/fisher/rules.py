@@ -105,6 +105,7 @@ def layer_norm(
     dims = len(normalized_shape)
     if not _by_sample(samples, input) or input.ndim <= dims:
         return []
+    # evaluated in the backward pass: storing the result would take as much memory as the input again
     scaled = partial(functional.layer_norm, input, normalized_shape, None, None, eps)
     return [
         (weight, partial(_trailing_dims, samples, scaled, dims)),
@@ -135,6 +136,8 @@ def _trailing_dims(
 
 
 def _by_sample(samples: int, x: Tensor) -> bool:
+    # Tokens may be flattened into the first dimension, sample after sample. A layer that interleaves samples
+    # passes this test, too, and is caught by the comparison with the reference.
     return len(x) >= samples and len(x) % samples == 0
 
 
@@ -218,6 +221,7 @@ def _broadcast(samples: int, data: Any, other: Any, factor: Tensor | None) -> Pa
     if not isinstance(data, Tensor) or not isinstance(other, Tensor) or other.ndim > data.ndim:
         return []
     aligned = (1,) * (data.ndim - other.ndim) + tuple(other.shape)
+    # aligned[0] == 1: the parameter must be broadcast over samples, or its rows would belong to samples
     fits = all(b in (1, a) for a, b in zip(data.shape, aligned, strict=True))
     if not fits or data.ndim == 0 or len(data) != samples or aligned[0] != 1:
         return []
@@ -226,7 +230,7 @@ def _broadcast(samples: int, data: Any, other: Any, factor: Tensor | None) -> Pa
 
 def expansion(samples: int, input: Tensor, *sizes: Any) -> Parts:
     """Handle a parameter repeated for every sample, such as a class token."""
-    flat = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+    flat = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes  # (n, ...) or n, ...
     front = len(flat) - input.ndim
     repeated = flat[0] == samples and (front > 0 or input.shape[0] == 1)
     return [(input, partial(add_sums, None, input.shape))] if repeated else []
