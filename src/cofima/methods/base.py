@@ -198,6 +198,7 @@ class Method:
         gpus = [self.context.device] if self.context.device.type == "cuda" else []
         with torch.random.fork_rng(gpus), self.timed("total"), self.timed("cpu", time.process_time):
             number = self.context.seeds.number("torch", task.index)
+            # + rank: the shards of a batch must not share their dropout masks
             seed_global(number + distributed.rank(), self.context.device)
             self.begin(task)
             if train is None:
@@ -256,6 +257,8 @@ class Method:
             self.note("more images of one known class: there is nothing to tell apart, so nothing is trained")
             self.net.eval()
             return
+        # A temporary head with the rows of these classes only: the others have no images here, and would only
+        # be pushed down.
         whole, rows = self.net.head, torch.tensor(task.known)
         self.net.head = Head(whole.features, [len(rows)]).to(self.context.device)
         self.net.head.load_flat(**{key: value[rows] for key, value in whole.flat().items()})

@@ -87,6 +87,7 @@ class PM(Aligned):
             f"net.backbone.{key}": weight + step * (weight - self.old[key])
             for key, weight in self.net.backbone.named_parameters()
         }
+        # the whole loss runs with the perturbed weights, as it may use more of the network than forward()
         value: Tensor = functional_call(LossModule(self.net, super().loss), moved, (batch,))
         return value
 

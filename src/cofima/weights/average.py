@@ -52,9 +52,11 @@ def average(
 
     Example::
 
+        from cofima.weights import average, snapshot
+
         old = snapshot(model)
         train(model)
-        model.load_state_dict(average(old, model.state_dict(), lam=0.4))
+        model.load_state_dict(average(old, snapshot(model), lam=0.4))
     """
     check_lam(lam)
     return _interpolate(old, new, lam, lambda a, b, to, key, at: torch.lerp(a, b, lam, out=to), out)
@@ -97,6 +99,8 @@ def fisher_average(
             or Fisher values that are negative or not finite.
 
     Example::
+
+        from cofima.weights import diagonal_fisher, fisher_average, snapshot
 
         fisher_old, old = diagonal_fisher(model, old_batches), snapshot(model)
         train(model)

@@ -66,6 +66,11 @@ def auto_lambda(
 
     Raises:
         CofimaError: Weights that do not match, or Fisher values that are negative or not finite.
+
+    Example::
+
+        lam = auto_lambda(old, new, fisher_old, fisher_new)
+        merged = average(old, new, lam)
     """
     keys = [key for key in shared_keys(old, new) if key in fisher_old and key in fisher_new]
     for key in keys:

@@ -160,6 +160,7 @@ class Aligned(Method):
         """Return the local loss; for a single new class, add features drawn from old classes."""
         loss = super().loss(batch)
         if len(self.task.classes) == 1:
+            # All labels of the batch are the new class: without old classes, its row would win on any image.
             features, classes = self.old_features.draw_any(batch.shard.whole, self.draws)
             loss = loss + cross_entropy(self.net.head(features), classes)
         return loss
