@@ -134,10 +134,10 @@ class SharedGaussians(Gaussians):
         parts = [torch.cdist(white(some), means).amin(1) for some in torch.split(features, AT_ONCE)]
         near = torch.cat(parts).float()
         if left_out is not None and (mine := left_out >= 0).any():
-            near[mine] = self._nearest_left_out(features[mine], left_out[mine])
+            near[mine] = self._nearest_left_out(features[mine], left_out[mine], factor)
         return near
 
-    def _nearest_left_out(self, features: Tensor, labels: Tensor) -> Tensor:
+    def _nearest_left_out(self, features: Tensor, labels: Tensor, factor: Tensor) -> Tensor:
         r"""Return the distance of each image that is among those remembered, as if it were not.
 
         Its own class is farther without it: with :math:`z = x - \mu_c` and :math:`a = z^\top S_a^{-1} z`,
@@ -146,7 +146,7 @@ class SharedGaussians(Gaussians):
 
         (Sherman and Morrison's formula; s is the shrinkage). Other classes are as far as they are.
         """
-        factor, means = self.factor(), torch.stack(self.centers)
+        means = torch.stack(self.centers)
         counts = torch.tensor(self.sizes, dtype=torch.float64)[labels]
         less = counts / (counts - 1).clamp(min=1)
         white = torch.linalg.solve_triangular(factor, features.double().T, upper=False).T
@@ -262,7 +262,7 @@ def leave_one_out_losses(
     """
     usable = torch.tensor(gaussians.counts)[labels] > 1
     features, labels = features[usable], labels[usable]
-    if not len(labels) or gaussians.degrees < 2 or float(gaussians.within.trace()) == 0:
+    if not len(labels) or gaussians.degrees < 2 or float(gaussians.scatter.trace()) == 0:
         return None
     parts = [found for _, found in _leave_one_out(gaussians, features, labels, SHARES, priors)]
     each = [calibrated_loss(torch.cat(scores), labels.cpu()) for scores in zip(*parts, strict=True)]
