@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from cofima.methods.components.gaussians import RIDGE, Gaussians
 from cofima.methods.state import Entry
+from cofima.weights.decompositions import eigh
 
 Priors = Literal["equal", "counts"]
 SHARES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 1.0)  # among which images choose
@@ -101,7 +102,7 @@ class SharedGaussians(Gaussians):
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """Return eigenvalues and eigenvectors of the scatter; computed once as long as it stays the same."""
         if self._spectrum is None or self._spectrum[0] is not self.scatter:
-            values, vectors = torch.linalg.eigh(self.within * self.degrees)
+            values, vectors = eigh(self.within * self.degrees)
             self._spectrum = (self.scatter, values.clamp(min=0), vectors)
         return self._spectrum[1:]
 
