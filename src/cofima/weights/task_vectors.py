@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from cofima.weights.decompositions import svd
+
 _NOTHING = 1e-12  # relative to the sum of singular values: anything smaller is rounding error
 _HALF = 16  # half the bits of a float32: the upper half is searched first, then the lower
 
@@ -161,7 +163,7 @@ def outside(merged: Tensor, vector: Tensor, alpha: float) -> Tensor:
         vector: Matrix of the new task vector.
         alpha: 0 removes only the diagonal components; 1 removes the whole block spanned by ``merged``.
     """
-    u, lengths, vh = torch.linalg.svd(merged, full_matrices=False)
+    u, lengths, vh = svd(merged)
     some = lengths > lengths.sum() * _NOTHING  # vectors of a zero singular value are an arbitrary basis
     u, lengths, vh = u[:, some], lengths[some], vh[some]
     main = int((lengths.cumsum(0) <= alpha * lengths.sum() * (1 + _NOTHING)).sum())
