@@ -350,13 +350,21 @@ class Method:
 
     @torch.inference_mode()
     def features(self, images: Images) -> Tensor:
-        """Return the features of images, in order, on the CPU."""
+        """Return the features of images, in order, on the CPU; raise if one is not finite."""
         if self.fixed_features:
-            return self.cached_features(images)
-        self.net.eval()
-        part = distributed.current_shard(len(images))
-        pairs = plain_batches(images, self.context, "features", part)
-        return part.gather(torch.cat([self.net.features(x).float().cpu() for x, _ in pairs]))
+            found = self.cached_features(images)
+        else:
+            self.net.eval()
+            part = distributed.current_shard(len(images))
+            pairs = plain_batches(images, self.context, "features", part)
+            found = part.gather(torch.cat([self.net.features(x).float().cpu() for x, _ in pairs]))
+        if bad := int((~found.isfinite().all(1)).sum()):
+            # statistics of such features could never be solved for a head
+            raise CofimaError(
+                f"the backbone gives features that are not finite for {bad} of {len(found)} images: its "
+                "weights hold NaN or Inf, or are so large that it overflows; check its checkpoint"
+            )
+        return found
 
     def note(self, text: str) -> None:
         """Show a message about this task to the user, and record it in the history."""

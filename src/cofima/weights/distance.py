@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cofima.core.errors import CofimaWarning
-from cofima.weights.average import check_fisher
+from cofima.weights.average import check_fisher, check_fit
 from cofima.weights.ops import chunks, shared_keys
 
 
@@ -72,7 +72,10 @@ def auto_lambda(
         lam = auto_lambda(old, new, fisher_old, fisher_new)
         merged = average(old, new, lam)
     """
-    keys = [key for key in shared_keys(old, new) if key in fisher_old and key in fisher_new]
+    shared = shared_keys(old, new)
+    for key in shared:
+        check_fit(key, new[key], (fisher_old, fisher_new))
+    keys = [key for key in shared if key in fisher_new]  # not buffers, which have no Fisher
     for key in keys:
         check_fisher(key, fisher_old[key], fisher_new[key])
     curvature_old = sum(_squares(old[key], new[key], fisher_old[key]) for key in keys)
