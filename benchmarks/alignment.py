@@ -35,11 +35,11 @@ def main() -> str:
     found = interleaved(ours, {"per class": per_class}, rounds=3)["per class"]
     return "\n".join(
         [
-            "## Drawing features for classifier alignment",
+            "## Sampling features for classifier alignment",
             "",
-            f"{CLASSES} classes, width {WIDTH}, {SAMPLES} features a class, {EPOCHS} epochs, one thread:",
-            "CPU time of one `MultivariateNormal` per class and epoch (as public SLCA code does) over ours",
-            "(factors kept, one matrix product a class; unpacking them included).",
+            f"{CLASSES} classes, width {WIDTH}, {SAMPLES} features per class, {EPOCHS} epochs, one thread:",
+            "CPU time of one `MultivariateNormal` per class and epoch (as in public SLCA code) divided",
+            "by ours (stored factors, one matrix product per class, including unpacking).",
             "",
             "| | median | smallest | target |",
             "|---|---|---|---|",

@@ -84,10 +84,10 @@ DEMO_FACTORS: list[tuple[list[str], list[str]]] = [
 ]
 HEAD = """
 
-One factor at a time around a middle setting, scored on a quarter of the training images that is held out;
-the scores are not of test images (which of these were seen is said below). Last-Acc / Inc-Acc
-in percent, mean over the seeds {seeds}. A dash: the
-setting does not concern the method, or was not tried with it.
+One factor at a time around a middle setting, evaluated on a held-out quarter of the training images,
+not on test images (the test results that were seen are listed below). Last-Acc / Inc-Acc
+in percent, mean over the seeds {seeds}. A dash means that the
+setting does not apply to the method, or was not tried with it.
 
     python benchmarks/demo_recipe.py {recipe} --seeds {seeds}
 
@@ -97,39 +97,41 @@ Middle setting (everything else is the package's default, which is the paper's):
 
 """
 FOOT = """
-What was taken, and why:
+The choices, and why:
 
 - The alignment needs a larger temperature and more epochs than the paper's: an epoch has as many steps as
-  there are classes, and here there are 4 to 10, not 100. With the paper's values no method passes 33 %.
-- The backbone moves at the paper's ratio (0.01). Well below it every method does about as well as the frozen
-  network; above it the features drift away from the Gaussians that are remembered, and averaging repairs
-  only a part. At 0.01 the drift costs SLCA several points, and averaging takes them back.
+  there are classes, and here there are 4 to 10, not 100. With the paper's values no method exceeds 33 %.
+- The backbone learns at the paper's ratio (0.01). Well below it every method does about as well as the frozen
+  network; above it the features drift away from the stored Gaussians, and averaging recovers
+  only a part. At 0.01 the drift costs SLCA several points, and averaging recovers them.
 - `lam=0.2`: the best of those tried for CoFiMA; the paper's 0.4 is for large tasks.
-- Joint has nothing to forget. It gets the rate and the epochs that suit it, for an honest upper bound.
-- The last four rows are the recipe: 80 images a class keep the demo short, batches of 24 keep the steps.
+- Joint has nothing to forget. It gets the learning rate and the epochs that suit it, for an honest upper
+  bound.
+- The last four rows are the recipe: 80 images per class keep the demo short, batches of 24 keep enough steps.
 
 Read the demo's gaps with this in mind. A frozen backbone does as well as the recipe: the demo shows that
-averaging takes back what drift costs, not that it beats standing still. One seed was used. A few settings
-with 50 images a class were looked at first, to find the middle setting, and are not in the table. And the
-size of the demo was not settled blindly: the demo itself was run with 100 images in batches of 32 (too
+averaging recovers the cost of drift, not that it beats a frozen backbone. One seed was used. A few settings
+with 50 images per class were tried first, to find the middle setting, and are not in the table. The
+size of the demo was not chosen blindly: the demo itself was run with 100 images in batches of 32 (too
 slow; SLCA 84.7, CoMA 94.4, CoFiMA 94.7 on the test images) and with 80 in batches of 32
 (93.9, 93.6, 93.6: too few steps to drift) before 80 in batches of 24, so its test results were seen when that
 choice was made.
 """
 DEMO_FOOT = """
-What was taken, and why:
+The choices, and why:
 
-- Images of 32 pixels: the scans have 8 x 8, and a fourth of the patches is a fourth of the work. Positions of
-  the backbone are resampled.
-- The backbone moves at 0.02 of the head's rate, twice the paper's: with fewer patches it drifts less. That
-  costs SLCA ten points, which can be seen, and the averages next to nothing. It is not what is best for SLCA,
-  which drifts least where it moves least. Faster was not tried.
-- Drawing fewer features for the alignment is faster, and costs the averages some points: all 256 are drawn.
-- Joint as at 64 pixels.
+- Images of 32 pixels: the scans have 8 x 8, and a fourth of the patches is a fourth of the work. The
+  backbone's position embeddings are resampled.
+- The backbone learns at 0.02 of the head's rate, twice the paper's: with fewer patches it drifts less. This
+  costs SLCA ten points, a visible gap, and the averages almost nothing. It is not the best setting for SLCA,
+  which drifts least where the backbone learns least. Faster was not tried.
+- Sampling fewer features for the alignment is faster, but costs the averages some points: all 256 are
+  sampled.
+- Joint uses the settings of 64 pixels.
 
 One seed was used, and a frozen backbone was not tried here; at 64 pixels it did as well as the averages.
-The demo was run once with 0.015 and 64 drawn features (SLCA 84.1, CoMA 90.8, CoFiMA 90.5 on the test images)
-before all rows were there.
+The demo was run once with 0.015 and 64 sampled features (SLCA 84.1, CoMA 90.8, CoFiMA 90.5 on the test
+images) before all rows were complete.
 """
 
 

@@ -41,10 +41,10 @@ def main() -> str:
         found = interleaved(lambda: run(f"cold{next(number)}"), ways, rounds=5)
     return "\n".join(
         [
-            "## Features that are found again",
+            "## Cached features",
             "",
             "`prototype` on the digits in five tasks with `vit_micro`, one thread, from reading images to",
-            "writing the model: CPU time of a run over that of the same run with an empty cache.",
+            "writing the model: CPU time of a run divided by that of the same run with an empty cache.",
             "",
             "| | median | smallest | target |",
             "|---|---|---|---|",

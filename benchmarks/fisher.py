@@ -111,10 +111,10 @@ def main() -> str:
     lines = [
         "## Diagonal Fisher information",
         "",
-        "CPU time over that of plain forward and backward passes on the same images, one thread, random",
-        "weights, images with channels last, as runs have them; each measurement is paired with a plain one",
+        "CPU time divided by that of plain forward and backward passes on the same images: one thread,",
+        "random weights, channels-last images as in runs; each measurement is paired with a plain one",
         "just before it. A network is verified on two images, one by one, in its first call in a process:",
-        '"a new network" shows what that costs one batch.',
+        '"a new network" shows the cost of this for one batch.',
         "",
         "| network | way | median | smallest | target |",
         "|---|---|---|---|---|",

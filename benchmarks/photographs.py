@@ -62,11 +62,11 @@ def main() -> str:
         found = interleaved(lambda: run(f"cold{next(number)}"), {"warm": lambda: run("warm")}, rounds=3)
     return "\n".join(
         [
-            "## Photographs that are found again",
+            "## Cached photographs",
             "",
             f"`seq_ft` with `vit_micro` on a folder of {CLASSES * PER_CLASS:,} photographs of 500 x 375",
             "pixels, one thread, from listing the files to the first training step (Python has started): CPU",
-            "time where an earlier run has decoded them, over that where none has.",
+            "time if an earlier run has decoded them, divided by that if none has.",
             "",
             "| | median | smallest | target |",
             "|---|---|---|---|",

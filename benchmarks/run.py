@@ -22,6 +22,7 @@ import bare
 import cofima
 import epoch
 import features
+import first_answer
 import fisher
 import fisher_price
 import grid
@@ -33,6 +34,7 @@ import pipeline
 import scaling
 
 SECTIONS = (
+    first_answer,
     fisher,
     fisher_price,
     averaging,
@@ -65,8 +67,8 @@ def head() -> str:
         "# Speed, as ratios",
         "",
         "Written by `make bench`. Every number is a ratio of CPU times measured alternately in one process,",
-        "unless its section says otherwise; seconds of different machines, or of different moments on a busy",
-        "one, do not compare.",
+        "unless its section says otherwise; seconds from different machines, or from different moments on a",
+        "busy one, are not comparable.",
         "",
         f"{date.today()}, {processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
         f"{torch.__version__}, timm {timm.__version__}, cofima {cofima.__version__}.",

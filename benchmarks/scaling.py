@@ -145,10 +145,10 @@ def main() -> str:
         "## Growth",
         "",
         "`python benchmarks/scaling.py`: generated features, one thread, CPU seconds over all tasks; each",
-        "row is a process of its own, whose peak of memory includes Python and torch. Aligning is one epoch",
-        "of few drawn features a class (of which it has as many steps as there are classes, each over all",
-        "classes), done twice: after learning, and after one more class was added to what was loaded (10,000",
-        "classes: once). An exponent is the slope on logarithmic scales.",
+        "row is a separate process, whose peak memory includes Python and torch. Alignment is one epoch",
+        "with few sampled features per class (with as many steps as there are classes, each over all",
+        "classes), done twice: after learning, and after one more class was added to the loaded model",
+        "(10,000 classes: once). An exponent is the slope on logarithmic scales.",
         "",
         "| stream | statistics | align | save | load | peak |",
         "|---|---|---|---|---|---|",
@@ -168,7 +168,7 @@ def main() -> str:
     )
     for case in (Case(10_000, 25, 128, 10, 4), Case(1_000, 25, 1280, 10, 256)):
         one = alone(learn, case)
-        what = f"{case.classes:,} classes of 25 images, width {case.width}, {case.drawn} drawn a class"
+        what = f"{case.classes:,} classes of 25 images, width {case.width}, {case.drawn} sampled per class"
         shown = " | ".join(f"{one[stage]:.3g} s" for stage in STAGES)
         lines.append(f"| {what} | {shown} | {one['peak'] / 1e6:,.0f} MB |")
         print(lines[-1], file=sys.stderr, flush=True)
@@ -177,8 +177,8 @@ def main() -> str:
     passed, spent = ([one[key] for one in found] for key in ("images", "seconds"))
     lines += [
         "",
-        "Learning and testing with a fixed backbone (`prototype`, 64 + 64 images a task; all tasks seen are",
-        "tested after each):",
+        "Learning and testing with a fixed backbone (`prototype`, 64 + 64 images per task; all tasks",
+        "seen are tested after each):",
         "",
         "| | " + " | ".join(f"{t} tasks" for t in tasks) + " | exponent |",
         "|---|" + "---|" * (len(tasks) + 1),

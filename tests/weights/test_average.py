@@ -212,6 +212,8 @@ def test_every_misfit_is_named_at_once() -> None:
         lambda: average_all([one(torch.ones(2)), one(torch.ones(3))]),
         lambda: weight_distance(one(torch.ones(2)), one(torch.ones(3))),
         lambda: auto_lambda(one(torch.ones(2)), one(torch.ones(3)), {}, {}),
+        lambda: auto_lambda(one(torch.ones(4)), one(torch.ones(4)), one(torch.ones(1)), one(torch.ones(1))),
+        lambda: auto_lambda(one(torch.ones(4)), one(torch.ones(4)), {}, one(torch.ones(4))),
     ):
         with pytest.raises(CofimaError, match="'w'"):
             call()

@@ -56,12 +56,14 @@ class Classifier:
     An image is a path, a Pillow image, an array [H, W], [H, W, 3] or [H, W, 4], or a tensor
     [3, H, W]; integers range from 0 to 255, floats from 0 to 1. ``images`` is one image or a sequence.
 
-    Examples:
-        >>> classifier = cofima.load("parts")
-        >>> classifier.predict("photo.jpg")[0].label
-        'bolt'
-        >>> classifier.extend("new_parts")  # photographs of the new classes only
-        >>> classifier.save()
+    Example::
+
+        import cofima
+
+        classifier = cofima.load("parts")
+        print(classifier.predict("photo.jpg")[0].label)
+        classifier.extend("new_photos")  # photographs of the new classes only
+        classifier.save()
     """
 
     def __init__(self, model: Model, folder: PathLike | None = None, *, origin: str | None = None) -> None:
@@ -292,10 +294,12 @@ def learn(
     Returns:
         The classifier.
 
-    Examples:
-        >>> classifier = cofima.learn("photos", "parts")  # photos/bolt/*.jpg, photos/nut/*.jpg, ...
-        >>> classifier.predict("photo.jpg")[0].label
-        'bolt'
+    Example::
+
+        import cofima
+
+        classifier = cofima.learn("photos", "parts")  # photos/bolt/*.jpg, photos/nut/*.jpg, ...
+        print(classifier.predict("photo.jpg")[0].label)
     """
     if folder is not None:
         refuse_model_among_photos(Path(photos), Path(folder))

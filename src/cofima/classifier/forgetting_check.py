@@ -161,8 +161,15 @@ def compare_on_images(old: Model, new: Model, images: ImageSet, source: str) -> 
     return _comparison(old, was, now[None], images.labels, True, f"measured on {len(images)} images {source}")
 
 
-def compare_on_features(old: Model, new: Model, moved: Moved) -> OldClassComparison | str:
-    """Measure or estimate the drop of old classes on stored features; return the reason if neither works."""
+def compare_on_features(old: Model, new: Model, moved: Moved, logits: Tensor) -> OldClassComparison | str:
+    """Measure or estimate the drop of old classes on stored features; return the reason if neither works.
+
+    Args:
+        old: The model before the extension.
+        new: The extended model.
+        moved: Stored features of the old model, mapped to the new backbone.
+        logits: Logits of the new model's own stored features; those of old classes come first.
+    """
     kept = moved.kept
     if not len(kept):
         return "no features of their images are kept"
@@ -170,8 +177,8 @@ def compare_on_features(old: Model, new: Model, moved: Moved) -> OldClassCompari
         return f"the backbone moved, and fewer than {LEAST_CLASSES} classes show how"
     was = honest_answers(old, held_out_logits(old, kept), kept.labels) == kept.labels
     if moved.still:
-        answers = honest_answers(new, held_out_logits(new, new.kept), new.kept.labels)
-        now = (answers[: len(kept)] == kept.labels)[None]  # old classes come first
+        answers = honest_answers(new, logits, new.kept.labels)
+        now = (answers[: len(kept)] == kept.labels)[None]
     else:
         drawn = [logits_of_features(new, features).argmax(1) for features in moved.draws()]
         now = torch.stack(drawn) == kept.labels

@@ -94,6 +94,7 @@ class Learned:
         may_choose: Mask of the selection images among the model's stored features, or among ``held_out``
             for a method that predicts from more than features.
         accuracy: Accuracy on held-out images of all classes that were not used for selection.
+        logits: Cached logits of the model's stored features; see :meth:`answers`.
     """
 
     model: Model
@@ -102,6 +103,13 @@ class Learned:
     moved: Moved | None
     may_choose: Tensor
     accuracy: Accuracy = field(default_factory=lambda: Accuracy({}, {}))
+    logits: Tensor | None = None
+
+    def answers(self) -> Tensor:
+        """Return the head's logits of the model's stored features, computed once."""
+        if self.logits is None:
+            self.logits = held_out_logits(self.model, self.model.kept)
+        return self.logits
 
     def finished(self, keep: Keep, pending: Mapping[str, Any] | None = None) -> Model:
         """Return the model to save, with its history and the held-out images and features to store.
@@ -225,7 +233,7 @@ def measure(learned: Learned, typed: str = "") -> Learned:
     """
     model, kept = learned.model, learned.model.kept
     if model.method.sees_features_only:
-        logits, labels = held_out_logits(model, kept), kept.labels
+        logits, labels = learned.answers(), kept.labels
         fit_to_report = kept.exact & ~kept.chose
         remember_distances(model)
     else:
@@ -250,7 +258,7 @@ def chance_right(learned: Learned) -> Tensor:
     Features mapped to a changed backbone are uncertain; theirs is the mean over draws of the mapping error.
     """
     kept, moved = learned.model.kept, learned.moved
-    right = (held_out_logits(learned.model, kept).argmax(1) == kept.labels).double()
+    right = (learned.answers().argmax(1) == kept.labels).double()
     if moved is not None and not moved.still:
         old = moved.kept.labels  # old classes come first
         drawn = [raw_logits(learned.model, features).argmax(1) == old for features in moved.draws()]

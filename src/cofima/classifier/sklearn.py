@@ -58,10 +58,13 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes_: The labels, in the order of the probabilities; new ones come last.
         model_: The underlying :class:`~cofima.store.model.Model`; to save it, use :meth:`to_classifier`.
 
-    Examples:
-        >>> classifier = ImageClassifier().fit(images, labels)
-        >>> classifier.partial_fit(new_images, new_labels)  # without the old images
-        >>> classifier.predict(test_images)
+    Example::
+
+        from cofima import ImageClassifier
+
+        classifier = ImageClassifier().fit(images, labels)
+        classifier.partial_fit(new_images, new_labels)  # without the old images
+        classifier.predict(test_images)
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Foundations: errors, progress, random streams, files, locks, processes; no images, no networks."""
+"""Foundations without images or networks: errors, progress, seeds, files, locks, processes."""

@@ -1,4 +1,4 @@
-"""Atomic file writing (aside, fsync, rename), and digests to verify what was written."""
+"""Atomic file writes (temporary file, fsync, rename), and digests to verify their content."""
 
 import errno
 import hashlib
@@ -26,18 +26,18 @@ HEX = "[0-9a-f]"
 
 @contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
-    """Yield a hidden temporary path beside ``path``; on exit it is flushed and renamed to ``path``.
+    """Yield a hidden temporary path next to ``path``; on exit it is flushed and renamed to ``path``.
 
-    A file replaces an existing one; a folder may replace only an empty one. On any failure the previous
-    content stays as it was, and the temporary path is removed; that of a killed process is by the next one
-    that writes to ``path``.
+    A file replaces an existing one; a folder can only replace an empty one. On failure the previous content
+    is unchanged and the temporary path is removed. A killed process leaves its temporary path behind; the
+    next process that writes to ``path`` removes it.
     """
     aside = _aside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _clear_dead(path)
         yield aside
-        # Content first: after a power cut, a renamed file whose content was not flushed is empty.
+        # Flush before renaming: after a power failure, a renamed file without flushed content is empty.
         for written in [*aside.rglob("*"), aside]:
             _set_mode(written)
             sync(written)
@@ -48,7 +48,7 @@ def write_aside(path: Path) -> Iterator[Path]:
     finally:
         _remove(aside)
     try:
-        sync(path.parent)  # the rename itself is content of the parent
+        sync(path.parent)  # the rename itself is stored in the parent folder
     except OSError as error:
         raise CofimaError(
             f"{path} was written, but it may not survive a power cut: {path.parent} could not be flushed "
@@ -57,15 +57,15 @@ def write_aside(path: Path) -> Iterator[Path]:
 
 
 def clear_aside(folder: Path) -> None:
-    """Remove temporary files of killed processes from a folder that nobody else is writing to."""
+    """Remove temporary files of killed processes from a folder that no other process is writing to."""
     for path in folder.glob(f".{HEX * 32}.*"):
         _remove(path)
 
 
 def remove_aside(path: Path) -> None:
-    """Remove a file or a folder, which is gone at once and not piece by piece; of a link, the link only.
+    """Remove a file or folder atomically, by renaming it first; of a link, only the link.
 
-    What cannot be removed stays as it is.
+    If it cannot be renamed, it is left unchanged.
     """
     aside = _aside(path)
     with suppress(OSError):
@@ -74,13 +74,13 @@ def remove_aside(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file atomically; on failure the old one stays as it is."""
+    """Replace a text file atomically; on failure the old one is unchanged."""
     with write_aside(path) as aside:
         aside.write_text(text, "utf-8")
 
 
 def write_texts(texts: Mapping[str, str], folder: str | Path) -> list[Path]:
-    """Write files by their names into a folder, each atomically."""
+    """Write text files into a folder, given their content by name, each atomically; return their paths."""
     for name, text in texts.items():
         write_text(Path(folder) / name, text)
     return [Path(folder) / name for name in texts]
@@ -95,12 +95,12 @@ def require_space(path: Path, size: int) -> None:
 
 
 def json_digest(value: Any) -> str:
-    """Return the sha256 of a JSON-able value; the order of keys does not matter."""
+    """Return the sha256 of a JSON-serializable value; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a file for reading; raise OSError for what is none, such as a pipe, which may never answer."""
+    """Open a regular file for reading; raise OSError for anything else, such as a pipe, which may block."""
     handle = system.open_to_read(path)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -109,7 +109,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def open_append(path: Path) -> TextIO:
-    """Open a text file to append to it; raise OSError if it is a link, which may lead anywhere."""
+    """Open a text file for appending; raise OSError if it is a symbolic link, which may point anywhere."""
     handle = system.open_unlinked(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     return os.fdopen(handle, "a", encoding="utf-8")
 
@@ -124,17 +124,17 @@ def cache_folder() -> Path:
     """Return the cache folder: $COFIMA_CACHE, or ~/.cache/cofima."""
     try:
         return Path(os.environ.get("COFIMA_CACHE") or "~/.cache/cofima").expanduser()
-    except RuntimeError as error:  # a user without a home
+    except RuntimeError as error:  # a user without a home folder
         raise CofimaError("there is no home folder for a cache: set COFIMA_CACHE to a folder") from error
 
 
 def _aside(path: Path) -> Path:
-    """Return a new hidden path; it tells the machine and the process, and ends as writers expect it."""
+    """Return a new hidden path that encodes machine and process, and keeps the file's extension."""
     return path.with_name(f".{_machine()}{os.getpid():08x}{uuid4().hex[:16]}.{path.name}")
 
 
 def _clear_dead(path: Path) -> None:
-    """Remove what processes of this machine that are no longer alive left aside of a path."""
+    """Remove temporary paths that dead processes of this machine left next to a path."""
     for left in path.parent.glob(f".{_machine()}{HEX * 24}.{escape(path.name)}"):
         if not system.is_running(int(left.name[9:17], 16)):
             _remove(left)
@@ -145,8 +145,8 @@ def _machine() -> str:
 
 
 def _set_mode(path: Path) -> None:
-    """Give a file the mode that the user's umask says; libraries that write tensors choose their own."""
-    mask = os.umask(0o077)  # can only be read by setting it: for a moment rather too strict than too lax
+    """Set the mode of a file according to the umask; libraries that write tensors choose their own."""
+    mask = os.umask(0o077)  # it can only be read by setting it: use a strict value for that moment
     os.umask(mask)
     there = path.stat()
     if stat.S_ISREG(there.st_mode) and there.st_nlink == 1 and stat.S_IMODE(there.st_mode) != 0o666 & ~mask:
@@ -154,7 +154,7 @@ def _set_mode(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # what cannot be removed must not hide why
+    with suppress(OSError):  # an error while cleaning up must not mask the original one
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -1,10 +1,10 @@
-"""Distributed data parallelism: one run in several processes that ``torchrun`` started and numbered.
+"""Distributed data parallelism: one run in several processes started by ``torchrun``.
 
 All processes read the same configuration and images and draw the same random numbers; each computes its
-own shard of every batch. Sums and gathers then put the shards together, so that every process goes on from
-the same weights. In a single process every function here is the identity.
+shard of every batch. The shards are combined by reductions and gathers, so that all processes continue with
+the same weights. In a single process, all functions here are identities.
 
-What is known from the environment alone, without importing torch, is in :mod:`cofima.core.torchrun`.
+Information from the environment, available without importing torch, is in :mod:`cofima.core.torchrun`.
 """
 
 import os
@@ -26,61 +26,61 @@ from cofima.core.errors import CofimaError
 
 T = TypeVar("T")
 
-TIMEOUT = timedelta(hours=2)  # for a process that still decodes images; a dead one ends the job at once
+TIMEOUT = timedelta(hours=2)  # to wait for a process that decodes images; torchrun detects dead ones itself
 
 
 def world_size() -> int:
-    """Return the number of processes that work together."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return the number of this process among them; process 0 writes the files."""
+    """Return the rank of this process; rank 0 writes the files."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Join the processes that were started together; leave when all have finished.
+    """Join the process group within the context; leave it when all processes have finished.
 
-    After an error they do not wait for each other: torchrun ends the others.
+    After an error, processes do not wait for each other: torchrun ends the others.
     """
     if torchrun.world_size() == 1 or dist.is_initialized():
         yield
         return
-    from torch._C._distributed_c10d import PrefixStore  # some builds of torch come without
+    from torch._C._distributed_c10d import PrefixStore  # missing in some builds of torch
     from torch.distributed.rendezvous import rendezvous
 
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store, number, count = next(rendezvous("env://", timeout=TIMEOUT))
-    # After a restart by torchrun, what the dead processes left in the store must not be read.
+    # After a restart by torchrun, entries of dead processes in the store must not be read.
     fresh = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=fresh, rank=number, world_size=count, timeout=TIMEOUT)
     yield
-    all_reduce_sum(torch.zeros(1))  # a barrier: the last task is on disk before any process leaves
+    all_reduce_sum(torch.zeros(1))  # barrier: the last task is on disk before any process leaves
     dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows ``start`` to ``stop`` of ``whole``: the share of one process in a batch or a set of images."""
+    """Rows ``start`` to ``stop`` of ``whole``: one process's part of a batch or a set of images."""
 
     start: int
     stop: int
     whole: int
     shared: bool = True
-    """False where each process takes all rows, as of a batch with fewer rows than processes."""
+    """False if each process has all rows, as for a batch with fewer rows than processes."""
 
     @property
     def rows(self) -> slice:
-        """Return the rows as a slice."""
+        """Rows as a slice."""
         return slice(self.start, self.stop)
 
     @property
     def weight(self) -> float:
-        """Return the weight of this shard's mean in the average of all shards' means: 1 if all are equal."""
+        """Weight of this shard's mean in the average over all shards; 1 if all are equally large."""
         return (self.stop - self.start) * world_size() / self.whole if self.shared else 1.0
 
     def rand(
@@ -90,10 +90,9 @@ class Shard:
         dim: int = 0,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Draw for the whole, along a further dimension ``dim`` of ``shape``; return this shard's numbers.
+        """Draw uniform numbers for all rows, along an extra dimension ``dim``; return those of this shard.
 
-        Every process draws all of them, so that a sample gets the same numbers however many processes there
-        are.
+        Every process draws all numbers, so that those of a sample do not depend on the number of processes.
         """
         whole = (*shape[:dim], self.whole, *shape[dim:])
         return torch.rand(whole, generator=generator, dtype=dtype).narrow(
@@ -101,7 +100,7 @@ class Shard:
         )
 
     def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over the whole, given the mean ``value`` over this shard (changed in place)."""
+        """Return the mean over all rows, given the mean ``value`` over this shard (modified in place)."""
         if world_size() == 1:
             return value
         return all_reduce_sum(value.mul_(self.weight / world_size()))
@@ -120,12 +119,12 @@ class Shard:
 
 
 def full_shard(count: int) -> Shard:
-    """Return ``count`` rows as the shard of a process that shares them with no other."""
+    """Return a shard of all ``count`` rows, not split among processes."""
     return Shard(0, count, count, shared=False)
 
 
 def current_shard(count: int) -> Shard:
-    """Return this process's shard of ``count`` rows: consecutive ones, nearly equal in number."""
+    """Return this process's shard of ``count`` rows: consecutive rows, nearly equally many per process."""
     return _shard(count, rank(), world_size())
 
 
@@ -141,14 +140,14 @@ def largest_shard(count: int) -> int:
 
 
 def all_reduce_sum(value: Tensor) -> Tensor:
-    """Sum a tensor over the processes, in place, and return it."""
+    """Sum a tensor over all processes in place, and return it."""
     if world_size() > 1:
         dist.all_reduce(value)
     return value
 
 
 def all_gather_objects(value: T) -> list[T]:
-    """Return the values of all processes, in their order."""
+    """Return the values of all processes, in order of rank."""
     values = [value] * world_size()
     if world_size() > 1:
         dist.all_gather_object(values, value)
@@ -156,19 +155,19 @@ def all_gather_objects(value: T) -> list[T]:
 
 
 def synchronized(net: nn.Module, loss: Callable[[T], Tensor]) -> Callable[[T], Tensor]:
-    """Return a loss whose gradients are averaged over the processes; for one process, the loss itself.
+    """Return a loss whose gradients are averaged over processes; in a single process, the loss itself.
 
-    It is wrapped anew for each training, as the head has grown. The first step (``static_graph``) finds out
-    the weights that the loss covers; the others keep no gradient, as in one process.
+    It is wrapped again for each training, since the head has grown. The first step (``static_graph``)
+    determines the weights that the loss depends on; the others get no gradient, as in a single process.
     """
     if world_size() == 1 or not any(parameter.requires_grad for parameter in net.parameters()):
         return loss
-    warnings.filterwarnings("ignore", "Grad strides do not match")  # of class tokens: 1 x 1 x width
+    warnings.filterwarnings("ignore", "Grad strides do not match")  # for class tokens: 1 x 1 x width
     return DistributedDataParallel(LossModule(net, loss), static_graph=True, gradient_as_bucket_view=True)
 
 
 class LossModule(nn.Module, Generic[T]):
-    """A loss as a module: methods call more of a network than its forward, and all must be synchronized."""
+    """Loss as a module: methods call more of a network than its forward, and all must be synchronized."""
 
     def __init__(self, net: nn.Module, loss: Callable[[T], Tensor]) -> None:
         super().__init__()
@@ -181,7 +180,7 @@ class LossModule(nn.Module, Generic[T]):
 
 @torch.no_grad()
 def broadcast_weights(*modules: nn.Module) -> None:
-    """Copy the weights of process 0 to all others: results computed apart may differ in the last bit."""
+    """Copy the weights of rank 0 to all others: separately computed results may differ in the last bit."""
     if world_size() > 1:
         for module in modules:
             for value in module.state_dict().values():
@@ -189,7 +188,7 @@ def broadcast_weights(*modules: nn.Module) -> None:
 
 
 def require_same(what: str, *values: object) -> None:
-    """Raise in all processes if their values differ: they would wait forever, or mix two runs."""
+    """Raise in all processes if their values differ, since they would deadlock or mix two runs."""
     if world_size() == 1:
         return
     digest = sha256(repr(values).encode()).digest()

@@ -1,15 +1,15 @@
-"""Errors and warnings for the user, and their wording."""
+"""User-facing errors and warnings."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
 class CofimaError(Exception):
-    """An error that the user can fix: shown as one message, without a traceback, with exit code 2."""
+    """Error that the user can fix: shown as one message without a traceback, with exit code 2."""
 
 
 class CofimaWarning(UserWarning):
-    """A warning for the user; the work goes on."""
+    """Warning for the user; work continues."""
 
 
 def problems(where: str, found: Sequence[str]) -> CofimaError:
@@ -26,12 +26,12 @@ def first_problems(where: str, found: Sequence[str], shown: int = 20) -> CofimaE
 
 
 def file_error(path: object, error: OSError) -> CofimaError:
-    """Build the error of a file or folder that cannot be read or written."""
+    """Build the error for a file or folder that cannot be read or written."""
     return CofimaError(f"{path}: {(error.strerror or str(error)).lower()}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a hint such as ``; did you mean 'lam'?``, or the known names where none is close."""
+    """Return a hint such as ``; did you mean 'lam'?``, or the known names if none is close."""
     names = sorted(known)
     close = get_close_matches(word, names, n=1)
     if close:

@@ -1,4 +1,4 @@
-"""Other packages: those that only some commands need, and the versions that are installed."""
+"""Optional packages, and installed versions."""
 
 import warnings
 from functools import cache
@@ -8,11 +8,11 @@ from typing import Any
 
 from cofima.core.errors import CofimaError
 
-installed_version = cache(version)  # which looks into files; every task that is written asks for four
+installed_version = cache(version)  # it reads files, and every task that is written needs four versions
 
 
 def import_extra(package: str, extra: str) -> Any:
-    """Import an optional package; the error names the extra of cofima that installs it."""
+    """Import an optional package; the error message names the extra of cofima that installs it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Access to the Hugging Face hub that fails at once without a network."""
+"""Access to the Hugging Face hub that fails fast without a network."""
 
 import socket
 import sys
@@ -9,12 +9,12 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-SECONDS = 3.0  # to find the hub; its own client retries for minutes, and prints each attempt
+SECONDS = 3.0  # to reach the hub; its own client retries for minutes, and prints each attempt
 
 
 @contextmanager
 def quick_hub() -> Iterator[None]:
-    """Take what is cached, or raise, where the hub cannot be reached."""
+    """Use offline mode within the context if the hub cannot be reached: cached files, or an error."""
     from huggingface_hub import constants
 
     places: list[Any] = [constants, *filter(None, [sys.modules.get("datasets.config")])]
@@ -30,7 +30,7 @@ def quick_hub() -> Iterator[None]:
 
 
 def reachable(address: str, seconds: float = SECONDS) -> bool:
-    """Return True if a server, or the proxy before it, takes a connection within some seconds."""
+    """Return True if a server, or its proxy, accepts a connection within some seconds."""
     url = urlsplit(address)
     proxy = urlsplit(getproxies().get(url.scheme, ""))
     host, port = (proxy.hostname, proxy.port) if proxy.hostname else (url.hostname, url.port)
@@ -43,7 +43,7 @@ def reachable(address: str, seconds: float = SECONDS) -> bool:
         except OSError:
             pass
 
-    # in a thread, since looking up a name has no time limit of its own
+    # in a thread, since DNS lookups have no timeout of their own
     thread = Thread(target=connect, daemon=True)
     thread.start()
     thread.join(seconds)

@@ -1,9 +1,9 @@
-"""Folder locks: one thread of one process at a time writes into a model folder; any number may read it.
+"""Folder locks: one thread of one process at a time writes to a model folder; any number may read it.
 
-The lock is the system's own, taken by ``filelock`` on a file in the folder that is opened here, never
-through a link. It ends with the process that holds it, even if that is killed. The file stays when the lock
-is released, for those who have opened it to wait; only a folder that stays empty is removed with it. It is
-never written to; who holds it is said in a file beside it.
+The lock is one of the operating system, taken by ``filelock`` on a file in the folder that is opened here,
+never through a link. It is released when its process ends, even if that is killed. The file remains when the
+lock is released, since others may have opened it to wait; it is removed only with a folder that stayed
+empty. It is never written to; a second file next to it names the holder.
 """
 
 import errno
@@ -29,7 +29,7 @@ PAUSE = 0.2  # seconds between two attempts
 
 @dataclass
 class _Held:
-    """A folder locked by this process: the thread, the depth of nesting, and the folders created for it."""
+    """Folder locked by this process: thread, depth of nesting, and folders created for it."""
 
     handle: int | None
     made: list[Path]
@@ -42,7 +42,7 @@ _guard = threading.Lock()
 
 
 def lock_file(handle: int, waiting: Callable[[], None]) -> None:
-    """Lock an open file against others, until it is closed; call ``waiting`` once if one has it."""
+    """Lock an open file until it is closed; call ``waiting`` once if another process holds the lock."""
     if try_lock_file(handle):
         return
     waiting()
@@ -51,17 +51,17 @@ def lock_file(handle: int, waiting: Callable[[], None]) -> None:
 
 
 def try_lock_file(handle: int) -> bool:
-    """Lock an open file until it is closed, unless another one has it; return False then."""
-    from filelock import lock_descriptor  # here: importing it takes longer than most of what only reads
+    """Lock an open file until it is closed; return False if another process holds the lock."""
+    from filelock import lock_descriptor  # imported here: commands that only read must not wait for it
 
     return lock_descriptor(handle, blocking=False)
 
 
 @contextmanager
 def folder_lock(folder: Path, timeout: float = 0.0) -> Iterator[None]:
-    """Lock a folder against others; raise if another one holds it after ``timeout`` seconds.
+    """Lock a folder for writing; raise if another holder does not release it within ``timeout`` seconds.
 
-    The folder is created if it is not there, and removed again if it stays empty. The lock is reentrant
+    The folder is created if it does not exist, and removed again if it stays empty. The lock is reentrant
     within a thread.
     """
     where, until = folder.resolve(), time.monotonic() + timeout
@@ -81,7 +81,7 @@ def folder_lock(folder: Path, timeout: float = 0.0) -> Iterator[None]:
 
 
 def _enter(folder: Path, where: Path) -> str:
-    """Take the lock, or take it once more; return the holder if that is somebody else, otherwise nothing."""
+    """Acquire or re-enter the lock; return a description of another holder, or an empty string."""
     with _guard:
         if where not in _held:
             made = [path for path in (where, *where.parents) if not path.exists()]
@@ -108,13 +108,13 @@ def _release(where: Path, hold: _Held) -> None:
             os.close(hold.handle)
         elif empty:
             (where / NAME).unlink()
-    with suppress(OSError):  # there is something in it
+    with suppress(OSError):  # not empty
         for path in hold.made:
             path.rmdir()
 
 
 def _acquire(folder: Path) -> int | str | None:
-    """Return the open, locked file; the name of who holds it; or None where the file system has no locks."""
+    """Return the open, locked file; a description of its holder; or None if the file system has no locks."""
     path = folder / NAME
     while True:
         try:
@@ -130,7 +130,7 @@ def _acquire(folder: Path) -> int | str | None:
             if has_name(path, handle):
                 _write_holder(folder)
                 return handle
-            os.close(handle)  # its holder unlinked it before it was locked: it locks nothing, try again
+            os.close(handle)  # unlinked by its last holder between open and lock: a stale file, try again
         except OSError as error:
             os.close(handle)
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
@@ -145,17 +145,17 @@ def _acquire(folder: Path) -> int | str | None:
 
 
 def _open(path: Path) -> int:
-    """Open the file of a lock, which may not be there; not through a link, which may lead to any file."""
+    """Open or create the lock file; not through a link, which may point to any file."""
     try:
         return open_unlinked(path, os.O_RDWR | os.O_CREAT)
-    except PermissionError:  # another user's, in a folder that several may write to
+    except PermissionError:  # owned by another user, in a shared folder
         return open_unlinked(path, os.O_RDONLY)
 
 
 def _write_holder(folder: Path) -> None:
-    """Write down the process, for the message to others."""
+    """Record this process, for the error messages of others."""
     now = datetime.now().isoformat(" ", "minutes")
-    with suppress(OSError):  # a full disk: the lock works all the same
+    with suppress(OSError):  # a full disk: the lock works without this file
         (folder / HOLDER).unlink(missing_ok=True)
         with (folder / HOLDER).open("x") as file:  # a new file: never through a link
             file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}\n")

@@ -1,21 +1,21 @@
-"""Names and texts that others chose: made safe to show, and checked before they are kept."""
+"""Untrusted names and texts: escaping for display, and validation before they are stored."""
 
 import json
 import unicodedata
 from typing import Any
 
-LONGEST = 200  # characters of the name of a class
-# they turn the direction of the text around them, or break its line, without being seen
+LONGEST = 200  # characters of a class name
+# invisible characters that change the direction of surrounding text, or break a line
 _INVISIBLE = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def is_control(char: str) -> bool:
-    """Return True for a character that changes how what surrounds it is shown."""
+    """Return True for a character that changes the display of the text around it."""
     return unicodedata.category(char) in ("Cc", "Cs") or char in _INVISIBLE
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    r"""Return text with control characters written out: ``\x1b``, ``\u202e``."""
+    r"""Return text with control characters escaped: ``\x1b``, ``\u202e``."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escaped(char) if is_control(char) and char not in keep else char for char in text)
@@ -28,7 +28,7 @@ def json_line(value: Any) -> str:
 
 
 def name_fault(name: str) -> str:
-    """Return the reason why a class cannot have this name, or an empty string."""
+    """Return why a class cannot have this name, or an empty string if it can."""
     if not name.strip():
         return "the name is empty"
     if any(map(is_control, name)):
@@ -37,7 +37,7 @@ def name_fault(name: str) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """Return a printable text on one line, cut if it is longer than ``most``."""
+    """Return a printable text on one line, truncated to ``most`` characters."""
     line = printable(text[: most + 1], keep="").strip()
     return line if len(text) <= most else f"{line[:most]}... ({len(text):,} characters)"
 

@@ -1,4 +1,4 @@
-"""Paths that a user wrote: home folders, names that are too long, folders that may not be read."""
+"""User-supplied paths: home folders, names that are too long, unreadable folders."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from cofima.core.names import shortened
 
 
 def expand(path: str | Path) -> Path:
-    """Return a path with ``~`` and ``~user`` replaced; raise if there is no such home folder."""
+    """Expand ``~`` and ``~user`` in a path; raise if there is no such home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -15,9 +15,9 @@ def expand(path: str | Path) -> Path:
 
 
 def exists(path: Path) -> bool:
-    """Return True if there is a file or folder; raise where the system cannot say."""
+    """Return True if a file or folder exists; raise if this cannot be determined."""
     try:
         return path.exists()
-    except (OSError, ValueError) as error:  # too long, a folder that may not be read, a null byte
+    except (OSError, ValueError) as error:  # too long, an unreadable folder, a null byte
         reason = getattr(error, "strerror", None) or str(error)
         raise CofimaError(f"{shortened(str(path))}: {reason.lower()}") from error

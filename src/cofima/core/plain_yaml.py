@@ -1,7 +1,7 @@
-"""YAML of plain values, in bounded time and memory, whoever wrote it.
+"""Parser for untrusted YAML of plain values, in bounded time and memory.
 
-Texts, numbers, true, false, null, lists and mappings by name; dates stay texts. Tags that make other objects
-are refused, as are anchors that contain themselves, or stand for more than anybody means.
+Accepts strings, numbers, true, false, null, lists and mappings with string keys; dates stay strings. Tags
+that construct other objects are refused, as are anchors that contain themselves or expand beyond the limits.
 """
 
 from typing import Any
@@ -15,16 +15,16 @@ MOST_CHARACTERS = 1_000_000
 MOST_VALUES = 100_000
 DEEPEST = 40
 _LONGEST_NUMBER = 100
-_BASE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # tens of times faster where it is installed
+_BASE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # tens of times faster, if it is installed
 _PLAIN = ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 
 
 class YamlError(ValueError):
-    """A text that is not plain YAML, and why, in one line."""
+    """Error for text that is not plain YAML, with the reason in one line."""
 
 
 class _Loader(_BASE):  # type: ignore[misc, valid-type]
-    """Build plain values only."""
+    """Loader that constructs plain values only."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -39,7 +39,7 @@ _Loader.yaml_constructors = {
 
 
 def parse(text: str, most: int = MOST_CHARACTERS) -> Any:
-    """Return the value of a text of at most so many characters; raise :class:`YamlError` for any other."""
+    """Parse a text of at most ``most`` characters; raise :class:`YamlError` if it is not plain YAML."""
     if len(text) > most:
         raise YamlError(f"{len(text):,} characters are more than {most:,}")
     try:
@@ -57,12 +57,12 @@ def parse(text: str, most: int = MOST_CHARACTERS) -> Any:
         raise
     except yaml.YAMLError as error:
         raise YamlError(_reason(error)) from error
-    except Exception as error:  # PyYAML trusts that a text fits its tag: what int(text) and the like raise
+    except Exception as error:  # PyYAML does not check values against tags: int(text) and the like may raise
         raise YamlError(f"a value is not what its tag says ({shortened(str(error))})") from error
 
 
 def _check_depth(text: str) -> None:
-    """Raise for nesting that would exhaust the stack of the composer, which is recursive."""
+    """Raise if the nesting would exhaust the stack of the recursive composer."""
     depth = 0
     for event in yaml.parse(text, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -71,14 +71,14 @@ def _check_depth(text: str) -> None:
 
 
 class _Bounds:
-    """Size and depth of nodes, with every alias counted as what it stands for."""
+    """Size and depth of nodes, with aliases expanded."""
 
     def __init__(self, most: int) -> None:
         self.most = max(MOST_VALUES, most // 10)  # a list of names has a value for every few characters
         self.known: dict[int, tuple[int, int] | None] = {}
 
     def measure(self, node: Node) -> tuple[int, int]:
-        """Return the number of values below a node, and its depth; raise if they are out of bounds."""
+        """Return the number of values below a node, and its depth; raise if they exceed the limits."""
         if id(node) in self.known:  # an alias
             found = self.known[id(node)]
             if found is None:

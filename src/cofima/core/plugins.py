@@ -1,7 +1,7 @@
-"""Plugins: methods and datasets in files outside the package, run only if the user names them.
+"""Plugins: methods and datasets in files outside the package, run only at the user's request.
 
-A file is named by ``--plugin FILE``, by :func:`load`, or in ``$COFIMA_PLUGINS``, which child processes
-inherit. An installed package names its modules as entry points of the group ``cofima.plugins``.
+A file is given by ``--plugin FILE``, by :func:`load`, or in ``$COFIMA_PLUGINS``, which child processes
+inherit. An installed package registers its modules as entry points of the group ``cofima.plugins``.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ GROUP, ENVIRONMENT = "cofima.plugins", "COFIMA_PLUGINS"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A module that may define a method and datasets, and the hash of its file."""
+    """Loaded plugin: a module that may define a method and datasets, and the hash of its file."""
 
     name: str
     module: ModuleType
@@ -34,11 +34,26 @@ class Plugin:
     sha256: str
 
 
-_loaded: dict[str, Plugin] = {}  # those that the user has named, by name
+_loaded: dict[str, Plugin] = {}  # plugins requested by the user, by name
 
 
 def load(file: str | Path) -> Plugin:
-    """Run a file and register what it defines, here and in processes that are started later."""
+    """Run a Python file and register its method and datasets, in this process and in its children.
+
+    Args:
+        file: The file; its name without ``.py`` is the name of the method that it defines.
+
+    Returns:
+        The plugin. A file that is already loaded and unchanged is not run again.
+
+    Raises:
+        CofimaError: The file is missing, is not a valid plugin, or raises an exception.
+
+    Example::
+
+        cofima.plugins.load("my_method.py")
+        cofima.learn("photos", method="my_method")
+    """
     path = expand(file).resolve()
     problem = _problem(path)
     if problem:
@@ -55,7 +70,7 @@ def load(file: str | Path) -> Plugin:
 
 
 def loaded() -> list[Plugin]:
-    """Return every plugin: those that the user has named, and those of installed packages."""
+    """Return all plugins: those requested by the user, and those of installed packages."""
     for file in os.environ.get(ENVIRONMENT, "").split(os.pathsep):
         if file and Path(file).stem not in _loaded:
             load(file)
@@ -63,7 +78,7 @@ def loaded() -> list[Plugin]:
 
 
 def records(names: Sequence[str]) -> list[dict[str, str]]:
-    """Return the entries of a model folder about the plugins that it needs, by their names."""
+    """Return the records of the named plugins, for a model folder that needs them."""
     return [{"name": p.name, "file": p.file.name, "sha256": p.sha256} for p in loaded() if p.name in names]
 
 
@@ -100,7 +115,7 @@ def _run(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pydantic look their types up there
+    sys.modules[name] = module  # dataclasses and pydantic look up types there
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -116,7 +131,7 @@ def _run(path: Path) -> ModuleType:
 
 @cache
 def _installed() -> tuple[Plugin, ...]:
-    """Import the plugins of installed packages; one that fails is a warning and does not stop the others."""
+    """Import the plugins of installed packages; warn about those that fail."""
     found = []
     for entry in entry_points(group=GROUP):
         try:

@@ -1,4 +1,4 @@
-"""Named, independent random streams derived from one seed."""
+"""Named, independent random number streams derived from one seed."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -7,10 +7,10 @@ import torch
 
 
 def seed_global(seed: int, device: torch.device | None = None) -> None:
-    """Seed torch's own generators, from which dropout draws; without a device, that of the CPU alone.
+    """Seed torch's global generators, which dropout uses; without a device, only that of the CPU.
 
-    Where CUDA was not used yet, ``torch.manual_seed`` puts each seed, with a stack trace, on a list that
-    grows for as long as the process lives.
+    ``torch.manual_seed`` is avoided on the CPU: as long as CUDA is not initialized, it appends each seed,
+    with a stack trace, to a list that grows for the lifetime of the process.
     """
     if device is None or device.type == "cpu":
         torch.default_generator.manual_seed(seed)
@@ -20,10 +20,10 @@ def seed_global(seed: int, device: torch.device | None = None) -> None:
 
 @dataclass(frozen=True)
 class Seeds:
-    """Derive a generator for each consumer, so that a new consumer does not shift the others.
+    """Factory of generators, one per consumer, so that a new consumer does not shift the others.
 
-    A stream depends on the seed, its name and its place (task, epoch, ...) alone, never on what
-    was drawn before: a run that resumes after a crash draws the same numbers.
+    A stream depends only on the seed, its name and its place (task, epoch, ...), never on earlier draws: a
+    run that resumes after a crash draws the same numbers.
     """
 
     seed: int
@@ -34,5 +34,5 @@ class Seeds:
         return int.from_bytes(sha256(text.encode()).digest()[:8], "little") >> 1
 
     def generator(self, name: str, *place: int) -> torch.Generator:
-        """Return a fresh CPU generator at the start of the stream ``name`` at ``place``."""
+        """Return a new CPU generator at the start of the stream ``name`` at ``place``."""
         return torch.Generator().manual_seed(self.number(name, *place))

@@ -1,8 +1,8 @@
-"""Roles of settings whose value does not decide a result, marked on the configuration's own fields.
+"""Roles of settings that do not affect results, annotated on the fields of the configuration.
 
-A setting without a role counts everywhere: a run is continued with the same value only, another value makes
-another cell of a grid, and runs that differ in it do not share a row of a table. ``Annotated[str, MACHINE]``
-says where a setting does not count; nothing else in the package lists such settings.
+A setting without a role matters everywhere: a run can only be resumed with the same value, another value
+makes another cell of a grid, and runs with different values do not share a row of a table. A role such as
+``Annotated[str, MACHINE]`` says where a setting does not matter; there is no other list of such settings.
 """
 
 import json
@@ -15,12 +15,12 @@ from pydantic import BaseModel
 
 @dataclass(frozen=True)
 class Role:
-    """The uses in which the value of a setting counts.
+    """Uses in which the value of a setting matters.
 
     Attributes:
-        resumed: A run is continued with the same value only.
+        resumed: A run can only be resumed with the same value.
         named: Another value is another cell of a grid, in a folder of another name.
-        compared: Runs with other values do not share a row, and do not follow one protocol.
+        compared: Runs with different values do not share a row of a table, nor a protocol.
     """
 
     resumed: bool = True
@@ -29,22 +29,22 @@ class Role:
 
 
 MACHINE = Role(resumed=False, named=False, compared=False)
-"""Machine-specific settings: the result is the same everywhere."""
+"""Machine-specific setting, which does not affect the result."""
 
 SOURCE = Role(resumed=False, compared=False)
-"""Names files whose content the run records as a hash. The hash is compared, with other runs and when a run
-is continued; it is not known before the files are read, so cells of a grid are told apart by the name."""
+"""Name of files whose content the run records as a hash. The hash is compared, both with other runs and on
+resuming; it is not known before the files are read, so the cells of a grid are distinguished by the name."""
 
 RECORDED = Role(compared=False)
-"""Takes effect once, at the start, and the run records the effect: the hash of images or weights, or how
-images are prepared. That is compared instead, whatever it was asked for by."""
+"""Setting that takes effect once, at the start, with an effect that the run records: the hash of images or
+weights, or the preprocessing. The record is compared instead of the setting."""
 
 REPEAT = Role(compared=False)
-"""Runs that differ in nothing else are repetitions: a row of a table is the mean over them."""
+"""Setting in which repetitions differ, such as the seed: a row of a table is the mean over them."""
 
 
 def uncounted(model: type[BaseModel], where: str) -> frozenset[str]:
-    """Return the dotted names of settings that do not count where an attribute of :class:`Role` says."""
+    """Return the dotted names of settings that do not matter for a use, an attribute of :class:`Role`."""
     found: set[str] = set()
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

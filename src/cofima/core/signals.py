@@ -1,7 +1,7 @@
-"""Signal handling: Ctrl-C, SIGTERM and a closed terminal end a run after it has written a checkpoint.
+"""Signal handling: on Ctrl-C, SIGTERM or a closed terminal, a run writes a checkpoint and stops.
 
-A signal ends the work at once unless the work called :func:`defer`. Then it checks :func:`pending` itself,
-at places where it can stop, and only a second signal ends it at once.
+A signal interrupts immediately unless the running code called :func:`defer`. In that case the code polls
+:func:`pending` at points where it can stop, and only a second signal interrupts immediately.
 """
 
 import signal
@@ -20,15 +20,15 @@ DEFAULTS = {
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user, or the system, ended a run.
+    """Exception for a run ended by a signal.
 
     Attributes:
-        signal: Which signal it was; the process ends with 128 and this number.
-        kept: A message on what is saved and how to continue; empty where it is not known.
+        signal: Number of the signal; the exit code of the process is 128 plus this number.
+        kept: Message on what is saved and how to continue; empty if not known.
     """
 
     def __init__(self, number: int, kept: str = "") -> None:
-        super().__init__(number, kept)  # as they are given: it may come from another process
+        super().__init__(number, kept)  # all arguments, so that it can be pickled between processes
         self.signal, self.kept = number, kept
 
     def __str__(self) -> str:
@@ -36,14 +36,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class _State:
-    """The pending signal and the mode; signals belong to the process, and so does this."""
+    """Pending signal and mode; global to the process, as signals are."""
 
     pending: int | None = None
     deferred: bool = False
 
 
 def pending() -> int | None:
-    """Return the signal that asks the work to stop, or None."""
+    """Return the deferred signal that asks the run to stop, or None."""
     return _State.pending
 
 
@@ -68,7 +68,7 @@ def handle_signals() -> Iterator[None]:
 
 
 def defer(deferred: bool) -> None:
-    """Let the first signal wait until the work asks for it with :func:`pending`, or no longer."""
+    """Turn deferral of the first signal on or off; a deferred signal is returned by :func:`pending`."""
     _State.deferred = deferred
 
 

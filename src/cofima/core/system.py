@@ -1,7 +1,7 @@
-"""Differences between Unix and Windows: everything that only Unix has, beside its counterpart.
+"""Differences between Unix and Windows: all Unix-only calls, each with its counterpart.
 
-No other module names what only one of them has (``tests/test_architecture.py``). Locks are those of
-``filelock``, which knows both systems.
+No other module uses platform-specific calls (``tests/test_architecture.py``). Locks come from ``filelock``,
+which supports both.
 """
 
 import errno
@@ -18,21 +18,21 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-UNIX = hasattr(os, "getuid")  # and not the system's name, so that a test can take Unix away
-# Windows has Ctrl-Break and the closing of a console where Unix has the hang-up of a terminal.
+UNIX = hasattr(os, "getuid")  # a feature test instead of the system's name, so that a test can remove it
+# Windows has Ctrl-Break and closing of a console where Unix has the hang-up of a terminal.
 HANG_UP: signal.Signals = getattr(signal, "SIGHUP", None) or signal.SIGBREAK  # type: ignore[attr-defined]
 OUT_OF_MEMORY = (
     -int(getattr(signal, "SIGKILL", 0)) or None
-)  # the exit code of a process that Linux ended for it
+)  # exit code of a process that Linux killed for lack of memory
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # without it, opening a pipe waits for somebody who writes to it
-_BYTES = getattr(os, "O_BINARY", 0)  # without it, Windows translates the ends of lines
-_PATIENCE = 2.0  # seconds in which another program of Windows may let go of a file
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # without it, opening a pipe blocks until there is a writer
+_BYTES = getattr(os, "O_BINARY", 0)  # without it, Windows translates line endings
+_PATIENCE = 2.0  # seconds to wait on Windows for another program to close a file
 _place = threading.Lock()
 
 
 def peak_memory() -> float:
-    """Return the most memory (bytes) that this process has had; 0 where the system does not tell."""
+    """Return the peak memory of this process in bytes; 0 if it is not available."""
     if resource is not None:
         unit = 1 if sys.platform == "darwin" else 1024
         return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
@@ -40,13 +40,13 @@ def peak_memory() -> float:
 
 
 def reset_peak_memory() -> None:
-    """Let the peak of this process's memory begin anew, which only Linux can."""
+    """Reset the peak memory of this process; only Linux supports it."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", "utf-8")
 
 
 def write_at(handle: int, content: memoryview, at: int) -> None:
-    """Write all of ``content`` from byte ``at`` of a file on, whatever other threads write in it."""
+    """Write all of ``content`` at byte ``at`` of a file; safe with other threads writing to the file."""
     while len(content):
         done = _write_some(handle, content, at)
         content, at = content[done:], at + done
@@ -55,13 +55,13 @@ def write_at(handle: int, content: memoryview, at: int) -> None:
 def _write_some(handle: int, content: memoryview, at: int) -> int:
     if hasattr(os, "pwrite"):
         return os.pwrite(handle, content, at)
-    with _place:  # the place is one for all threads where it must be set first
+    with _place:  # without pwrite, all threads share one file position
         os.lseek(handle, at, os.SEEK_SET)
         return os.write(handle, content)
 
 
 def allocate(handle: int, size: int) -> None:
-    """Extend a file and allocate its blocks: a full disk raises here, not as SIGBUS in a later write."""
+    """Extend a file and allocate its blocks: a full disk raises here, instead of SIGBUS on a later write."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(handle, 0, size)
     else:  # macOS and Windows
@@ -69,24 +69,24 @@ def allocate(handle: int, size: int) -> None:
 
 
 def size_on_disk(path: Path) -> int:
-    """Return the bytes that a file takes; a file may be longer where nothing was written to parts of it."""
+    """Return the bytes that a file occupies on disk; less than its length for a sparse file."""
     about = path.stat()
     return about.st_blocks * 512 if hasattr(about, "st_blocks") else about.st_size
 
 
 def open_to_read(path: Path) -> int:
-    """Open a path for reading, and return at once even if it is a pipe."""
+    """Open a path for reading without blocking, even if it is a pipe."""
     return os.open(path, os.O_RDONLY | _NO_WAIT | _BYTES)
 
 
 def open_unlinked(path: Path, how: int, mode: int = 0o666) -> int:
-    """Open a file, but not through a link, which may lead anywhere: raise OSError (ELOOP) for one."""
+    """Open a file; raise OSError (ELOOP) for a symbolic link, which may point anywhere."""
     if not _NO_LINK:
         _refuse_link(path)
     handle = os.open(path, how | _NO_LINK | _NO_WAIT | _BYTES, mode)
     try:
         if not _NO_LINK:
-            _refuse_link(path)  # one that came in between
+            _refuse_link(path)  # in case one was created in between
     except OSError:
         os.close(handle)
         raise
@@ -99,9 +99,9 @@ def _refuse_link(path: Path) -> None:
 
 
 def has_name(path: Path, handle: int) -> bool:
-    """Return True if an open file is the one at a path, and not one that was unlinked."""
+    """Return True if an open file is still the one at a path, and was not unlinked."""
     if not UNIX:
-        return True  # what is open cannot be unlinked
+        return True  # Windows cannot unlink an open file
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
@@ -109,10 +109,10 @@ def has_name(path: Path, handle: int) -> bool:
 
 
 def unlink_and_close(path: Path, handle: int) -> None:
-    """Remove and close the locked file of a lock that nobody else holds.
+    """Remove and close the file of a lock held by this process.
 
-    Unix unlinks it while it is locked: who waits for it finds then that it is gone (:func:`has_name`).
-    Windows unlinks no open file, neither ours nor that of one who waits, so there it is closed first.
+    On Unix it is unlinked while locked: a waiting process then finds that it is gone (:func:`has_name`).
+    Windows cannot unlink an open file, neither ours nor that of a waiting process, so it is closed first.
     """
     try:
         if UNIX:
@@ -124,9 +124,9 @@ def unlink_and_close(path: Path, handle: int) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make what was written to a file, or renamed in a folder, survive a power cut.
+    """Flush a file, or the renames in a folder, to disk, so that they survive a power failure.
 
-    Windows flushes only what is open for writing, and cannot open folders; NTFS keeps a journal of renames.
+    Windows only flushes files open for writing, and cannot open folders; NTFS journals renames.
     """
     if not UNIX and path.is_dir():
         return
@@ -138,10 +138,10 @@ def sync(path: Path) -> None:
 
 
 def replace(source: Path, target: Path) -> None:
-    """Rename a file, in place of another, or a folder, in place of an empty one, in one step.
+    """Rename atomically: a file may replace another file, a folder may replace an empty one.
 
-    Windows does not rename to the name of a folder, and not while another program, such as a scanner for
-    viruses, has one of the two open: it is asked again for a moment.
+    Windows cannot rename to an existing folder, nor while another program, such as a virus scanner, has one
+    of the two open: the call is retried for a moment.
     """
     until = time.monotonic() + (0 if UNIX else _PATIENCE)
     while True:
@@ -158,30 +158,30 @@ def replace(source: Path, target: Path) -> None:
 
 
 def is_mine(about: os.stat_result) -> bool:
-    """Return True if a file is this user's; always on Windows, where users share no temporary folder."""
+    """Return True if this user owns a file; always on Windows, where users share no temporary folder."""
     return not UNIX or about.st_uid == os.getuid()
 
 
 def is_running(process: int) -> bool:
-    """Return True if a process of this machine is running, whoever's it is."""
+    """Return True if a process of any user is running on this machine."""
     if not UNIX:
         return _windows_is_running(process)
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # somebody else's
+    except OSError:  # owned by another user
         return True
     return True
 
 
 def _windows_is_running(process: int) -> bool:
-    """Ask for the exit code of a process; os.kill would end it."""
+    """Query the exit code of a process; os.kill would end it on Windows."""
     import ctypes
 
     libraries = getattr(ctypes, "windll", None)
     if libraries is None:
-        return True  # nothing of one that may be running is touched
+        return True  # unknown: assume that it is running, so that its files are left alone
     kernel, limited_information, still_active, denied = libraries.kernel32, 0x1000, 259, 5
     kernel.OpenProcess.restype = ctypes.c_void_p
     handle = kernel.OpenProcess(limited_information, False, process & 0xFFFFFFFF)
@@ -194,11 +194,11 @@ def _windows_is_running(process: int) -> bool:
 
 
 def _windows_peak_memory() -> float:
-    """Ask the process's memory counters for the peak of its working set."""
+    """Return the peak working set from the memory counters of the process."""
     import ctypes
 
     class Counters(ctypes.Structure):
-        """The system's PROCESS_MEMORY_COUNTERS."""
+        """PROCESS_MEMORY_COUNTERS of the Windows API."""
 
         _fields_ = (
             ("size", ctypes.c_uint32),

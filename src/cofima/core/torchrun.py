@@ -1,6 +1,6 @@
-"""Processes that torchrun started, read from the environment.
+"""Process count and ranks set by torchrun, read from the environment.
 
-Apart from :mod:`cofima.core.distributed` because the command line asks before it imports torch.
+Separate from :mod:`cofima.core.distributed`, since the command line needs them before importing torch.
 """
 
 import os
@@ -9,20 +9,20 @@ _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def world_size() -> int:
-    """Return the number of processes that were started for this command."""
+    """Return the number of processes started for this command."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _VARIABLES) else 1
 
 
 def rank() -> int:
-    """Return the number of this process among all."""
+    """Return the rank of this process among all."""
     return int(os.environ["RANK"]) if world_size() > 1 else 0
 
 
 def local_rank() -> int:
-    """Return the number of this process on its machine."""
+    """Return the rank of this process on its machine."""
     return int(os.environ["LOCAL_RANK"]) if world_size() > 1 else 0
 
 
 def is_main_process() -> bool:
-    """Return True in the one process that prints."""
+    """Return True in rank 0, the only process that prints."""
     return rank() == 0

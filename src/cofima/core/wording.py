@@ -1,4 +1,4 @@
-"""Numbers and lists in messages to people."""
+"""Formatting of numbers and lists in messages."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,6 @@ def count(number: int, noun: str, plural: str = "s") -> str:
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and the number of those omitted."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

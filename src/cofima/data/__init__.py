@@ -1,4 +1,4 @@
-"""Datasets, streams of tasks, and transforms of images; here are the names that plugins import."""
+"""Datasets, streams of tasks, and transforms; exports the names that plugins need."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from cofima.data.sources.base import Source as Source
     from cofima.data.sources.plugin import dataset as dataset
     from cofima.data.stream import Task as Task
-else:  # imported when first used, since `cofima.data.options` is read without torch
+else:  # imported lazily, since `cofima.data.options` must not import torch
     _MODULES = {"Sample": "loading.loader", "Source": "sources.base"}
     _MODULES |= {"Task": "stream", "dataset": "sources.plugin"}
     __all__ = sorted(_MODULES)

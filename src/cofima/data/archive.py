@@ -1,4 +1,4 @@
-"""Unpacking of archives that others made: regular files, below one folder, of a bounded size."""
+"""Safe unpacking of untrusted archives: regular files only, below one folder, of bounded size."""
 
 import shutil
 import stat
@@ -14,13 +14,13 @@ from cofima.core.errors import CofimaError
 from cofima.core.names import shortened
 
 TARS, ZIP = (".tar", ".tgz", ".tar.gz"), ".zip"
-RATIO, EXTRA = 3, 100_000_000  # photographs do not shrink when packed: more than this is no dataset
+RATIO, EXTRA = 3, 100_000_000  # photographs hardly compress: an archive that expands more is not a dataset
 MOST_FILES = 500_000
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error, LZMAError)
 
 
 class Member(NamedTuple):
-    """A regular file in an archive."""
+    """Regular file in an archive."""
 
     name: str
     size: int
@@ -28,15 +28,15 @@ class Member(NamedTuple):
 
 
 def is_archive(name: str) -> bool:
-    """Return True for the name of a file that :func:`unpack` takes."""
+    """Return True if :func:`unpack` supports a file of this name."""
     return name.endswith((*TARS, ZIP))
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Write the files of a tar or zip archive below a folder; none of them may be there yet.
+    """Write the files of a tar or zip archive below a folder; none of them may exist yet.
 
-    Links, devices and names that lead elsewhere are refused. Names, and contents of a bounded size, are all
-    that is taken from the archive: no mode, no owner, no time.
+    Links, devices and names that point outside of the folder are refused. Only names and contents of bounded
+    size are taken from the archive, not modes, owners or times.
     """
     left = RATIO * archive.stat().st_size + EXTRA
     try:
@@ -71,19 +71,19 @@ def _in_zip(archive: Path) -> Iterator[Member]:
         for entry in packed.infolist():
             if entry.is_dir():
                 continue
-            if stat.S_ISLNK(entry.external_attr >> 16):  # the upper half is the mode on Unix
+            if stat.S_ISLNK(entry.external_attr >> 16):  # the upper half is the Unix mode
                 raise ValueError(f"{shortened(entry.filename)} is a link")
             yield Member(entry.filename, entry.file_size, lambda entry=entry: packed.open(entry))  # type: ignore[misc]
 
 
 def _write(member: Member, folder: Path) -> None:
-    """Write one file; both libraries read no more than the size that the archive says."""
+    """Write one file; both libraries read no more than the size given in the archive."""
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or not name.parts or any(c in member.name for c in "\\:\0"):
         raise ValueError(f"the name {shortened(member.name)} leads out of the folder")
     path = folder.joinpath(*name.parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     source = member.open()
-    assert source is not None  # as of every regular file
-    with source, path.open("xb") as file:  # never over another member, nor through a link
+    assert source is not None  # true for every regular file
+    with source, path.open("xb") as file:  # "x": never over another member, nor through a link
         shutil.copyfileobj(source, file, 1 << 20)

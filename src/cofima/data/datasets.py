@@ -24,18 +24,18 @@ from cofima.data.stream import Dataset
 
 __all__ = ["DataOptions", "check", "describe", "find", "load", "missing", "names", "read"]
 
-# sources of many datasets each, by the prefix of their names
+# sources with many datasets each, by the prefix of their names
 _PREFIXED = {module.PREFIX: module for module in (folder, huggingface, torchvision)}
 _DESCRIPTIONS = in_memory.NAMES | {module.USAGE: module.DESCRIPTION for module in _PREFIXED.values()}
 
 
 def names() -> list[str]:
-    """Return the names that ``load`` knows; capitals in a name stand for a path or another name."""
+    """Return the names that ``load`` accepts; uppercase words in a name are placeholders."""
     return sorted([*_DESCRIPTIONS, *sources.names(), *plugin.plugin_datasets()])
 
 
 def describe(name: str) -> str:
-    """Return one line about the dataset."""
+    """Return a one-line description of a dataset."""
     if prefixed := _PREFIXED.get(_prefix(name)):
         return str(prefixed.DESCRIPTION)
     if problem := check(name):
@@ -49,7 +49,7 @@ def describe(name: str) -> str:
 
 
 def check(name: str, root: Path | None = None) -> str | None:
-    """Return the problem with the name of a dataset, or None; nothing is loaded."""
+    """Return the problem with the name of a dataset, or None if it is valid; nothing is loaded."""
     if prefixed := _PREFIXED.get(_prefix(name)):
         problem: str | None = prefixed.check(name, root)
         return problem
@@ -62,14 +62,14 @@ def check(name: str, root: Path | None = None) -> str | None:
 
 
 def missing(name: str, options: DataOptions) -> str | None:
-    """Return a message on how to get a dataset of a valid name that is not on this machine, or None."""
+    """Return instructions for getting a dataset that is not on this machine, or None if it is."""
     if name.startswith(huggingface.PREFIX):
         return huggingface.missing_library()
     return sources.missing(name, options) if name in sources.names() else None
 
 
 def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source:
-    """List the images of a dataset, train and test, without reading them."""
+    """List the training and test images of a dataset without reading them."""
     if name in in_memory.NAMES:
         return in_memory.source_of(load(name, 8, options=options))
     listed = _listed(name, options, progress)
@@ -79,9 +79,9 @@ def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source
 def load(
     name: str, pixel_format: PixelFormat | int, *, options: DataOptions, progress: Progress = SILENT
 ) -> Dataset:
-    """Load a dataset in a format; a number stands for squares of so many pixels.
+    """Load a dataset in a pixel format; an integer means squares with that many pixels per side.
 
-    Small images stay as small as they are. ``options.max_train_per_class`` is left to the caller: see
+    Small images are not enlarged. ``options.max_train_per_class`` is left to the caller: see
     ``Stream.limited``.
     """
     if isinstance(pixel_format, int):
@@ -103,9 +103,9 @@ def read(
     skip_unreadable: bool = False,
     progress: Progress = SILENT,
 ) -> Dataset:
-    """Read the images of a source; one error names all that cannot be read.
+    """Read the images of a source; one error lists all unreadable images.
 
-    ``skip_unreadable`` leaves unreadable images out, and counts them.
+    With ``skip_unreadable`` they are skipped and counted instead.
     """
     blocks = listed.blocks()
     loaded = load_small(blocks) or [
@@ -146,12 +146,12 @@ def _prefix(name: str) -> str:
 def _is_folder(name: str) -> bool:
     try:
         return Path(name).expanduser().is_dir()
-    except (OSError, RuntimeError, ValueError):  # no path at all
+    except (OSError, RuntimeError, ValueError):  # not a valid path
         return False
 
 
 def _formats(blocks: Sequence[Sequence[Sample]], pixel_format: PixelFormat) -> list[PixelFormat]:
-    """Return the format of each block: one of test images alone needs nothing to cut training crops from."""
+    """Return the format of each block; a block of test images does not need pixels for training crops."""
     tested = replace(pixel_format, only_tested=bool(pixel_format.whole))
     return [pixel_format] if len(blocks) == 1 else [pixel_format, tested]
 
@@ -162,13 +162,13 @@ def _images(loaded: Loaded, places: list[LabeledRow]) -> ImageSet:
 
 
 def _copies(loaded: list[Loaded], train: ImageSet, test: ImageSet) -> list[int]:
-    """Return the rows of the test images that are copies of a training image."""
+    """Return the rows of test images that are copies of a training image."""
     learned = {loaded[0].hashes[row] for row in train.rows.tolist()}
     return [row for row in test.rows.tolist() if loaded[-1].hashes[row] in learned]
 
 
 def _fingerprint(loaded: list[Loaded], train: ImageSet, test: ImageSet) -> str:
-    """Return a hash of all images: as they lie in one block, or of each block by itself."""
+    """Return a hash of all images: in the order of a single block, or combined from each block's hash."""
     if len(loaded) == 1:
         both = join([train, test])
         return loaded[0].fingerprint(both.select(both.rows.argsort()))

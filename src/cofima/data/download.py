@@ -1,4 +1,4 @@
-"""Download of published files: continued where it broke off, bounded in size, and checked by a digest."""
+"""Downloads of published files: resumable, bounded in size, and verified by a digest."""
 
 import hashlib
 import json
@@ -29,23 +29,23 @@ from cofima.core.names import shortened
 from cofima.core.progress import SILENT, Progress
 
 TIMEOUT = 30.0  # seconds to wait for the next bytes
-TRIES = 4  # in a row that bring nothing new
-PAUSE = 1.0  # seconds, times the number of such tries
-STEP = 1 << 20  # bytes that the progress counts by
-MOST = 20_000_000_000  # bytes of a file whose server does not say its size
-BUSY = (408, 425, 429, 500, 502, 503, 504)  # answers of a server that may answer otherwise in a while
+TRIES = 4  # consecutive attempts without new bytes before giving up
+PAUSE = 1.0  # seconds, times the number of such attempts
+STEP = 1 << 20  # bytes per step of the progress bar
+MOST = 20_000_000_000  # maximum bytes of a file whose server does not report its size
+BUSY = (408, 425, 429, 500, 502, 503, 504)  # status codes of temporary failures
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file.
+    """Published file.
 
     Attributes:
-        name: Its file name.
-        url: Its official address; empty if there is none that a program can read.
-        digest: ``md5:`` or ``sha256:`` and hexadecimal digits, if they are published.
-        cited: Who published the digest, and where.
-        size: Number of bytes, if it is published.
+        name: File name.
+        url: Official address; empty if there is none that a program can download.
+        digest: ``md5:`` or ``sha256:`` and hexadecimal digits, if published.
+        cited: Source that published the digest.
+        size: Number of bytes, if published.
     """
 
     name: str
@@ -56,7 +56,7 @@ class RemoteFile:
 
 
 class _Redirect(HTTPRedirectHandler):
-    """Follow redirections to web addresses only."""
+    """Redirect handler that follows redirects to web addresses only."""
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
@@ -66,7 +66,7 @@ class _Redirect(HTTPRedirectHandler):
 
 
 def _opener() -> OpenerDirector:
-    """Return what opens web addresses, and neither files nor FTP as urllib's own does."""
+    """Return an opener for http and https only; urllib's default also opens files and FTP."""
     opener = OpenerDirector()
     for handler in (ProxyHandler(), HTTPHandler(), HTTPSHandler()):
         opener.add_handler(handler)
@@ -76,22 +76,22 @@ def _opener() -> OpenerDirector:
 
 
 def require_web_address(url: str) -> None:
-    """Raise if an address is not one of http or https."""
+    """Raise if an address is not http or https."""
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise CofimaError(f"{shortened(url)} is no address of http or https; nothing is read from it")
 
 
 @dataclass(frozen=True)
 class _Origin:
-    """The file that the first bytes of a partial download are of; JSON-able."""
+    """Identity of the file that a partial download belongs to; JSON-serializable."""
 
     url: str
-    validator: str  # the server's name for this very content, an ETag or a date
+    validator: str  # the server's identifier of this exact content: an ETag or a date
     total: int | None
 
     @classmethod
     def read(cls, path: Path) -> "_Origin | None":
-        """Read what was written beside a partial download; None if it says nothing of use."""
+        """Read the record of a partial download; None if it is missing or invalid."""
         try:
             found = cls(**json.loads(path.read_text("utf-8")))
         except (OSError, ValueError, TypeError):
@@ -101,37 +101,37 @@ class _Origin:
 
 @dataclass(frozen=True)
 class _Partial:
-    """A download that is not complete: the bytes so far, and beside them what they are the start of."""
+    """Incomplete download: the bytes so far, and a record of their origin."""
 
     path: Path
     origin_path: Path
 
     @classmethod
     def of(cls, path: Path) -> "_Partial":
-        """Return the partial download of a file that is to be at ``path``."""
+        """Return the partial download of a file to be saved at ``path``."""
         return cls(path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.part.json"))
 
     def size(self) -> int:
-        """Return the number of bytes that are there."""
+        """Return the number of bytes downloaded so far."""
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def wanted(self, url: str) -> dict[str, str]:
-        """Return the headers that ask for the rest, or for nothing in particular where all is needed."""
+        """Return the headers that request the remaining bytes; none if the whole file is needed."""
         origin = _Origin.read(self.origin_path)
         if origin is None or origin.url != url or not self.size():
             return {}
         return {"Range": f"bytes={self.size()}-", "If-Range": origin.validator}
 
     def begin(self, origin: _Origin) -> None:
-        """Forget all bytes, and note what is to come."""
-        self.path.unlink(missing_ok=True)  # before: they are not the start of the new one
+        """Discard all bytes, and record the new origin."""
+        self.path.unlink(missing_ok=True)  # first: the old bytes must never be paired with the new origin
         write_text(self.origin_path, json.dumps(asdict(origin)))
 
     def append(self, pieces: Iterator[bytes]) -> Iterator[int]:
-        """Write bytes as they come; yield the number of all that are there."""
+        """Write bytes as they arrive; yield the total number so far."""
         with self._open() as file:
             while True:
-                piece = next(pieces, b"")  # outside of what turns errors of the disk into messages
+                piece = next(pieces, b"")  # outside of the try: network errors are not disk errors
                 if not piece:
                     return
                 try:
@@ -154,22 +154,22 @@ class _Partial:
         )
 
     def finish(self, path: Path) -> None:
-        """Give the complete file its name."""
+        """Rename the complete file to its final name."""
         self.path.replace(path)
         self.origin_path.unlink(missing_ok=True)
 
 
 def download(file: RemoteFile, url: str, path: Path, progress: Progress = SILENT) -> None:
-    """Download a file to ``path``; go on with what an earlier attempt left.
+    """Download a file to ``path``; resume an earlier partial download.
 
-    The content is not checked: see :func:`verify`.
+    The content is not verified: see :func:`verify`.
     """
     require_web_address(url)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _Partial.of(path)
     most, failed = partial.size(), 0
     while fault := _attempt(file, url, partial, progress):
-        # more than ever before: a server may let us start over again and again
+        # progress means more bytes than ever before: a server may make us start over again and again
         failed = 0 if partial.size() > most else failed + 1
         most = max(most, partial.size())
         if failed == TRIES:
@@ -182,7 +182,7 @@ def download(file: RemoteFile, url: str, path: Path, progress: Progress = SILENT
 
 
 def _attempt(file: RemoteFile, url: str, partial: _Partial, progress: Progress) -> str:
-    """Read on as far as the connection lasts; return why it did not last, or an empty string."""
+    """Download as much as the connection allows; return why it ended early, or an empty string."""
     headers = {"User-Agent": f"cofima/{version('cofima')}", "Accept-Encoding": "identity"}
     request = Request(url, headers=headers | partial.wanted(url))
     try:
@@ -191,12 +191,12 @@ def _attempt(file: RemoteFile, url: str, partial: _Partial, progress: Progress) 
             _receive(file, url, partial, answer, total, progress)
     except HTTPError as error:
         error.close()
-        if error.code == 416:  # there is nothing behind the bytes that are here: they are of another file
+        if error.code == 416:  # range not satisfiable: our bytes are not a prefix of this file
             partial.path.unlink(missing_ok=True)
         elif error.code not in BUSY:
             raise CofimaError(f"{url} answers {error.code} {error.reason}: it cannot be had there") from error
         return f"it answers {error.code} {error.reason}"
-    except (OSError, HTTPException, ValueError) as error:  # of the network; those of the disk are said
+    except (OSError, HTTPException, ValueError) as error:  # network; disk errors are CofimaErrors by now
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         return str(reason) or type(error).__name__
     if total is not None and partial.size() < total:
@@ -205,7 +205,7 @@ def _attempt(file: RemoteFile, url: str, partial: _Partial, progress: Progress) 
 
 
 def _agree(file: RemoteFile, url: str, partial: _Partial, answer: HTTPResponse) -> int | None:
-    """Return the size of the whole file; start over where the answer is not the rest of what is there."""
+    """Return the size of the whole file; start over if the answer does not continue the partial download."""
     length = answer.headers.get("Content-Length", "")
     total = int(length) if length.isdecimal() else None
     if answer.status == 206:
@@ -216,7 +216,7 @@ def _agree(file: RemoteFile, url: str, partial: _Partial, answer: HTTPResponse) 
         total = int(whole)
     else:
         validator = answer.headers.get("ETag", "")
-        if not validator or validator.startswith("W/"):  # a weak one may name different bytes
+        if not validator or validator.startswith("W/"):  # a weak ETag may identify different bytes
             validator = answer.headers.get("Last-Modified", "")
         partial.begin(_Origin(url, validator, total))
     if None not in (file.size, total) and total != file.size:
@@ -232,7 +232,7 @@ def _agree(file: RemoteFile, url: str, partial: _Partial, answer: HTTPResponse) 
 def _receive(
     file: RemoteFile, url: str, partial: _Partial, answer: HTTPResponse, total: int | None, progress: Progress
 ) -> None:
-    """Append the body of an answer to a partial download."""
+    """Append the body of a response to a partial download."""
     most = total if total is not None else file.size or MOST
     pieces = iter(lambda: answer.read1(STEP), b"")
     steps = _steps(partial.append(pieces), partial.size(), most, url)
@@ -241,7 +241,7 @@ def _receive(
 
 
 def _steps(sizes: Iterator[int], start: int, most: int, url: str) -> Iterator[int]:
-    """Yield once for each step that is complete, those of earlier attempts included."""
+    """Yield once per completed step, including those of earlier attempts."""
     done = 0
     for size in chain([start], sizes):
         if size > most:
@@ -251,10 +251,10 @@ def _steps(sizes: Iterator[int], start: int, most: int, url: str) -> Iterator[in
 
 
 def verify(file: RemoteFile, path: Path) -> str:
-    """Compare a file with its published digest; return what is known of it, in words.
+    """Compare a file with its published size and digest; return a description of the result.
 
     Raises:
-        CofimaError: It is another file than the published one.
+        CofimaError: The file differs from the published one.
     """
     if file.size is not None and path.stat().st_size != file.size:
         raise CofimaError(

@@ -1,8 +1,8 @@
-"""Copies of a photograph in two sets of images: the same file, or nearly the same to the eye.
+"""Detection of exact and near duplicates between two sets of images.
 
-Nearly identical are images that were saved again, resized, or taken in one burst. A perceptual hash (does it
-get brighter from one field of a 16 x 16 thumbnail to the next?) finds the candidates, and the thumbnails
-themselves decide.
+Near duplicates are images that were saved again, resized, or taken in one burst. A perceptual hash (the signs
+of brightness differences between neighbors in a 16 x 16 thumbnail) selects candidates, which are then
+compared by their thumbnails.
 """
 
 import warnings
@@ -21,15 +21,15 @@ from cofima.core.wording import count, some
 from cofima.data.loading.pixel_format import PixelFormat
 from cofima.data.sources.listing import LabeledImages
 
-SIDE = 16  # of a thumbnail
-_SHARE = 0.2  # of the bits may differ: noise decides them where an image is flat
-_MEAN, _MOST = 3.0, 24.0  # levels of 255 by which the fields may differ, on average and at most
+SIDE = 16  # pixels per side of a thumbnail
+_SHARE = 0.2  # maximum share of different bits: in flat regions, they are noise
+_MEAN, _MOST = 3.0, 24.0  # mean and maximum difference of thumbnails, in levels of 255
 _AT_ONCE = 256
 
 
 @dataclass(frozen=True)
 class Duplicate:
-    """A tested image and the training image that it is a copy of."""
+    """Test image that is a copy of a training image."""
 
     name: str
     of: str
@@ -41,7 +41,7 @@ class Duplicate:
 
 @dataclass(frozen=True, eq=False)
 class Looks:
-    """Names of images, hashes of their content, and thumbnails, uint8 [N, 3, 16, 16]."""
+    """Names, content hashes and thumbnails (uint8 [N, 3, 16, 16]) of images."""
 
     names: Sequence[str]
     hashes: Sequence[str]
@@ -49,7 +49,7 @@ class Looks:
 
 
 def duplicates(tested: Looks, learned: Looks) -> list[Duplicate]:
-    """Return the tested images that are copies of a training image, each once."""
+    """Return the test images that are copies of a training image, each once."""
     same = dict(zip(learned.hashes, learned.names, strict=True))
     near = nearest(tested.thumbnails, learned.thumbnails)
     found = []
@@ -62,10 +62,10 @@ def duplicates(tested: Looks, learned: Looks) -> list[Duplicate]:
 
 
 def nearest(tested: Tensor, learned: Tensor) -> list[int | None]:
-    """Return, for each thumbnail, the place of the first that is nearly identical, or None."""
+    """Return, for each test thumbnail, the index of the first near duplicate, or None."""
     found: list[int | None] = []
     bits, fields = _bits(learned), learned.flatten(1).float()
-    least = bits.shape[1] * (1 - 2 * _SHARE)  # of agreeing minus differing bits, which is the product of rows
+    least = bits.shape[1] * (1 - 2 * _SHARE)  # the dot product of two rows is agreeing minus differing bits
     for start in range(0, len(tested), _AT_ONCE):
         part = tested[start : start + _AT_ONCE]
         alike = _bits(part) @ bits.T >= least
@@ -92,7 +92,7 @@ def thumbnail(image: Image.Image) -> Tensor:
 
 
 def warn_of_copies(read: LabeledImages, pixel_format: PixelFormat, held_out: Tensor) -> None:
-    """List the held-out photographs that are copies of photographs to train on."""
+    """Warn about held-out photographs that are copies of training photographs."""
     small = thumbnails(pixel_format.decode_test(read.pixels) if pixel_format.whole else read.pixels)
     parts = []
     for mask in (held_out, ~held_out):
@@ -109,7 +109,7 @@ def warn_of_copies(read: LabeledImages, pixel_format: PixelFormat, held_out: Ten
 
 
 def refuse_model_among_photos(photos: Path, folder: Path) -> None:
-    """Raise if a model were written into the folder of the photographs that it learns from."""
+    """Raise if a model would be written into the folder of its training photographs."""
     inside, outside = folder.resolve(), photos.resolve()
     if photos.is_dir() and (inside == outside or outside in inside.parents):
         raise CofimaError(
@@ -119,6 +119,6 @@ def refuse_model_among_photos(photos: Path, folder: Path) -> None:
 
 
 def _bits(small: Tensor) -> Tensor:
-    """Return the perceptual hash of thumbnails: 1 where it gets brighter to the right, else -1."""
+    """Return the perceptual hash of thumbnails: 1 if the next pixel to the right is brighter, else -1."""
     gray = small.float().mean(1)
     return ((gray[:, :, 1:] > gray[:, :, :-1]).float() * 2 - 1).flatten(1)

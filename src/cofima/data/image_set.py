@@ -1,4 +1,4 @@
-"""Labeled images of one stored format, and selections of them that share their pixels."""
+"""Labeled images in memory, and subsets that share their pixels."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _HASHED_AT_ONCE = 1024
 
 
 class Images(Protocol):
-    """Labeled images that can be taken a batch at a time, however they are stored."""
+    """Interface of labeled images that are read in batches."""
 
     def __len__(self) -> int: ...
 
@@ -24,9 +24,9 @@ class Images(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Labeled images of one fixed size, decoded once, kept as uint8.
+    """Labeled images of one fixed size, decoded once and stored as uint8.
 
-    Sets cut from one dataset share ``pixels`` [M, 3, H, W]; ``rows`` says which of them are this set's.
+    Subsets of one dataset share ``pixels`` [M, 3, H, W]; ``rows`` are the indices of this set's images.
     """
 
     pixels: Tensor
@@ -41,19 +41,19 @@ class ImageSet:
         return self.pixels[self.rows[index]], self.labels[index]
 
     def select(self, index_or_mask: Tensor) -> "ImageSet":
-        """Return the images at these positions (or where the mask is true); no pixel is copied."""
+        """Return the subset at these positions (or where the mask is true), without copying pixels."""
         return ImageSet(self.pixels, self.rows[index_or_mask], self.labels[index_or_mask])
 
     def rows_and_labels(self) -> list[tuple[int, int]]:
-        """Return the stored row and the label of each image."""
+        """Return the row in ``pixels`` and the label of each image."""
         return list(zip(self.rows.tolist(), self.labels.tolist(), strict=True))
 
     def counts(self) -> dict[int, int]:
-        """Return the number of images of each label that occurs."""
+        """Return the number of images per label that occurs."""
         return dict(sorted(Counter(self.labels.tolist()).items()))
 
     def fingerprint(self) -> str:
-        """Return a hash of the images and labels in order, whichever way they are stored."""
+        """Return a hash of the images and labels in order, independent of how they are stored."""
         digest = sha256(str((len(self), *self.pixels.shape[1:])).encode())
         digest.update(self.labels.numpy().tobytes())
         for start in range(0, len(self), _HASHED_AT_ONCE):
@@ -63,7 +63,7 @@ class ImageSet:
 
 
 def join(sets: Sequence[ImageSet]) -> ImageSet:
-    """Return one set with the images of all ``sets``, which must share their pixels."""
+    """Return one set with the images of all ``sets``, which must share their pixels; copies nothing."""
     pixels = sets[0].pixels
     if any(one.pixels is not pixels for one in sets):
         raise ValueError("only sets cut from the same pixels can be joined")
@@ -71,11 +71,11 @@ def join(sets: Sequence[ImageSet]) -> ImageSet:
 
 
 def image_set(pixels: Tensor, labels: Tensor) -> ImageSet:
-    """Return a set of all images that there are in ``pixels``."""
+    """Return a set of all images in ``pixels``."""
     return ImageSet(pixels, torch.arange(len(labels)), labels)
 
 
 def concatenate(*sets: ImageSet) -> ImageSet:
-    """Copy the images of ``sets`` into one set with its own pixels; :func:`join` copies nothing."""
+    """Copy the images of ``sets`` into one set with its own pixels; see :func:`join` to avoid the copy."""
     pixels = torch.cat([one.pixels[one.rows] for one in sets])
     return image_set(pixels, torch.cat([one.labels for one in sets]))

@@ -1,4 +1,4 @@
-"""Getting a public dataset: its files, compared with what is published, in a layout that is read here."""
+"""Download and unpacking of public datasets, verified against published digests and counts."""
 
 import shutil
 import warnings
@@ -20,16 +20,16 @@ from cofima.data.options import DataOptions
 from cofima.data.sources.base import Download, Source
 from cofima.data.sources.checks import count_problem
 
-WORK = "downloads"  # the folder below the root that holds what is not finished
+WORK = "downloads"  # folder below the root for unfinished downloads
 
 
 @dataclass(frozen=True)
 class Obtained:
-    """A dataset on this machine.
+    """Dataset on this machine.
 
     Attributes:
-        source: Its images.
-        files: What is known of each downloaded file, in words; empty if the dataset was there before.
+        source: Images of the dataset.
+        files: Result of the verification of each downloaded file; empty if the dataset already existed.
     """
 
     source: Source
@@ -37,7 +37,7 @@ class Obtained:
 
 
 def names() -> list[str]:
-    """Return the datasets whose files are known, whether or not a program can fetch them."""
+    """Return the datasets whose published files are known, including those to be downloaded by hand."""
     return [name for name in sources.names() if sources.info(name).download is not None]
 
 
@@ -49,17 +49,17 @@ def obtain(
     accept_license: bool = False,
     progress: Progress = SILENT,
 ) -> Obtained:
-    """Get a dataset into a folder, if it is not there: all of it, or nothing under its name.
+    """Download a dataset into a folder if it does not exist there; atomically, all of it or nothing.
 
-    What an interrupted call downloaded is in ``root/downloads``, and the next one goes on with it.
+    An interrupted call leaves its downloads in ``root/downloads``, and the next call resumes them.
 
     Args:
         name: A name from :func:`names`.
-        root: The folder of the datasets.
-        place: A folder with the published files, or a web address below which they are, in place of the
-            official ones. They are compared with the published digests all the same.
+        root: Folder of the datasets.
+        place: Alternative source of the published files: a folder, or a web address below which they are.
+            They are verified against the published digests as well.
         accept_license: The user accepts the terms of the dataset.
-        progress: Receives the progress of the work.
+        progress: Progress display.
     """
     plan = _plan(name)
     options = DataOptions(root=root)
@@ -84,7 +84,7 @@ def obtain(
             ready.replace(aside)
         _clear(work)
     for folder in (work, work.parent):
-        with suppress(OSError):  # another dataset is being fetched
+        with suppress(OSError):  # not empty: another dataset is being downloaded
             folder.rmdir()
     return Obtained(sources.find(name, options, progress), known)
 
@@ -94,12 +94,12 @@ def _plan(name: str) -> Download:
     if name not in known:
         raise CofimaError(f"{name} is no dataset that can be fetched{did_you_mean(name, known)}")
     plan = sources.info(name).download
-    assert plan is not None  # as of all that are named
+    assert plan is not None  # true for all names above
     return plan
 
 
 def _bring(plan: Download, work: Path, place: str | None, progress: Progress) -> dict[str, str]:
-    """Bring every file of a dataset here, or find it in a folder; return what is known of each."""
+    """Download every file of a dataset, or find it in a folder; return the result of each verification."""
     known: dict[str, str] = {}
     for file in plan.files:
         path = _local(file, work, place)
@@ -123,7 +123,7 @@ def _verified(file: RemoteFile, path: Path, ours: bool) -> str:
 
 
 def _local(file: RemoteFile, work: Path, place: str | None) -> Path:
-    """Return where a file is, or will be once it is downloaded."""
+    """Return the path of a file, before or after it is downloaded."""
     if place is None or _is_address(place):
         return work / file.name
     return expand(place) / file.name
@@ -142,9 +142,9 @@ def _listed(files: Sequence[RemoteFile]) -> str:
 
 
 def _unpacked(plan: Download, work: Path, place: str | None) -> Path:
-    """Unpack the files of a dataset; return the folder or file that is to get its name."""
+    """Unpack the files of a dataset; return the folder or file to be moved to its final place."""
     new = work / "unpacked"
-    remove_aside(new)  # of a process that was killed
+    remove_aside(new)  # left by a killed process
     for file in plan.files:
         path = _local(file, work, place)
         if is_archive(file.name) and file.name != plan.target:
@@ -152,13 +152,13 @@ def _unpacked(plan: Download, work: Path, place: str | None) -> Path:
         else:
             to = new / (plan.target if file.name == plan.target else f"{plan.target}/{file.name}")
             _copy(path, to, ours=path.parent == work)
-    # an archive whose only folder of use has the name already, beside files that nobody reads
+    # an archive may contain the folder under its final name, next to files that are not needed
     inner = new / plan.target / plan.target
     return inner if inner.is_dir() else new / plan.target
 
 
 def _copy(path: Path, to: Path, ours: bool) -> None:
-    """Copy a file; one of ours gets a second name instead, which takes no room, where that can be."""
+    """Copy a file; one of our own downloads is hard-linked instead, if possible, to save space."""
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -172,9 +172,9 @@ def _copy(path: Path, to: Path, ours: bool) -> None:
 
 
 def _check(name: str, ready: Path, known: dict[str, str]) -> None:
-    """Raise if the files cannot be read as the dataset, or are unverified and not as many as published."""
+    """Raise if the files are not a valid copy, or are unverified and differ from the published counts."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CofimaWarning)  # said once, of the final place
+        warnings.simplefilter("ignore", CofimaWarning)  # repeated below, for the final folder
         source = sources.find(name, DataOptions(root=ready.parent))
     wrong = count_problem(source, sources.info(name))
     if wrong and any(text.startswith("unverified") for text in known.values()):
@@ -182,7 +182,7 @@ def _check(name: str, ready: Path, known: dict[str, str]) -> None:
 
 
 def _clear(work: Path) -> None:
-    """Remove what was downloaded; the lock's own files stay with the lock."""
+    """Remove the downloaded files, but not those of the lock."""
     for path in work.iterdir():
         if not path.name.startswith(".lock"):
             remove_aside(path)

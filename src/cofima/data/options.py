@@ -16,24 +16,24 @@ class DataOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Share of each class that is tested on, for data without a test part of its own."""
+    """Share of each class used for testing, for data without a test set."""
     split_seed: int = 0
-    """Seed that chooses the images of that share."""
+    """Seed of that split."""
     skip_unreadable: Annotated[bool, RECORDED] = False
-    """Leave out unreadable images and one-sided classes instead of refusing the folder."""
+    """Skip unreadable images, and classes without both training and test images, instead of failing."""
     max_train_per_class: Annotated[int, Field(ge=1)] | None = None
-    """At most so many training images of each class."""
+    """Maximum number of training images per class."""
     max_test_per_class: Annotated[int, Field(ge=1)] | None = None
-    """At most so many test images of each class: for a trial, since accuracies of few images say little."""
+    """Maximum number of test images per class; for trial runs, since accuracies become imprecise."""
     preset: Annotated[Preset | None, RECORDED] = None
-    """Whose transforms; if not given, ``slca`` for the datasets of the paper, and ``timm`` for all others."""
+    """Transforms; by default ``slca`` for the datasets of the paper, and ``timm`` for all others."""
     flip: bool | None = None
-    """Mirror training images; as the dataset and the preset say, if not given."""
+    """Random horizontal flips of training images; by default as the dataset and the preset say."""
     crop: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Least share of the area that a random training crop keeps; as the preset says, if not given."""
+    """Minimum share of the area that a random training crop keeps; by default as the preset says."""
     root: Annotated[Path | None, MACHINE] = None
     """Parent of relative folders; by default $COFIMA_DATA, then the working directory."""
     layout: Annotated[str | None, SOURCE] = None
-    """Layout of the copy to take where a dataset is found in several; the first one, if not given."""
+    """Layout of the copy to use if a dataset is found in several; by default the first one."""
     split_file: Annotated[Path | None, SOURCE] = None
-    """Says what is trained and tested on: a manifest, two lists, or the names of the test images."""
+    """File that defines the split: a manifest, two lists, or the names of the test images."""

@@ -1,4 +1,4 @@
-"""Splits: a random choice of images within each class, and the name and hash that identify a split."""
+"""Train/test splits: stratified random selection, and the name and hash that identify a split."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -12,14 +12,14 @@ from cofima.data.image_set import ImageSet
 from cofima.data.options import DataOptions
 
 Label = TypeVar("Label", bound=Hashable)
-Named = Iterable[tuple[str, int]]  # the name and the label of each image
+Named = Iterable[tuple[str, int]]  # name and label of each image
 
 
 def shuffled(keys: Sequence[str], seed: int) -> list[int]:
-    """Return the positions of ``keys`` in an order given by ``seed`` and the keys alone.
+    """Return the positions of ``keys`` in an order that depends only on ``seed`` and the keys.
 
-    Each key's rank is a hash, so the order is the same on every machine and library version, does not
-    depend on the order in which the keys are found, and one more key does not reshuffle the others.
+    Keys are sorted by a hash, so the order is the same on every machine and library version, does not
+    depend on the order of ``keys``, and an additional key does not reshuffle the others.
     """
     ranks = [sha256(f"{seed}/{key}".encode("utf-8", "surrogateescape")).digest() for key in keys]
     return sorted(range(len(keys)), key=ranks.__getitem__)
@@ -32,10 +32,10 @@ def choose_per_class(
     seed: int,
     eligible: Sequence[bool] | None = None,
 ) -> list[bool]:
-    """Choose ``how_many`` images of each class, given their number; return for each whether it is chosen.
+    """Choose ``how_many(size)`` images of each class of that size; return a mask of the chosen images.
 
-    The choice depends on the seed and on the ``keys``, which name an image on every machine. Only those that
-    are ``eligible`` are chosen, though all count.
+    The choice depends only on the seed and the ``keys``, which identify an image on every machine. Only
+    ``eligible`` images are chosen, though all count toward the size.
     """
     chosen = [False] * len(keys)
     for places in _by_label(labels).values():
@@ -46,10 +46,10 @@ def choose_per_class(
 
 
 def choose_share(keys: Sequence[str], labels: Sequence[int], share: float, seed: int) -> list[bool]:
-    """Choose ``share`` of all images, of each class in proportion; return for each whether it is chosen.
+    """Choose ``share`` of all images, stratified by class; return a mask of the chosen images.
 
-    Rounding class by class (:func:`choose_per_class` with :func:`share_of`) misses the share of the whole by
-    an image or two; here the classes give as many images as :func:`apportion` says.
+    Rounding per class (:func:`choose_per_class` with :func:`share_of`) may miss the share of the total by an
+    image or two; here the numbers per class come from :func:`apportion`.
     """
     by_label = _by_label(labels)
     numbers = apportion({label: len(places) for label, places in by_label.items()}, share)
@@ -61,13 +61,13 @@ def choose_share(keys: Sequence[str], labels: Sequence[int], share: float, seed:
 
 
 def apportion(counts: Mapping[int, int], share: float) -> dict[int, int]:
-    """Divide ``share`` of all images among the classes, by the largest remainders.
+    """Divide ``share`` of all images among the classes by the largest remainder method.
 
-    Each class gives the whole part of its share, but at least one, and at least one is left; then those with
-    the largest remainder give one more, in the order of their labels where remainders are equal, until the
-    sum is the share of the whole, rounded.
+    Each class gives its share rounded down, but at least one image, and keeps at least one. Then the classes
+    with the largest remainders give one more, ties in order of labels, until the sum is the rounded share of
+    the total.
     """
-    exact = Fraction(str(share))  # 1/5, where the float is only near it: remainders must tie where they do
+    exact = Fraction(str(share))  # exactly 1/5, not the nearest float: otherwise equal remainders differ
     numbers = {label: max(1, min(n - 1, int(exact * n))) if n > 1 else 0 for label, n in counts.items()}
     lacking = round(exact * sum(counts.values())) - sum(numbers.values())
     able = [label for label in sorted(counts) if numbers[label] < counts[label] - 1]
@@ -78,7 +78,7 @@ def apportion(counts: Mapping[int, int], share: float) -> dict[int, int]:
 
 
 def _by_label(labels: Sequence[Label]) -> dict[Label, list[int]]:
-    """Return the places of each label, in the order in which labels are first met."""
+    """Return the positions of each label, with labels in order of first occurrence."""
     found: dict[Label, list[int]] = {}
     for place, label in enumerate(labels):
         found.setdefault(label, []).append(place)
@@ -86,7 +86,7 @@ def _by_label(labels: Sequence[Label]) -> dict[Label, list[int]]:
 
 
 def every_other(labels: Tensor, among: Tensor) -> Tensor:
-    """Return a mask of the second, fourth, ... image of each class among those of a mask."""
+    """Return a mask of every second image of each class among those of the mask ``among``."""
     found = torch.zeros_like(among)
     for label in torch.unique(labels):
         found[(among & (labels == label)).nonzero().flatten()[1::2]] = True
@@ -94,26 +94,26 @@ def every_other(labels: Tensor, among: Tensor) -> Tensor:
 
 
 def choose_images(images: ImageSet, how_many: Callable[[int], int], seed: int) -> Tensor:
-    """Return a mask of images chosen by chance within each class.
+    """Return a mask of images chosen at random within each class.
 
-    It depends on the seed and on where the images are stored alone: not on the order of the classes.
+    It depends only on the seed and on the rows of the images, not on the order of the classes.
     """
     keys = [str(row) for row in images.rows.tolist()]
     return torch.tensor(choose_per_class(keys, images.labels.tolist(), how_many, seed), dtype=torch.bool)
 
 
 def share_of(count: int, share: float) -> int:
-    """Return ``share`` of ``count``, rounded: at least one, and at least one is left."""
+    """Return ``share`` of ``count``, rounded, such that both it and the rest are at least one."""
     return max(1, min(count - 1, round(share * count))) if count > 1 else 0
 
 
 def by_row(images: ImageSet) -> Named:
-    """Name images that have no names by where they are stored."""
+    """Return names and labels of images without names of their own, named by their rows."""
     return ((str(row), label) for row, label in images.rows_and_labels())
 
 
 def split_hash(train: Named, test: Named) -> str:
-    """Return a hash of which images, in which order and with which labels, are trained and tested on."""
+    """Return a hash of the names and labels of training and test images, in order."""
     digest = sha256()
     for part, images in (("train", train), ("test", test)):
         for name, label in images:
@@ -122,16 +122,16 @@ def split_hash(train: Named, test: Named) -> str:
 
 
 def split_facts(split_id: str, train: Named, test: Named) -> dict[str, str]:
-    """Return the entries of a result file that identify a split."""
+    """Return the metadata that identifies a split, for a result file."""
     return {"split_id": split_id, "split_hash": split_hash(train, test)}
 
 
 def seeded_name(options: DataOptions) -> str:
-    """Name a split that the seed and the share of test images decide."""
+    """Return the name of a split determined by the seed and the share of test images."""
     share = "" if options.test_fraction == 0.2 else f"-share{options.test_fraction:g}"
     return f"seed{options.split_seed}{share}"
 
 
 def seeded_facts(options: DataOptions) -> dict[str, str | int]:
-    """Return the entries of a result file that describe such a split."""
+    """Return the metadata that describes a seeded split, for a result file."""
     return {"split": f"per class, {options.test_fraction:g} tested", "split_seed": options.split_seed}

@@ -1,4 +1,4 @@
-"""A dataset becomes a stream of tasks, each with classes not seen before."""
+"""Streams of tasks: a dataset split into tasks, each with new classes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ from cofima.data.splits import choose_images, share_of
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images of named classes, split into training and test.
+    """Images of named classes, split into training and test set.
 
     Attributes:
-        flip: Whether a mirrored image means the same.
-        crop: Least share of the area that a random training crop keeps; 1.0 is no random crop.
-        facts: What a result file should say about the data; JSON-able.
+        flip: True if mirroring an image does not change its class.
+        crop: Minimum share of the area that a random training crop keeps; 1.0 disables random crops.
+        facts: Metadata for a result file; JSON-serializable.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Classes that arrive together; labels count all classes in order of arrival.
+    """Task: classes that arrive together; labels number all classes in order of arrival.
 
-    A task may bring more images of ``known`` classes instead: then it has no ``classes`` of its own.
+    A task may instead have more images of ``known`` classes; then its ``classes`` are empty.
     """
 
     index: int
@@ -50,13 +50,13 @@ class Task:
 
     @property
     def taught(self) -> int:
-        """Return of how many classes there are images."""
+        """Number of classes with images in this task."""
         return len(self.classes) or len(self.known)
 
 
 @dataclass(frozen=True, eq=False)
 class Stream(Sequence[Task]):
-    """Tasks in order of arrival; a slice is a stream whose tasks keep their index and class ids."""
+    """Sequence of tasks in order of arrival; in a slice, tasks keep their index and class ids."""
 
     tasks: tuple[Task, ...]
     dataset_name: str
@@ -85,16 +85,16 @@ class Stream(Sequence[Task]):
         return replace(self, tasks=tasks, class_names=self.class_names[:known])
 
     def merged(self) -> "Stream":
-        """Return one task with the classes of all tasks and the same class ids, for joint training."""
+        """Return a stream of one task with the classes of all tasks and the same ids, for joint training."""
         classes = range(self.tasks[0].classes.start, self.tasks[-1].classes.stop)
         train, test = join([task.train for task in self]), join([task.test for task in self])
         names = self.class_names[classes.start : classes.stop]
         return replace(self, tasks=(Task(0, classes, names, train, test),))
 
     def held_out(self, share: float, seed: int) -> "Stream":
-        """Return a stream that is tested on ``share`` of each class's training images, for choosing settings.
+        """Return a stream that is tested on a held-out ``share`` of the training images, for model selection.
 
-        The test images are not in it at all. A class with a single image keeps it for training.
+        The original test images are not part of it. A class with a single image keeps it for training.
         """
 
         def cut(task: Task) -> Task:
@@ -104,7 +104,7 @@ class Stream(Sequence[Task]):
         return self._changed(cut, val_fraction=share, val_fraction_seed=seed)
 
     def limited(self, part: Literal["train", "test"], per_class: int, seed: int) -> "Stream":
-        """Return the stream with at most ``per_class`` images of each class in the training or test part."""
+        """Return the stream with at most ``per_class`` images per class in the training or test part."""
 
         def cut(task: Task) -> Task:
             images: ImageSet = getattr(task, part)
@@ -118,15 +118,15 @@ class Stream(Sequence[Task]):
 
 
 def class_order(n: int, seed: int | None) -> list[int]:
-    """Return the order in which ``n`` classes arrive; ``None`` leaves them as they are.
+    """Return the order in which ``n`` classes arrive; ``None`` keeps the original order.
 
-    It is the order of ``np.random.seed(seed); np.random.permutation(n)``, which published results use.
+    This is the order of ``np.random.seed(seed); np.random.permutation(n)``, as used for published results.
     """
     return list(range(n)) if seed is None else np.random.RandomState(seed).permutation(n).tolist()
 
 
 def increments(n: int, first: int, increment: int) -> list[int]:
-    """Return the number of classes of each task; the last task takes the remainder."""
+    """Return the number of classes per task; the last task has the remainder."""
     if first > n:
         raise CofimaError(f"base_classes = {first}: there are only {n} classes")
     stops = [*range(first, n, increment), n]
@@ -134,7 +134,7 @@ def increments(n: int, first: int, increment: int) -> list[int]:
 
 
 def split(dataset: Dataset, first: int, increment: int, order_seed: int | None) -> Stream:
-    """Make tasks of ``first``, then ``increment`` classes at a time, in the order given by the seed."""
+    """Split a dataset into tasks of ``first``, then ``increment`` classes each, in the order of the seed."""
     count = len(dataset.class_names)
     order = class_order(count, order_seed)
     stops = accumulate(increments(count, first, increment), initial=0)
@@ -142,7 +142,7 @@ def split(dataset: Dataset, first: int, increment: int, order_seed: int | None) 
 
 
 def from_groups(dataset: Dataset, groups: Sequence[Sequence[int | str]]) -> Stream:
-    """Make one task of each group of classes, given by index or name; classes in no group are left out."""
+    """Split a dataset into one task per group of classes, given by index or name; others are left out."""
     names = dataset.class_names
     number = {name: index for index, name in enumerate(names)}
     found = [] if groups else ["there is no group"]

@@ -1,4 +1,4 @@
-"""Transforms: stored pixels become what a network sees, a batch at a time; presets of published code."""
+"""Batched transforms from stored pixels to network inputs, and presets of published code."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,13 +15,13 @@ from cofima.data.options import Preset
 
 Color = tuple[float, float, float]
 MOST_PIXELS = 16_384
-# checked where a view is read from a file
+# validated when a view is read from a file
 Pixels = Annotated[int, Field(ge=1, le=MOST_PIXELS)]
 Level = Annotated[float, Field(allow_inf_nan=False)]
 Spread = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 IMAGENET: tuple[Color, Color] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
-# how training images differ from dataset to dataset in SLCA's code, which is also that of CoFiMA
+# training transforms per dataset in SLCA's code, which CoFiMA uses, too
 _CROPS, _WINDOWS = {"crop": 0.08}, {"window": True}
 _CIFAR = {"mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761), "brightness": 63 / 255}
 _SLCA: dict[str, dict[str, Any]] = {
@@ -32,25 +32,28 @@ _SLCA: dict[str, dict[str, Any]] = {
     "vtab": _WINDOWS,
 }
 PAPER_DATASETS = tuple(_SLCA)
-_TRIES = 10  # of torchvision's RandomResizedCrop, and its ratios of width to height
+_TRIES = 10  # number of tries of torchvision's RandomResizedCrop, and its aspect ratios
 _LEAST_RATIO, _MOST_RATIO = 3 / 4, 4 / 3
 
 
 @dataclass(frozen=True)
 class View:
-    """Turn uint8 images, as they are stored, into normalized float32 [B, 3, size, size].
+    """Transform from stored uint8 images to normalized float32 [B, 3, size, size].
 
     Attributes:
-        stored: The shorter side of an image when it is resized for a test, before the center is cut out.
+        size: Side of the network's input.
+        stored: Shorter side of an image after resizing for a test, before the center crop.
+        mean: Mean of each color channel, for normalization.
+        std: Standard deviation of each color channel.
         flip: Mirror half of the training images.
-        crop: Least share of the area that a random training crop keeps; 1.0 is no random crop.
-        interpolation: How random crops are resized; for tests it is always bicubic.
-        preset: Whose transforms these are: ``timm``, ``slca`` or ``pilot``.
-        whole: The side of the square that a whole image is squeezed into for training, or 0.
-        window: Cut training images of ``size`` pixels out of that square, instead of crops of any size.
-        brightness: Training images become brighter or darker by at most this share.
-        shape: Height and width of images that are stored small, as they are; none is the square of
-            ``stored`` pixels, or rows of a pixel format with ``whole``.
+        crop: Minimum share of the area that a random training crop keeps; 1.0 disables random crops.
+        interpolation: Interpolation of random crops; for tests it is always bicubic.
+        preset: Preset that these transforms belong to: ``timm``, ``slca`` or ``pilot``.
+        whole: Side of the square to which the whole image is resized for training, or 0.
+        window: Crop training images of ``size`` pixels from that square, instead of random sizes.
+        brightness: Maximum relative change of brightness of training images.
+        shape: Height and width of small images, which are stored unchanged; None for squares of ``stored``
+            pixels, or for rows of a pixel format with ``whole``.
     """
 
     size: Pixels
@@ -76,21 +79,21 @@ class View:
 
     @property
     def pixel_format(self) -> PixelFormat:
-        """Return the format in which images must be stored for this view."""
+        """Format in which images must be stored for this view."""
         return PixelFormat(self.stored, self.size, self.whole)
 
     def test(self, pixels: Tensor) -> Tensor:
         """Resize, crop the center and normalize, on the device of ``pixels``.
 
-        Squares of ``stored`` pixels are accepted whatever the form of the training images.
+        Squares of ``stored`` pixels are accepted regardless of the format of training images.
         """
         return self._normalized(self._center(pixels))
 
     def train(self, pixels: Tensor, generator: torch.Generator, part: Shard | None = None) -> Tensor:
-        """Crop, mirror and brighten each image by chance, then normalize.
+        """Randomly crop, mirror and brighten each image, then normalize.
 
-        All chance comes from the CPU ``generator``: the same on every device. These images may be a ``part``
-        of a batch; then each is varied as it would be if all of the batch were here.
+        All random numbers come from the CPU ``generator``, so that they are the same on every device. The
+        images may be a shard, ``part``, of a batch; each is augmented as in the whole batch.
         """
         part = part or full_shard(len(pixels))
         images = self._cropped(pixels, generator, part)
@@ -128,7 +131,7 @@ class View:
 
     def _normalized(self, images: Tensor) -> Tensor:
         mean, std = (torch.tensor(c, device=images.device).view(3, 1, 1) for c in (self.mean, self.std))
-        images = images.to(torch.float32, memory_format=torch.channels_last)  # convolutions are faster so
+        images = images.to(torch.float32, memory_format=torch.channels_last)  # faster for convolutions
         return images.sub_(255 * mean).div_(255 * std)
 
     def _check(self, pixels: Tensor, tested: bool = False) -> None:
@@ -143,16 +146,16 @@ class View:
 
 
 def choose_preset(asked: Preset | None, dataset: str) -> Preset:
-    """Return the preset of a run: the one asked for, or SLCA's for the datasets of the paper."""
+    """Return the requested preset; by default ``slca`` for datasets of the paper, and ``timm`` for others."""
     return asked or ("slca" if dataset in PAPER_DATASETS else "timm")
 
 
 def preset_view(preset: Preset, dataset: str, own: View) -> View:
-    """Return a preset's view of a dataset, for images in the form that :attr:`View.pixel_format` names.
+    """Return the view of a dataset under a preset, for images stored in :attr:`View.pixel_format`.
 
-    ``own`` has the colors and sizes of the backbone and the augmentation of the dataset: the preset ``timm``.
-    The others take from it the size of the network's images alone. No preset mirrors images of a dataset
-    whose mirrored images mean something else.
+    ``own`` has the normalization and sizes of the backbone and the augmentation of the dataset: this is the
+    preset ``timm``. The others only use its image size. No preset mirrors images of a dataset in which
+    mirroring changes the class.
     """
     if preset == "timm":
         return own
@@ -164,7 +167,7 @@ def preset_view(preset: Preset, dataset: str, own: View) -> View:
 
 
 def override(view: View, flip: bool | None, crop: float | None) -> View:
-    """Lay what the user says over a preset; a given ``crop`` stands for random crops of varying size."""
+    """Apply the user's settings over a preset; a given ``crop`` enables random crops of varying size."""
     if flip is not None:
         view = replace(view, flip=flip)
     return view if crop is None else replace(view, crop=crop, window=False)
@@ -173,10 +176,10 @@ def override(view: View, flip: bool | None, crop: float | None) -> View:
 def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator, part: Shard | None = None) -> Tensor:
     """Draw a box (top, left, height, width) within each height and width of ``shapes``: int64 [B, 4].
 
-    As torchvision's RandomResizedCrop: the share of the area is uniform in [least, 1], the logarithm
-    of width / height uniform between 3/4 and 4/3; a shape that does not fit is drawn again, and after
-    ten tries the largest center of a permitted ratio is taken. These may be a ``part`` of a batch: what is
-    drawn for an image is the same.
+    As in torchvision's RandomResizedCrop, the share of the area is uniform in [least, 1], and the logarithm
+    of width / height is uniform between those of 3/4 and 4/3; a box that does not fit is drawn again, and
+    after ten tries the largest center crop of a permitted ratio is taken. The images may be a shard,
+    ``part``, of a batch; the box of an image is the same as in the whole batch.
     """
     full = shapes.double()
     part = part or full_shard(len(full))
@@ -186,7 +189,7 @@ def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator, part: S
     ratio = torch.exp(math.log(_LEAST_RATIO) + math.log(_MOST_RATIO / _LEAST_RATIO) * ratio)
     sides = torch.stack([(area / ratio).sqrt().round(), (area * ratio).sqrt().round()], 2)
     fits = ((sides <= full[:, None]) & (sides > 0)).all(2)
-    first = fits.int().argmax(1)  # the first that fits; 0 where none does
+    first = fits.int().argmax(1)  # the first that fits; 0 if none does
     drawn = sides[torch.arange(len(full)), first]
     start = (place.T * (full + 1 - drawn)).floor()
     none = ~fits.any(1, keepdim=True)
@@ -197,7 +200,7 @@ def crop_boxes(shapes: Tensor, least: float, generator: torch.Generator, part: S
 
 
 def scaled_boxes(boxes: Tensor, shapes: Tensor, side: int) -> Tensor:
-    """Return boxes within ``shapes`` as boxes, in whole pixels, within these images squeezed to ``side``."""
+    """Scale boxes within images of ``shapes`` to these images resized to squares of ``side``, rounded."""
     scale = side / shapes.double()
     start = (boxes[:, :2] * scale).round()
     end = ((boxes[:, :2] + boxes[:, 2:]) * scale).round()
@@ -206,12 +209,12 @@ def scaled_boxes(boxes: Tensor, shapes: Tensor, side: int) -> Tensor:
 
 
 def crop_and_resize(pixels: Tensor, boxes: Tensor, size: int, interpolation: str) -> Tensor:
-    """Cut each image's box out and resize it with antialiasing: [B, 3, size, size] with values in 0..255.
+    """Crop each image to its box and resize it with antialiasing: [B, 3, size, size], values in 0..255.
 
-    One call per image is faster on a CPU than any batched form that also antialiases.
+    On a CPU, one call per image is faster than any batched version with antialiasing.
     """
     if pixels.device.type != "cpu":
-        pixels = pixels.float()  # only the CPU resizes 8-bit images, and rounds as Pillow does
+        pixels = pixels.float()  # only the CPU resizes 8-bit images, with the same rounding as Pillow
     crops = [
         interpolate(
             image[None, :, top : top + height, left : left + width],
@@ -225,7 +228,7 @@ def crop_and_resize(pixels: Tensor, boxes: Tensor, size: int, interpolation: str
 
 
 def resize(pixels: Tensor, height: int, width: int) -> Tensor:
-    """Resize a whole batch (bicubic, antialiased), rounded to the 256 values that a picture has."""
+    """Resize a batch (bicubic, antialiased), with values rounded to integers in 0..255."""
     if pixels.shape[2:] == (height, width) or not len(pixels):
         return pixels.new_empty(0, 3, height, width) if not len(pixels) else pixels
     images = pixels if pixels.device.type == "cpu" else pixels.float()
@@ -235,7 +238,7 @@ def resize(pixels: Tensor, height: int, width: int) -> Tensor:
 def random_windows(
     pixels: Tensor, size: int, generator: torch.Generator, part: Shard | None = None
 ) -> Tensor:
-    """Cut a square of ``size`` pixels out of each image, any place as likely as any other."""
+    """Crop a square of ``size`` pixels from each image, at a uniformly random position."""
     part = part or full_shard(len(pixels))
     room = torch.tensor(pixels.shape[2:]) - size + 1
     places = (part.rand(2, generator=generator, dtype=torch.float64) * room).floor().long()
@@ -247,13 +250,13 @@ def random_windows(
 
 
 def brightened(images: Tensor, factors: Tensor) -> Tensor:
-    """Multiply each image by its factor, rounded down to the 256 values, as Pillow and torchvision do."""
+    """Multiply each image by its factor, rounded down to 8 bits, as Pillow and torchvision do."""
     lit = [(image * f).clamp_(max=255).byte() for image, f in zip(images, factors.tolist(), strict=True)]
     return torch.stack(lit) if lit else images
 
 
 def _largest(full: Tensor) -> Tensor:
-    """Return the largest height and width of a permitted ratio within each image."""
+    """Return the largest height and width with a permitted aspect ratio within each image."""
     height, width = full.unbind(1)
     flat, tall = width / height > _MOST_RATIO, width / height < _LEAST_RATIO
     return torch.stack(

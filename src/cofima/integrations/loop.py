@@ -88,11 +88,14 @@ class ContinualAverage:
             -100 are ignored.
         heads: Regular expression for the names of tensors that may gain rows; by default all.
 
-    Examples:
-        >>> merger = ContinualAverage(model, lam=0.4)
-        >>> for loader in tasks:
-        ...     with merger.task(loader):
-        ...         train(model, loader)
+    Example::
+
+        from cofima import ContinualAverage
+
+        merger = ContinualAverage(model, lam=0.4)
+        for loader in tasks:  # DataLoaders
+            with merger.task(loader):
+                train(model, loader)
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Registry of methods: the folder itself. ``methods/coma.py`` is the method ``coma``."""
+"""Registry of methods: the folder itself. ``methods/coma.py`` defines the method ``coma``."""
 
 import inspect
 import pkgutil
@@ -42,7 +42,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Method]:
-    """Return the class of a method; no other method is imported."""
+    """Return the class of a method, without importing the others."""
     if name not in names():
         raise CofimaError(f"unknown method '{name}'{did_you_mean(name, names())}")
     if name not in _packaged():
@@ -55,24 +55,24 @@ def find(name: str) -> type[Method]:
 
 
 def build(name: str, options: dict[str, Any] | None = None) -> Method:
-    """Return a method with these options, validated."""
+    """Return a method with validated options."""
     return schema(find(name)).validate_python(options or {})
 
 
 def schema(kind: type[Method]) -> TypeAdapter[Method]:
-    """Return what checks, makes and dumps the options of a method."""
-    return _schema(cast("Hashable", kind))  # as every class is; mypy asks its instances
+    """Return the adapter that validates and dumps the options of a method."""
+    return _schema(cast("Hashable", kind))  # every class is hashable; mypy looks at its instances
 
 
-@lru_cache(maxsize=100)  # built from annotations, which takes longer than to check any options with it
+@lru_cache(maxsize=100)  # building the adapter takes longer than validating any options with it
 def _schema(kind: Any) -> TypeAdapter[Method]:
     return TypeAdapter(kind)
 
 
 def fallback_for(entries: Collection[str]) -> tuple[str, dict[str, Any]]:
-    """Return the method, with its options, that a model can go on as when only these entries are left.
+    """Return the method and options with which a model can continue when only these entries are left.
 
-    Of the methods marked ``is_fallback`` whose entries are all there, the one that uses the most.
+    Among the methods marked ``is_fallback`` whose entries are all available, the one that uses the most.
     """
     kinds = {name: kind for name in names() if vars(kind := find(name)).get("is_fallback")}
     needs = [
@@ -86,9 +86,9 @@ def fallback_for(entries: Collection[str]) -> tuple[str, dict[str, Any]]:
 
 
 def first_task_key(method: Method) -> tuple[Any, ...] | None:
-    """Return everything that a first task depends on, if the class itself defines it; else None.
+    """Return the method's key of the first task if its own class defines one, otherwise None.
 
-    A key defined by a base class does not count: it does not know what a derived class adds.
+    An inherited key does not count: the base class does not know which options a subclass adds.
     """
     return method.first_task_key() if "first_task_key" in vars(type(method)) else None
 
@@ -97,13 +97,13 @@ def _packaged() -> list[str]:
     return _modules(tuple(__path__))
 
 
-@cache  # a grid asks thousands of times
+@cache  # called thousands of times by a grid
 def _modules(path: tuple[str, ...]) -> list[str]:
     return [module.name for module in pkgutil.iter_modules(path) if module.name not in NOT_METHODS]
 
 
 def _own() -> dict[str, type[Method]]:
-    """Return the methods of plugins by name: one in each file, named after the file."""
+    """Return the methods of plugins by name: one per file, named after the file."""
     found: dict[str, type[Method]] = {}
     for plugin in plugins.loaded():
         classes = _classes(plugin.module)
@@ -124,6 +124,6 @@ def _classes(module: ModuleType) -> list[type[Method]]:
 
 
 def options_of(method: Method) -> dict[str, Any]:
-    """Return a method's options, defaults included, as JSON-able values."""
+    """Return a method's options, including defaults, as JSON-serializable values."""
     dumped = schema(type(method)).dump_python(method, mode="json")
     return {field.name: dumped[field.name] for field in fields(method)}

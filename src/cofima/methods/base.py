@@ -1,4 +1,4 @@
-"""Base class of methods: options as fields, and a few small hooks around the training of a task."""
+"""Base class of methods: options as fields, and small hooks around the training of a task."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,77 +38,77 @@ Phase = Callable[[Task], None]
 
 @dataclass(eq=False)
 class Method:
-    """Base of all methods; the fields of a subclass are its options.
+    """Base class of all methods; the fields of a subclass are its options.
 
-    A task is learned by :meth:`begin` (the head grows), :meth:`train` (the batch loop on :meth:`loss`) and
-    :meth:`end` (merge, remember, align). What must survive until the next task goes through
-    :meth:`state` and :meth:`restore`, and is declared in ``state_schema``. Most methods override two or
-    three of these; everything below has a default that fits plain fine-tuning.
+    A task is learned by :meth:`begin` (the head grows), :meth:`train` (the training loop on :meth:`loss`)
+    and :meth:`end` (merge weights, store class statistics, align the head). State that must survive until
+    the next task is saved by :meth:`state`, loaded by :meth:`restore`, and declared in ``state_schema``. Most
+    methods override two or three of these hooks; the defaults are those of plain fine-tuning.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    # For people: lists, tables and pages.
+    # Shown in lists, tables and the documentation.
     label: ClassVar[str] = "?"
     paper: ClassVar[str] = ""
     equation: ClassVar[str] = ""
 
-    # What training changes.
+    # Training.
     frozen_old_heads: ClassVar[bool] = True
-    """Rows of old classes are not trained on."""
+    """Head rows of old classes are frozen."""
     frozen_backbone: ClassVar[bool] = False
     """The backbone is never trained."""
     fixed_features: ClassVar[bool] = False
-    """Features are asked for only once the backbone is final, so that each is computed once and cached."""
+    """Features are only computed once the backbone is final, so that they can be cached."""
     default_lora: ClassVar[LoraOptions] = LoraOptions()
-    """LoRA where ``train.lora`` leaves it open; by default there is none."""
+    """LoRA options for those that ``train.lora`` does not set; no LoRA by default."""
     all_at_once: ClassVar[bool] = False
-    """All tasks are learned as one: there is no accuracy over time."""
+    """All tasks are learned jointly as one: there is no accuracy over time."""
     sees_features_only: ClassVar[bool] = True
-    """Predictions are the head's answers to the network's features."""
+    """Predictions are a function of the network's features: the output of the head."""
 
-    # What the method needs.
+    # Requirements.
     needs_vit: ClassVar[bool] = False
-    """Only a vision transformer with a class token will do."""
+    """The backbone must be a vision transformer with a class token."""
     options_for_any_backbone: ClassVar[dict[str, Any]] = {}
-    """Options with which the method works on every backbone, where its defaults need a transformer."""
+    """Options with which the method works on any backbone, if its defaults need a transformer."""
     single_process_only: ClassVar[str] = ""
-    """The reason why several processes cannot share the batches; empty if they can.
+    """Why the method does not support several processes; empty if it does.
 
-    They can where :meth:`loss` is a mean over images, plus terms that do not depend on the images.
+    It does if :meth:`loss` is a mean over images, plus terms that do not depend on the images.
     """
 
-    # What a trained model can do next.
+    # Capabilities of a trained model.
     can_extend: ClassVar[bool] = True
     """New classes can be learned later, without the old images."""
     can_refine: ClassVar[bool] = False
     """More images of known classes can be learned."""
     can_refine_one_class: ClassVar[bool] = False
-    """More images of a single known class can be learned: something other than the head's rows gains."""
+    """More images of a single known class can be learned: more than the head's rows is updated."""
     aligns_head: ClassVar[bool] = False
-    """:meth:`fit_head` does something."""
+    """:meth:`fit_head` is implemented."""
 
-    # What is kept between tasks.
+    # State between tasks.
     state_schema: ClassVar[tuple[Entry, ...]] = ()
-    """Declarations of the entries of :meth:`state`; others cannot be merged, and can lose no class."""
+    """Declarations of the entries of :meth:`state`; an undeclared entry blocks merging and class removal."""
     steps_change_state: ClassVar[bool] = False
-    """The steps of a task change :meth:`state` too, not only its end; a checkpoint then includes it."""
+    """Training steps change :meth:`state`, not only the end of a task; a checkpoint then includes it."""
     keeps_images: ClassVar[bool] = False
-    """The state holds images of old classes."""
+    """The state contains images of old classes."""
     grows_with_tasks: ClassVar[bool] = False
-    """The state holds something for each task, beside what it holds for each class."""
+    """The state grows with the number of tasks, not only with the number of classes."""
     is_fallback: ClassVar[bool] = False
-    """A model that lost entries of its state can go on as this method if the declared ones are left.
+    """A model that lost entries of its state can continue as this method if the declared ones are left.
 
-    Merging models of different methods needs such a method. Not inherited.
+    Needed for merging models of different methods. Not inherited.
     """
     fallback_options: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    """Options with which a fallback keeps different entries: it is one for what each of them keeps."""
+    """Sets of options of a fallback, each of which needs different entries of the state."""
     unmergeable_rows: ClassVar[str] = ""
-    """The reason why two models' head rows of one class cannot be averaged; empty if they can."""
+    """Why the head rows of one class in two models cannot be averaged; empty if they can."""
 
     def setup(self, net: Net, context: Context) -> None:
-        """Attach the network and the training context; called once, before weights are loaded from disk."""
+        """Attach the network and the training context; called once, before weights are loaded."""
         self.check(net.backbone)
         self.check_train(context.train, net.backbone)
         if self.frozen_backbone:
@@ -146,25 +146,24 @@ class Method:
 
     @classmethod
     def lora_options(cls, train: TrainOptions) -> LoraOptions:
-        """Return the options of LoRA in a training: those given, else the method's own."""
+        """Return the LoRA options: those given in ``train``, completed by the method's defaults."""
         return train.lora.over(cls.default_lora)
 
     def stream(self, stream: Stream) -> Stream:
-        """Return the stream as this method learns it."""
+        """Return the stream that this method learns, such as all tasks merged into one."""
         return stream
 
     def first_task_key(self) -> tuple[Any, ...] | None:
-        """Return everything that the state after the first task depends on, beside the shared settings.
+        """Return everything, apart from shared settings, that the state after the first task depends on.
 
-        Two methods that return the same key end their first task with the same bits, so that a grid
-        learns it once; None shares nothing. A key is not inherited: see
-        :func:`cofima.methods.first_task_key`.
+        Two methods with the same key end their first task bit-identically, so a grid trains it only once;
+        with None, nothing is shared. A key is not inherited: see :func:`cofima.methods.first_task_key`.
         """
         return None
 
     def cost(self, plan: Plan) -> Cost:
         """Return the cost of a run in passes through the network; by default that of plain training."""
-        if self.fixed_features:  # each image once, ever
+        if self.fixed_features:  # features are cached: one pass per image
             return Cost(0, plan.train + plan.test)
         return Cost(plan.epochs * plan.train, plan.test * (plan.tasks + 1) / 2)
 
@@ -182,30 +181,31 @@ class Method:
 
         Args:
             task: The task.
-            context: The context from now on, if not the one that :meth:`setup` was given.
+            context: Replacement for the context given to :meth:`setup`, from now on.
             hooks: Callbacks of the training.
-            train: Replaces :meth:`train`: analyses observe it, or put its stored result in place.
-            end: Replaces :meth:`end`.
-            still: Train nothing: the backbone stays as it is, and only the head is made by :meth:`fit_head`.
-                For methods whose head :attr:`is_solved`; ``remembered`` then has the images' features.
+            train: Replacement for :meth:`train`, with which analyses observe it or load a stored result.
+            end: Replacement for :meth:`end`.
+            still: Keep the backbone frozen and only solve the head by :meth:`fit_head`; for methods whose
+                head :attr:`is_solved`. ``remembered`` then holds the features of the images.
         """
         if still:
             train, end = self.keep_still, self.fit_head
         self.still, self.context = still, context or self.context
         self.check_train(self.context.train, self.net.backbone)
         self.task, self.facts = task, {"seconds": {}, "notes": [], "lam": None}
-        # Dropout and the like draw from the global generators. They are seeded for each task, so that a
-        # run that is continued draws the same, and put back afterwards: the caller's chance is its own.
+        # Dropout and the like draw from the global generators. These are seeded for each task, so that a
+        # resumed run draws the same numbers, and restored afterwards, so that the caller's are unaffected.
         gpus = [self.context.device] if self.context.device.type == "cuda" else []
         with torch.random.fork_rng(gpus), self.timed("total"), self.timed("cpu", time.process_time):
             number = self.context.seeds.number("torch", task.index)
+            # + rank: the shards of a batch must not share their dropout masks
             seed_global(number + distributed.rank(), self.context.device)
             self.begin(task)
             if train is None:
                 self.train(task, hooks)
             else:
                 train(task)
-            self.cached_features.invalidate()
+            self.cached_features.invalidate()  # training may have changed the backbone
             (end or self.end)(task)
             distributed.broadcast_weights(self.net, self.head())
 
@@ -215,11 +215,11 @@ class Method:
 
     @property
     def is_solved(self) -> bool:
-        """True if :meth:`fit_head` solves the whole head, and :meth:`left_out_logits` knows its answers."""
+        """True if :meth:`fit_head` solves the whole head, and :meth:`left_out_logits` is implemented."""
         return False
 
     def begin(self, task: Task) -> None:
-        """Prepare for the task: add rows to the head, freeze the old ones."""
+        """Prepare for the task: add rows to the head and freeze the old ones."""
         if task.known:
             self.net.head.requires_grad_(False)
             return
@@ -227,7 +227,7 @@ class Method:
         self.net.grow(len(task.classes), generator, freeze=self.frozen_old_heads)
 
     def train(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
-        """Run the batch loop on the task's images."""
+        """Run the training loop on the task's images."""
         if task.known:
             self.refine(task, hooks)
             return
@@ -235,7 +235,7 @@ class Method:
             self.note(
                 "the first task has one class: there is nothing to tell apart yet, so nothing is trained"
             )
-            self.net.eval()  # as after training: test images must not move batch statistics
+            self.net.eval()  # as after training: test images must not change batch statistics
             return
         freeze = len(task.classes) == 1 and self.context.train.freeze_backbone_on_single_class
         with self.timed("train"), frozen(self.net.backbone, freeze), self.low_rank(task) as factors:
@@ -252,17 +252,19 @@ class Method:
             )
 
     def refine(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
-        """Train the backbone and the rows of known classes on more images, the other rows left out."""
+        """Train the backbone and the head rows of known classes on more images of these classes."""
         if len(task.known) == 1:
             self.note("more images of one known class: there is nothing to tell apart, so nothing is trained")
             self.net.eval()
             return
+        # A temporary head with the rows of these classes only: the others have no images here, and would only
+        # be pushed down.
         whole, rows = self.net.head, torch.tensor(task.known)
         self.net.head = Head(whole.features, [len(rows)]).to(self.context.device)
         self.net.head.load_flat(**{key: value[rows] for key, value in whole.flat().items()})
         among = replace(task.train, labels=torch.searchsorted(rows, task.train.labels))
         with self.timed("train"), self.low_rank(task) as factors:
-            # Early stopping scores all classes, and this head has the rows of some only.
+            # Early stopping evaluates all classes, but this temporary head has only some of their rows.
             hooks = replace(hooks, stop=None)
             sgd(self.net, among, self._refine_loss, self.context, task.index, hooks=hooks, factors=factors)
         flat = whole.flat()
@@ -275,7 +277,7 @@ class Method:
         return self.criterion(self.net(batch.images), batch.labels)
 
     def low_rank(self, task: Task) -> AbstractContextManager[LowRank]:
-        """Return the context in which the backbone moves by new factors, if it learns with LoRA."""
+        """Return the context manager that trains the backbone by new LoRA factors; a no-op without LoRA."""
         generator = self.context.seeds.generator("lora", task.index)
         return low_rank(self.net.backbone, self.lora_options(self.context.train), generator)
 
@@ -284,106 +286,115 @@ class Method:
         return task.train
 
     def optimizer(self) -> Optimizer | None:
-        """Return the optimizer of a task, or None for SGD at the rates of ``train``."""
+        """Return the optimizer of a task, or None for SGD with the learning rates of ``train``."""
         return None
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch; by default the local cross-entropy."""
+        """Return the loss of a batch; by default :meth:`local_loss`."""
         return self.local_loss(self.net(batch.images), batch.labels)
 
     def local_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the criterion over the current task's logits alone.
+        """Return the criterion over the logits of the current task only.
 
-        With a single new class that would be 0 whatever the weights, so all classes seen compete.
+        With a single new class it would always be 0, so the logits of all classes seen are used instead.
         """
         first = self.task.classes.start if len(self.task.classes) > 1 else 0
         return self.criterion(logits[:, first:], labels - first)
 
     def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of logits, all of which compete, averaged over images; by default cross-entropy."""
+        """Return the mean loss of logits over images; by default cross-entropy."""
         return cross_entropy(logits, labels)
 
     def after_step(self, batch: Batch) -> None:
-        """Act after an optimizer step, given its batch."""
+        """Run after each optimizer step, with the batch of the step."""
 
     def end(self, task: Task) -> None:
-        """Finish the task: merge weights, remember classes, align the head."""
+        """Finish the task: merge weights, store class statistics, align the head."""
 
     def fit_head(self, task: Task) -> None:
-        """Compute the class statistics of the task with the present weights, then align the head."""
+        """Compute the class statistics of the task with the current weights, then align the head."""
 
     def head(self) -> Head:
-        """Return the head that predicts."""
+        """Return the head used for prediction."""
         return self.net.head
 
     def load_head(self, weight: Tensor, bias: Tensor) -> None:
-        """Load the head that predicts, as :meth:`head` gave it; the network's head has its blocks already."""
+        """Load the weights of the head used for prediction; ``net.head`` already has its blocks."""
         self.net.head.load_flat(weight, bias)
 
     def left_out_logits(self, features: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the logits of images that the head was made from, each as if it had not been among them.
+        """Return leave-one-out logits of images that the head was computed from.
 
-        ``features`` are those that the present backbone computes. None where the method cannot tell.
+        ``features`` are those of the current backbone. None if the method does not support it.
         """
         return None
 
     def class_shares(self) -> Tensor | None:
-        """Return how likely each class is before its image is seen; None where all are alike."""
+        """Return the prior probability of each class; None if all are equal."""
         return None
 
     def class_statistics(self) -> "Gaussians | None":
-        """Return the Gaussian of every class, or None if the method keeps none."""
+        """Return the Gaussian of every class, or None if the method stores none."""
         return None
 
     def predict(self, images: Tensor) -> Tensor:
-        """Return the logits of every class seen, for images as they are seen at test time."""
+        """Return the logits of all classes seen, for preprocessed images without augmentation."""
         logits: Tensor = self.head()(self.net.features(images))
         return logits
 
     def score(self, seen: Sequence[Task]) -> Score:
-        """Score the predictions for the test images of the tasks seen."""
+        """Evaluate on the test images of the tasks seen so far."""
         if self.fixed_features:
             return evaluate(self.head(), seen, self.context, self.cached_features.batches)
         return evaluate(self.predict, seen, self.context)
 
     @torch.inference_mode()
     def features(self, images: Images) -> Tensor:
-        """Return the features of images, in order, on the CPU."""
+        """Return the features of images, in order, on the CPU; raise if one is not finite."""
         if self.fixed_features:
-            return self.cached_features(images)
-        self.net.eval()
-        part = distributed.current_shard(len(images))
-        pairs = plain_batches(images, self.context, "features", part)
-        return part.gather(torch.cat([self.net.features(x).float().cpu() for x, _ in pairs]))
+            found = self.cached_features(images)
+        else:
+            self.net.eval()
+            part = distributed.current_shard(len(images))
+            pairs = plain_batches(images, self.context, "features", part)
+            found = part.gather(torch.cat([self.net.features(x).float().cpu() for x, _ in pairs]))
+        if bad := int((~found.isfinite().all(1)).sum()):
+            # statistics of such features could never be solved for a head
+            raise CofimaError(
+                f"the backbone gives features that are not finite for {bad} of {len(found)} images: its "
+                "weights hold NaN or Inf, or are so large that it overflows; check its checkpoint"
+            )
+        return found
 
     def note(self, text: str) -> None:
-        """Tell the user something about this task, and keep it in the history."""
+        """Show a message about this task to the user, and record it in the history."""
         self.facts["notes"].append(text)
         self.context.progress.say(text)
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return those of ``state_schema`` that a model with these options can have."""
+        """Return the entries of ``state_schema`` that a model with these options can have."""
         return self.state_schema
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors that the next task needs beside backbone and predicting head."""
+        """Return the tensors that the next task needs, apart from the backbone and the prediction head."""
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state` returned; backbone and predicting head are already loaded."""
+        """Restore the result of :meth:`state`; the backbone and the prediction head are already loaded."""
 
     def task_state(self) -> dict[str, Tensor]:
-        """Return the tensors that a task's steps change beside the network, for a checkpoint between two.
+        """Return the tensors, apart from the network, that training steps change, for a mid-task checkpoint.
 
-        A resumed run calls :meth:`begin` again, which makes the same of the previous state and the seed;
-        here is only what has changed since. Random generators among the attributes are included.
+        A resumed run calls :meth:`begin` again, which is deterministic given the previous state and the
+        seed; only later changes are returned here. Random number generators that are attributes of the
+        method are included.
         """
         streams = {name: chance.get_state() for name, chance in self._streams().items()}
         return tagged("stream", streams) | (self.state() if self.steps_change_state else {})
 
     def restore_task_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`task_state` returned; called after :meth:`begin`."""
-        kept = untagged("stream", state)  # may include generators of earlier tasks
+        """Restore the result of :meth:`task_state`; called after :meth:`begin`."""
+        kept = untagged("stream", state)  # may include generators left over from earlier tasks
         for name, chance in self._streams().items():
             if name in kept:
                 chance.set_state(kept[name])
@@ -395,7 +406,7 @@ class Method:
 
     @contextmanager
     def timed(self, phase: str, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
-        """Time a phase of the task, for its history."""
+        """Time a phase of the task, for the history."""
         start = clock()
         self.running[phase] = lambda: clock() - start
         try:
@@ -404,7 +415,7 @@ class Method:
             self.add_seconds({phase: self.running.pop(phase)()})
 
     def seconds_so_far(self) -> dict[str, float]:
-        """Return the seconds of each phase, including those that are still running."""
+        """Return the seconds of each phase so far, including those still running."""
         seconds: dict[str, float] = self.facts["seconds"]
         return seconds | {phase: seconds.get(phase, 0.0) + now() for phase, now in self.running.items()}
 

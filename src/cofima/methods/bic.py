@@ -6,7 +6,7 @@ of old classes and the new images are learned together with distillation,
 .. math:: L = \Lambda\, \mathrm{KD}_T\big(z_{[1:K_{t-1}]}, \hat z\big) + (1 - \Lambda)\, \mathrm{CE}(z, y),
           \qquad \Lambda = K_{t-1} / K_t
 
-then :math:`\alpha z_k + \beta` of the new classes is fitted on a balanced part held out of both.
+then :math:`\alpha z_k + \beta` for the new classes is fitted on a balanced held-out part of both.
 """
 
 from dataclasses import dataclass, field
@@ -30,25 +30,25 @@ from cofima.training.loop import batches, plain_batches
 
 
 class Correction(BaseModel):
-    """Options of the bias correction, fitted by Adam on cached logits."""
+    """Options of the bias correction, which Adam fits on cached logits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     epochs: Annotated[int, Field(ge=0)] = 200
-    """Passes over the images held out; 0 leaves the correction out."""
+    """Epochs on the held-out images; 0 disables the correction."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Learning rate of Adam."""
 
 
 @dataclass(eq=False)
 class BiC(Method):
-    """Learn with exemplars and distillation, then take the bias towards new classes out.
+    """Train with exemplars and distillation, then correct the bias toward new classes.
 
     Args:
-        memory_size: Images kept in all, the same number of each class.
-        selection: Choice of exemplars: features close to the class mean (herding), or random.
-        validation: Share of a class's exemplars that the correction is fitted on; as many of each new class.
-        temperature: Softens both predictions before they are compared.
+        memory_size: Total number of stored images, the same for each class.
+        selection: Selection of exemplars: features close to the class mean (herding), or random.
+        validation: Share of a class's exemplars held out to fit the correction; as many of each new class.
+        temperature: Softmax temperature of both predictions in the distillation.
         correction: Options of the correction.
     """
 
@@ -66,17 +66,17 @@ class BiC(Method):
     state_schema: ClassVar[tuple[Entry, ...]] = (replay.MEMORY,)
 
     def cost(self, plan: Plan) -> Cost:
-        """Count exemplars, of which old classes have half on average, teacher and herding."""
+        """Add exemplars, of which old classes have half on average, the teacher, and herding."""
         exemplars = min(self.memory_size, plan.train) * (plan.tasks - 1) / 2
         return super().cost(plan).plus(plan.epochs * exemplars, plan.epochs * plan.later + plan.train)
 
     def stream(self, stream: Stream) -> Stream:
-        """Raise, before any work, if the memory cannot hold two images of each class."""
+        """Raise, before any work, if the memory cannot hold two images per class."""
         replay.check_memory_size(self.memory_size, len(stream.class_names), each=2)
         return stream
 
     def begin(self, task: Task) -> None:
-        """Keep the corrected network as the teacher, and hold a balanced part of the images out."""
+        """Copy the corrected network as the teacher, and hold out a balanced set of images."""
         replay.check_memory_size(self.memory_size, task.classes.stop, each=2)
         if task.index == 0:
             self.memory = replay.empty_memory(task.train)
@@ -89,11 +89,11 @@ class BiC(Method):
         super().begin(task)
 
     def data(self, task: Task) -> Images:
-        """Return the exemplars and the new images, but for those held out."""
+        """Return the exemplars and the new images, except the held-out ones."""
         return self.training_images if task.index > 0 else task.train
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return distillation of the old classes and cross-entropy over all, by their numbers."""
+        """Return distillation of old classes and cross-entropy of all, weighted by their numbers."""
         logits = self.net(batch.images)
         loss = cross_entropy(logits, batch.labels)
         if self.task.index > 0:
@@ -103,7 +103,7 @@ class BiC(Method):
         return loss
 
     def end(self, task: Task) -> None:
-        """Correct the new rows; keep the first exemplars of old classes, and choose those of new ones."""
+        """Correct the new rows; reduce the exemplars of old classes, and select those of new ones."""
         if task.index > 0:
             with self.timed("correct"):
                 fitted = correct(self.net, self.held_out, self.correction, self.context, task.index)
@@ -116,7 +116,7 @@ class BiC(Method):
             self.memory = replay.with_exemplars(self.memory, task.train, quota, features, generator)
 
     def state(self) -> dict[str, Tensor]:
-        """Keep the exemplars, best first."""
+        """Return the exemplars, best first."""
         return replay.memory_state(self.memory)
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -125,7 +125,7 @@ class BiC(Method):
 
 
 def correct(net: Net, images: Images, how: Correction, context: Context, task: int) -> tuple[float, float]:
-    """Fit alpha and beta of the newest classes on ``images``; write them into their rows, and return them."""
+    """Fit alpha and beta of the newest classes on ``images``, apply them to their rows, and return them."""
     with torch.inference_mode():
         pairs = [(net(x).float(), y) for x, y in plain_batches(images, context, "correct")]
     logits, labels = (torch.cat(part).clone() for part in zip(*pairs, strict=True))
@@ -141,7 +141,7 @@ def correct(net: Net, images: Images, how: Correction, context: Context, task: i
 def fit_correction(
     logits: Tensor, labels: Tensor, old: int, how: Correction, batch: int, generator: torch.Generator
 ) -> tuple[float, float]:
-    """Return alpha and beta of the classes after the first ``old``, fitted by cross-entropy from 1 and 0."""
+    """Return alpha and beta of the classes after the first ``old``, fitted by cross-entropy."""
     alpha = torch.ones((), device=logits.device, requires_grad=True)
     beta = torch.zeros((), device=logits.device, requires_grad=True)
     optimizer = torch.optim.Adam([alpha, beta], how.lr)

@@ -1,7 +1,7 @@
 r"""CoFiMA, Continual Fisher-weighted Model Averaging.
 
 Marouf et al., "Weighted Ensemble Models Are Strong Continual Learners", ECCV 2024,
-https://arxiv.org/abs/2312.08977. CoMA with each weight averaged by its Fisher information,
+https://arxiv.org/abs/2312.08977. CoMA with an average weighted by Fisher information, per parameter,
 
 .. math:: \theta^*_t = \frac{\lambda F_t\, \theta_t + (1-\lambda) F^*_{t-1}\, \theta^*_{t-1}}
                             {\lambda F_t + (1-\lambda) F^*_{t-1}}
@@ -37,18 +37,18 @@ from cofima.weights.ops import Weights, snapshot
 
 @dataclass(eq=False)
 class CoFiMA(Aligned):
-    """Average the weights before and after each task by how much each matters.
+    """Average the weights before and after each task, weighted by Fisher information.
 
     Args:
-        lam: Share of the new weights where both sides matter the same; 0 keeps the old ones, 1 is SLCA;
-            ``auto`` leaves all to the Fisher information, summed over tasks.
-        fallback: As CoMA has it; here ``auto`` is always defined.
+        lam: Share of the new weights where both Fishers are equal; 0 keeps the old weights, 1 is SLCA;
+            ``auto`` weights both sides by Fisher information alone, summed over tasks.
+        fallback: Not used here; an option of CoMA. With CoFiMA, ``auto`` is always defined.
         weight: Weight of a task in a sum of Fisher information.
         statistics: Gaussians from the merged weights, or from the trained ones (Algorithm 1 as printed).
         fisher: Options of the Fisher information.
         variant: The paper's equations, or the authors' released code.
         fisher_history: The last task's Fisher information (Eq. 7), or the sum over all tasks (with
-            lam 0.5 and ``weight=tasks`` this is Eq. 6). ``lam=auto`` always takes the sum, and lam 0.5.
+            lam 0.5 and ``weight=tasks`` this is Eq. 6). ``lam=auto`` always uses the sum, and lam 0.5.
     """
 
     lam: Share | Literal["auto"] = 0.4
@@ -85,32 +85,32 @@ class CoFiMA(Aligned):
         return self.fisher_history == "accumulate" or self.lam == "auto"
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Depend on the Fisher information kept: nothing is averaged yet."""
-        exact = self.fisher.kept == "float32"  # as methods keep it that have no choice
+        """Return the options that affect the stored Fisher information: nothing is averaged yet."""
+        exact = self.fisher.kept == "float32"  # as in methods without this option, which share the key
         how = self.fisher.model_dump(exclude={"share", "kept"} if exact else {"share"})
         if self.sums:
             return ("summed fisher", how, self.weight, *self.head_key())
         return ("fisher", how if self.variant == "paper" else None, self.variant, *self.head_key())
 
     def cost(self, plan: Plan) -> Cost:
-        """Count the Fisher information of each task; Eq. 7 also measures that of merged weights."""
+        """Add the Fisher information of each task; Eq. 7 also needs that of the merged weights."""
         images = plan.train + (plan.later if self.variant == "paper" and not self.sums else 0)
         return super().cost(plan).plus(steps=FISHER_PASS * images)
 
     @property
     def uses_fisher(self) -> bool:
-        """Every average is weighted by Fisher information."""
+        """True: every average is weighted by Fisher information."""
         return True
 
     # Algorithm 1: begin, train (as every method does), trained_fisher, share, finish.
 
     def begin(self, task: Task) -> None:
-        """Keep θ*_{t-1} before the head grows: rows of new classes are not averaged."""
+        """Copy θ*_{t-1} before the head grows: rows of new classes are not averaged."""
         self.old = snapshot(self.net)
         super().begin(task)
 
     def trained_fisher(self, task: Task) -> Weights:
-        """Return F_t, the Fisher information of the present weights; in a sum, times the task's weight."""
+        """Return F_t, the Fisher information of the current weights; in a sum, times the task's weight."""
         with self.timed("fisher"):
             if self.variant == "authors":
                 return released_fisher(self.net, task, self.context)
@@ -120,15 +120,15 @@ class CoFiMA(Aligned):
             return weighted(fisher, task, self.weight) if self.sums else fisher
 
     def share(self, task: Task, fisher: Weights) -> float:
-        """Return ``lam``; with ``auto`` the sums of Fisher information alone weigh the two sides."""
+        """Return ``lam``; 0.5 for ``auto``, where only the summed Fisher information weights both sides."""
         return 0.5 if self.lam == "auto" else self.lam
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
-        """Average (Eq. 7), measure the Fisher information of the average, then remember and align."""
+        """Average (Eq. 7), compute the Fisher information of the average, then store statistics and align."""
         if self.statistics == "trained":
             self.remember(task)
         trained_head = snapshot(self.net.head)
-        if task.index > 0:  # θ_0 is pre-trained for no task: there is no F*_0 to weigh it by
+        if task.index > 0:  # θ_0 was trained on none of the tasks: there is no F*_0 to weight it by
             self.merge(task, lam, fisher)  # θ*_t
         del self.old
         if not last:
@@ -136,26 +136,26 @@ class CoFiMA(Aligned):
         if self.statistics == "merged":
             self.remember(task)  # μ_c and Σ_c of the task's classes
         self.align_head(task)
-        if self.variant == "authors":  # the released code goes on from the head before the average
+        if self.variant == "authors":  # the released code continues with the head before averaging
             self.net.head.load_state_dict(trained_head)
 
     def merge(self, task: Task, lam: float, fisher: Weights) -> None:
         """Replace θ_t by its Fisher-weighted average with θ*_{t-1}, in place."""
-        self.passed = None
+        self.passed = None  # features of the trained weights are stale once these are averaged
         distance = distance_moved(untagged("backbone", self.old), self.net.backbone)
         self.facts |= {"lam": lam, "trained_distance": distance}
-        # Weights that were learned without training, or before it, have no F*: they are averaged plainly.
+        # Weights without F*, such as head rows added by a task without training, get the plain average.
         known = {key: value for key, value in fisher.items() if key in self.old_fisher or key not in self.old}
         with averaged_in_place(self.net, self.old, lam, task, self.context) as new:
             equal = self.fisher.share == "equal" and known.keys() & self.old_fisher.keys()
             scale = self.scale(new, lam, known) if equal else 1.0
             fisher_average(self.old, new, self.old_fisher, known, lam, scale=scale, out=new)
-            if self.variant == "authors":  # the released code multiplies new rows by their Fisher
+            if self.variant == "authors":  # reproduces the released code, which multiplies new rows by F_t
                 for key in new.keys() - self.old.keys():
                     new[key].mul_(fisher[key])
 
     def scale(self, new: Weights, lam: float, fisher: Weights) -> float:
-        """Return the factor of F_t at which the step is as long as CoMA's, and note it."""
+        """Return the scale of F_t that makes the step as long as CoMA's, and note it in the history."""
         step = equal_step(self.old, new, self.old_fisher, fisher, lam)
         self.facts["notes"].append(f"Fisher information times {step.scale:.3g}: share {step.share:.3f}")
         if not step.reached:
@@ -165,14 +165,14 @@ class CoFiMA(Aligned):
         return step.scale
 
     def keep_fisher(self, task: Task, fisher: Weights) -> None:
-        """Keep the sum, or the Fisher information of the weights that the next task starts from."""
+        """Store the Fisher information for the next task: the sum, or that of the merged weights."""
         if self.sums:
             self.old_fisher = add_fisher(self.old_fisher, fisher)
         elif task.index == 0 or self.variant == "authors":
             self.old_fisher = fisher
         else:
             self.old_fisher = {}
-            fisher.clear()  # neither is needed again: two models less in memory while F*_t is measured
-            self.old_fisher = self.trained_fisher(task)  # the network holds θ*_t by now
-        kept = getattr(torch, self.fisher.kept)  # rounded here, so that a run that is continued has the same
+            fisher.clear()  # neither is needed again: saves the memory of two models while F*_t is computed
+            self.old_fisher = self.trained_fisher(task)  # the network now holds θ*_t
+        kept = getattr(torch, self.fisher.kept)  # rounded here, so that a resumed run is bit-identical
         self.old_fisher = {key: value.to(kept) for key, value in self.old_fisher.items()}

@@ -27,9 +27,9 @@ class CoMA(Aligned):
     """Average the weights before and after each task.
 
     Args:
-        lam: Share of the new weights; 0 keeps the old ones, 1 is SLCA; ``auto`` finds the minimum of
-            the two tasks' quadratic losses between them (needs Fisher information).
-        fallback: The share where ``auto`` is undefined.
+        lam: Share of the new weights; 0 keeps the old weights, 1 is SLCA; ``auto`` minimizes the sum of
+            quadratic losses of old and new tasks between the two (needs Fisher information).
+        fallback: Share used if ``auto`` is undefined.
         weight: Weight of a task in the sum of Fisher information for ``auto``.
         statistics: Gaussians from the merged weights, or from the trained ones (Algorithm 1 as printed).
         fisher: Options of the Fisher information.
@@ -53,34 +53,34 @@ class CoMA(Aligned):
     state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, FISHER)
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Depend on the Fisher information kept, if any: nothing is averaged yet."""
+        """Return the options that affect the stored Fisher information, if any: nothing is averaged yet."""
         if self.uses_fisher:
             return ("summed fisher", self.fisher.model_dump(), self.weight, *self.head_key())
         return (SLOW_LEARNER, *self.head_key())
 
     def cost(self, plan: Plan) -> Cost:
-        """Count the Fisher information, where it is needed."""
+        """Add the Fisher information if it is needed."""
         return super().cost(plan).plus(steps=FISHER_PASS * plan.train if self.uses_fisher else 0)
 
     def begin(self, task: Task) -> None:
-        """Keep the merged weights of the task before; rows of new classes are not in them."""
+        """Copy the merged weights of the previous task, before the head grows: new rows are not averaged."""
         self.old = snapshot(self.net)
         super().begin(task)
 
     @property
     def uses_fisher(self) -> bool:
-        """Only ``auto`` needs Fisher information."""
+        """True for ``auto``, which needs Fisher information."""
         return self.lam == "auto"
 
     def trained_fisher(self, task: Task) -> Weights:
-        """Return the task's Fisher information times the task's weight, where it is needed."""
+        """Return the task's Fisher information times the task's weight if it is needed."""
         if not self.uses_fisher:
             return {}
         with self.timed("fisher"):
             return weighted(task_fisher(self.net, task, self.context, self.fisher), task, self.weight)
 
     def share(self, task: Task, fisher: Weights) -> float:
-        """Return ``lam``; ``auto`` is the minimum of the two quadratic losses."""
+        """Return ``lam``; for ``auto``, the minimizer of the two quadratic losses."""
         if self.lam != "auto":
             return self.lam
         if task.index == 0:  # nothing to average with yet
@@ -88,7 +88,7 @@ class CoMA(Aligned):
         return auto_lambda(self.old, self.net.state_dict(), self.old_fisher, fisher, fallback=self.fallback)
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
-        """Average, then remember and align (or remember first, as Algorithm 1 is printed)."""
+        """Average, then store statistics and align (or store first, as Algorithm 1 is printed)."""
         if self.statistics == "trained":
             self.remember(task)
         if task.index > 0:

@@ -1,13 +1,13 @@
 r"""DER++, Dark Experience Replay.
 
 Buzzega et al., "Dark Experience for General Continual Learning: a Strong, Simple Baseline", NeurIPS 2020,
-https://arxiv.org/abs/2004.07211. A memory holds images, labels, and the logits that the network gave
-when each image was taken; each step on a batch also replays two draws from it,
+https://arxiv.org/abs/2004.07211. A memory holds images, labels, and the network's logits at the time each
+image was stored; each training step also replays two draws from it,
 
 .. math:: L = \mathrm{CE}\big(z(x), y\big) + \alpha\, \lVert z(x')_{[1:K']} - z' \rVert^2
           + \beta\, \mathrm{CE}\big(z(x''), y''\big)
 
-with :math:`K'` the number of classes known when :math:`x'` was taken.
+with :math:`K'` the number of classes known when :math:`x'` was stored.
 """
 
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(eq=False)
 class DERpp(Method):
-    """Replay old images, with the logits and with the labels that they had.
+    """Replay stored images with their stored logits and labels.
 
     Args:
-        memory_size: Images kept in all.
-        alpha: Weight of the squared distance to the logits kept.
-        beta: Weight of the cross-entropy with the labels kept.
+        memory_size: Total number of stored images.
+        alpha: Weight of the squared distance to the stored logits.
+        beta: Weight of the cross-entropy with the stored labels.
     """
 
     memory_size: MemorySize = 2000
@@ -52,11 +52,11 @@ class DERpp(Method):
     steps_change_state: ClassVar[bool] = True
 
     def cost(self, plan: Plan) -> Cost:
-        """Count two draws from the memory beside each batch."""
+        """Add two draws from the memory per batch."""
         return super().cost(plan).plus(steps=2 * plan.epochs * plan.train)
 
     def begin(self, task: Task) -> None:
-        """Grow the head, and start the task's own random streams."""
+        """Grow the head, and create the task's random number generators."""
         if task.index == 0:
             self.memory = Reservoir(self.memory_size)
         chance = self.context.seeds.generator
@@ -64,7 +64,7 @@ class DERpp(Method):
         super().begin(task)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the cross-entropy over all classes seen, of the batch and of what is replayed."""
+        """Return the cross-entropy over all classes seen, plus the two replay terms."""
         logits = self.net(batch.images)
         self.logits = logits.detach()
         loss = cross_entropy(logits, batch.labels)
@@ -77,11 +77,11 @@ class DERpp(Method):
         return loss
 
     def after_step(self, batch: Batch) -> None:
-        """Add the batch to the reservoir, with the logits from before the step."""
+        """Add the batch to the reservoir, with its logits from before the step."""
         self.memory.add_shard(batch.shard, batch.pixels, batch.labels, self.logits, generator=self.places)
 
     def end(self, task: Task) -> None:
-        """Remember a first task that trained nothing (one class alone), too."""
+        """Fill the memory after a first task without training (a single class)."""
         if self.memory.seen == 0:
             with torch.no_grad():
                 for index in torch.split(torch.arange(len(task.train)), self.context.train.batch_size):
@@ -90,12 +90,12 @@ class DERpp(Method):
                     self.memory.add(pixels, labels, logits, self.places)
 
     def replay(self, batch: Batch) -> tuple[Tensor, Replayed]:
-        """Return the present logits of images drawn from memory and augmented anew, and the stored facts."""
+        """Return current logits of newly augmented images from the memory, and their stored values."""
         kept = self.memory.replay(batch.shard, self.draws, self.context.device)
         return self.net(self.context.view.train(kept.pixels, self.draws, kept.part)), kept
 
     def state(self) -> dict[str, Tensor]:
-        """Keep the memory."""
+        """Return the memory."""
         return self.memory.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:

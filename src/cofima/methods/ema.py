@@ -1,13 +1,13 @@
-r"""EMA: an exponential moving average of the weights, step by step.
+r"""EMA: exponential moving average of the weights over training steps.
 
 A baseline of Marouf et al., "Weighted Ensemble Models Are Strong Continual Learners", ECCV 2024,
-https://arxiv.org/abs/2312.08977. A shadow of the network starts each task at :math:`\theta^*_{t-1}`,
-follows the weights :math:`\theta_m` after every step, and is the result of the task,
+https://arxiv.org/abs/2312.08977. A shadow copy of the network starts each task at :math:`\theta^*_{t-1}`,
+is updated with the weights :math:`\theta_m` after every step, and becomes the result of the task,
 
 .. math:: \bar\theta_m = \beta\, \bar\theta_{m-1} + (1 - \beta)\, \theta_m,
           \qquad \theta^*_t = \bar\theta_M
 
-As printed in the paper, :math:`\beta` stands before the new weights instead.
+As printed in the paper, :math:`\beta` multiplies the new weights instead.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from cofima.weights import Weights, snapshot
 
 @dataclass(eq=False)
 class EMA(Aligned):
-    """Follow the weights with a moving average, and go on from it.
+    """Average the weights over the steps of a task, and continue from the average.
 
     Args:
-        decay: Share that the average keeps of itself in each step; 0 is SLCA. With ``form=as_printed``, that
-            it takes of the new weights.
+        decay: Share of the previous average in each step; 0 is SLCA. With ``form=as_printed``, share of the
+            new weights.
         form: The usual moving average (standard), or the formula as printed in the paper (as_printed),
-            which gives ``decay`` to the new weights and so hardly averages.
+            which applies ``decay`` to the new weights and so hardly averages.
     """
 
     decay: Share = 0.999
@@ -41,40 +41,40 @@ class EMA(Aligned):
     equation: ClassVar[str] = "ema_m = β ema_{m-1} + (1 - β) θ_m at every step, from θ*_{t-1};  θ*_t = ema_M"
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Depend on the share of the new weights in each step."""
+        """Return a key with the share of the new weights in each step: the first task is averaged, too."""
         return ("ema", self.step_share, *self.head_key())
 
     @property
     def step_share(self) -> float:
-        """Return the share of the new weights in each step."""
+        """Share of the new weights in each step."""
         return 1 - self.decay if self.form == "standard" else self.decay
 
     def begin(self, task: Task) -> None:
-        """Start the shadow where the training starts."""
+        """Initialize the shadow with the weights before training."""
         super().begin(task)
         self.old = snapshot(self.net.backbone)
         now = {key: value for key, value in self.net.state_dict().items() if value.is_floating_point()}
-        self.followed = list(now.values())  # the network's own memory: it changes with every step
+        self.followed = list(now.values())  # the network's own tensors, which every step updates in place
         self.shadow = [value.clone() for value in self.followed]
 
     def after_step(self, batch: Batch) -> None:
-        """Move the shadow towards the weights."""
+        """Update the shadow with the weights."""
         super().after_step(batch)
         for shadow, value in zip(self.shadow, self.followed, strict=True):
             shadow.lerp_(value, self.step_share)
 
     def task_state(self) -> Weights:
-        """Keep the shadow too."""
+        """Return the state of the base class and the shadow."""
         return super().task_state() | {f"shadow.{n}": value for n, value in enumerate(self.shadow)}
 
     def restore_task_state(self, state: Weights) -> None:
-        """Restore the shadow as well."""
+        """Restore the state of the base class and the shadow."""
         super().restore_task_state(state)
         for n, shadow in enumerate(self.shadow):
             shadow.copy_(state[f"shadow.{n}"])
 
     def end(self, task: Task) -> None:
-        """Put the shadow in place of the weights, then remember and align."""
+        """Replace the weights with the shadow, then store statistics and align."""
         backbone = self.net.backbone
         distance = self.facts["trained_distance"] = distance_moved(self.old, backbone)
         with averaged_in_place(backbone, self.old, self.step_share, task, self.context, moved=distance > 0):

@@ -1,14 +1,14 @@
 r"""EWC, Elastic Weight Consolidation.
 
 Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", PNAS 2017,
-https://arxiv.org/abs/1612.00796. Weights that mattered for old tasks are held where they were,
+https://arxiv.org/abs/1612.00796. A quadratic penalty keeps weights that are important for old tasks,
 
 .. math:: L = \mathrm{CE}\big(z_{[K_{t-1}:K_t]},\ y\big)
           + \frac{\lambda}{2} \sum_i F_i\, (\theta_i - c_i)^2
 
 *online*: :math:`F \leftarrow \gamma F + F_t` and :math:`c = \theta_{t-1}`. *separate*: one term
 :math:`F_k (\theta - \theta_k)^2` for each old task; their sum is, up to a constant, a single term with
-:math:`F = \sum_k F_k` and :math:`c = \sum_k F_k \theta_k / F`, and that is what is kept.
+:math:`F = \sum_k F_k` and :math:`c = \sum_k F_k \theta_k / F`, so only these two are stored.
 """
 
 from dataclasses import dataclass, field
@@ -29,14 +29,14 @@ from cofima.weights.ops import Weights
 
 @dataclass(eq=False)
 class EWC(Method):
-    """Hold each weight as firmly as it mattered for old tasks.
+    """Penalize changes of weights in proportion to their importance for old tasks.
 
     Args:
-        lamb: Strength of the penalty; 0 is fine-tuning with old rows that decay.
-        form: One anchor, the last weights, and a decaying sum of Fisher information (online); or a
+        lamb: Strength of the penalty; 0 is fine-tuning with weight decay of old rows.
+        form: A single anchor, the last weights, and a decaying sum of Fisher information (online); or a
             penalty for each old task around its own weights (separate).
-        gamma: Factor of the old Fisher information before a task's own is added (online).
-        fisher: Options of the Fisher information; by default that of the trained loss.
+        gamma: Decay of the old Fisher information before a task's own is added (online).
+        fisher: Options of the Fisher information; by default that of the training loss.
     """
 
     lamb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1000.0
@@ -51,15 +51,15 @@ class EWC(Method):
     state_schema: ClassVar[tuple[Entry, ...]] = (FISHER, Entry("center.", axis="weight"))
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Depend on what is kept: nothing is held yet."""
+        """Return the options that affect the stored Fisher information: there is no penalty yet."""
         return ("ewc", self.form, self.fisher.model_dump())
 
     def cost(self, plan: Plan) -> Cost:
-        """Count the Fisher information of each task."""
+        """Add the Fisher information of each task."""
         return super().cost(plan).plus(steps=FISHER_PASS * plan.train)
 
     def begin(self, task: Task) -> None:
-        """Set the penalty before the head grows: fresh rows are free."""
+        """Set up the penalty before the head grows: new rows are not penalized."""
         if task.index == 0:
             self.importance, self.center = Weights(), Weights()
         held = dict(self.net.named_parameters()) if task.index > 0 else {}
@@ -71,13 +71,13 @@ class EWC(Method):
         super().begin(task)
 
     def firmest(self, key: str) -> float:
-        """Return the Fisher information at which one SGD step reaches the anchor; more would overshoot."""
+        """Return the largest usable Fisher value: beyond it, one SGD step would overshoot the anchor."""
         how = self.context.train
         rate = how.lr * (how.backbone_lr_scale if key.startswith("backbone.") else 1)
         return 1 / (rate * self.lamb) if rate * self.lamb > 0 else torch.inf
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the local cross-entropy, plus the penalty."""
+        """Return the local loss plus the penalty."""
         loss = super().loss(batch)
         if self.task.index == 0:
             return loss
@@ -94,29 +94,29 @@ class EWC(Method):
             if self.form == "separate":
                 share = torch.where(
                     new > 0, new / (old + new), (old == 0).to(new)
-                )  # any point where both are 0
+                )  # if both are 0, any center is correct
                 now = weight.detach()
                 self.center[key] = torch.lerp(self.center.get(key, now), now, share)
             self.importance[key] = new + (self.gamma if self.form == "online" else 1) * old
 
     def state(self) -> Weights:
-        """Keep the Fisher information, and where the separate form is centered."""
+        """Return the Fisher information, and the centers of the separate form."""
         return tagged("fisher", self.importance) | tagged("center", self.center)
 
     def restore(self, state: Weights) -> None:
-        """Restore both."""
+        """Restore the Fisher information and the centers."""
         self.importance = untagged("fisher", state, self.context.device)
         self.center = untagged("center", state, self.context.device)
 
 
 def quadratic(weights: list[Tensor], center: list[Tensor], importance: list[Tensor]) -> Tensor:
-    r"""Return :math:`\tfrac12 \sum_i F_i (\theta_i - c_i)^2` with a few passes over the weights."""
+    r"""Return :math:`\tfrac12 \sum_i F_i (\theta_i - c_i)^2` in a few passes over the weights."""
     value: Tensor = _Quadratic.apply(center, importance, *weights)
     return value
 
 
 class _Quadratic(torch.autograd.Function):
-    """Value and gradient in one pass: autograd would keep several copies of the network."""
+    """Value and gradient in one pass; autograd would store several copies of the network."""
 
     @staticmethod
     def forward(ctx: Any, center: list[Tensor], importance: list[Tensor], *weights: Tensor) -> Tensor:

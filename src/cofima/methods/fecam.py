@@ -1,8 +1,8 @@
-r"""FeCAM: Mahalanobis distances to class means, on a backbone that is never trained.
+r"""FeCAM: Mahalanobis distances to class means, on a frozen backbone.
 
 Goswami et al., "FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual
-Learning", NeurIPS 2023, https://arxiv.org/abs/2309.14062. Features are transformed (Tukey) and brought to
-unit length; each class has its mean and a covariance, which is shrunk and normalized to correlations,
+Learning", NeurIPS 2023, https://arxiv.org/abs/2309.14062. Features are transformed (Tukey) and normalized to
+unit length; each class has a mean and a covariance, which is shrunk and normalized to correlations,
 
 .. math:: z = \frac{f_{\theta_0}(x)^{p}}{\lVert f_{\theta_0}(x)^{p} \rVert}, \qquad
           S_c = \Sigma_c + \gamma_1 v_c I + \gamma_2 m_c (\mathbf 1 \mathbf 1^\top - I), \qquad
@@ -33,14 +33,14 @@ TUKEY = 0.5
 
 @dataclass(eq=False)
 class FeCAM(Method):
-    """Keep the mean feature and the correlations of each class; nothing is trained.
+    """Classify by mean and correlation matrix of each class's features; nothing is trained.
 
     Args:
-        power: Exponent of each feature (Tukey); 1 leaves features as they are. ``auto`` is 0.5 where no
-            feature of the first task is negative, as behind a ReLU, and else 1, as for vision transformers.
-        gamma_1: How much of the mean variance is added to the variances.
-        gamma_2: How much of the mean covariance is added to the covariances; at most ``gamma_1``. ``auto``
-            is ``gamma_1`` where features are taken to a power, and else 0.
+        power: Exponent of Tukey's transformation; 1 for none. ``auto`` is 0.5 if no feature of the first
+            task is negative, as after a ReLU, otherwise 1, as for vision transformers.
+        gamma_1: Multiple of the mean variance added to the variances.
+        gamma_2: Multiple of the mean covariance added to the covariances; at most ``gamma_1``. ``auto`` is
+            ``gamma_1`` if features are transformed, otherwise 0.
     """
 
     power: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
@@ -60,7 +60,7 @@ class FeCAM(Method):
     state_schema: ClassVar[tuple[Entry, ...]] = (CORRELATION, Entry("power"))
 
     def setup(self, net: Net, context: Context) -> None:
-        """Give the network a head of distances."""
+        """Replace the network's head with one of distances."""
         super().setup(net, context)
         self.readout = net.head = MahalanobisHead(net.head.features, net.head.sizes)
         net.to(context.device)
@@ -70,7 +70,7 @@ class FeCAM(Method):
         self.net.eval()
 
     def end(self, task: Task) -> None:
-        """Keep mean and correlations of each new class."""
+        """Store mean and correlations of each new class."""
         with self.timed("statistics"):
             features, labels = self.features(task.train), task.train.labels
             if task.index == 0:
@@ -86,7 +86,7 @@ class FeCAM(Method):
             self.readout.load_flat(**flat)
 
     def choose_power(self, smallest: float) -> float:
-        """Return the exponent, given the smallest feature; raise if it has no such power."""
+        """Return the exponent, given the smallest feature; raise if that has no such power."""
         if self.power == "auto":
             return TUKEY if smallest >= 0 else 1.0
         if self.power != 1 and smallest < 0:
@@ -97,17 +97,17 @@ class FeCAM(Method):
         return self.power
 
     def chosen_gamma_2(self) -> float:
-        """Return the weight of the mean covariance, once the exponent is known."""
+        """Return the weight of the mean covariance; ``auto`` depends on the exponent."""
         if self.gamma_2 != "auto":
             return self.gamma_2
         return 0.0 if self.readout.power == 1 else self.gamma_1
 
     def state(self) -> dict[str, Tensor]:
-        """Keep the correlations and the exponent; the means are the rows of the head."""
+        """Return the correlations and the exponent; the means are the rows of the head."""
         power = torch.tensor(self.readout.power, dtype=torch.float64)
         return tagged("correlation", self.readout.state()) | {"power": power}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state` returned."""
+        """Restore the result of :meth:`state`."""
         self.readout.power = float(state["power"])
         self.readout.restore(untagged("correlation", state))

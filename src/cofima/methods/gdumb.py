@@ -1,4 +1,4 @@
-r"""GDumb: a greedy balanced memory, and a network trained on it alone.
+r"""GDumb: greedy balanced memory, and a network trained on the memory only.
 
 Prabhu, Torr and Dokania, "GDumb: A Simple Approach that Questions Our Progress in Continual Learning",
 ECCV 2020, https://www.robots.ox.ac.uk/~tvg/publications/2020/gdumb.pdf. After each task
@@ -36,10 +36,10 @@ from cofima.weights.ops import snapshot
 
 @dataclass(eq=False)
 class GDumb(Method):
-    """Keep a balanced memory, and learn from it alone, anew after each task.
+    """Maintain a balanced memory, and retrain on it from the pre-trained weights after each task.
 
     Args:
-        memory_size: Images kept in all.
+        memory_size: Total number of stored images.
     """
 
     memory_size: MemorySize = 2000
@@ -54,7 +54,7 @@ class GDumb(Method):
     state_schema: ClassVar[tuple[Entry, ...]] = (MEMORY, START)
 
     def cost(self, plan: Plan) -> Cost:
-        """Count the memory as it grows, in place of the images."""
+        """Count the growing memory in place of the task's images."""
         seen = [plan.train * (task + 1) / plan.tasks for task in range(plan.tasks)]
         return Cost(plan.epochs * sum(min(self.memory_size, n) for n in seen), super().cost(plan).forward)
 
@@ -64,7 +64,7 @@ class GDumb(Method):
         return stream
 
     def begin(self, task: Task) -> None:
-        """Update the memory with the task's images; restart from the first backbone and a fresh head."""
+        """Update the memory with the task's images; reset to the pre-trained backbone and a new head."""
         check_memory_size(self.memory_size, task.classes.stop)
         if task.index == 0:
             self.start = {key: value.cpu() for key, value in snapshot(self.net.backbone).items()}
@@ -77,7 +77,7 @@ class GDumb(Method):
             self.net.grow(size, generator, freeze=self.frozen_old_heads)
 
     def with_new(self, images: ImageSet, task: int) -> ImageSet:
-        """Return the memory after these images came, one by one, in random order."""
+        """Return the memory after adding these images one by one, in random order."""
         generator = self.context.seeds.generator("memory", task)
         images = images.select(torch.randperm(len(images), generator=generator))
         held, labels = len(self.memory), torch.cat([self.memory.labels, images.labels])
@@ -85,7 +85,7 @@ class GDumb(Method):
         return concatenate(self.memory.select(kept[kept < held]), images.select(kept[kept >= held] - held))
 
     def data(self, task: Task) -> ImageSet:
-        """Return the memory: nothing else is trained on."""
+        """Return the memory, the only training data."""
         return self.memory
 
     def loss(self, batch: Batch) -> Tensor:
@@ -93,10 +93,10 @@ class GDumb(Method):
         return cross_entropy(self.net(batch.images), batch.labels)
 
     def state(self) -> dict[str, Tensor]:
-        """Keep the memory and the weights that every training starts from."""
+        """Return the memory and the pre-trained weights."""
         return memory_state(self.memory) | tagged("start", self.start)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore both."""
+        """Restore the memory and the pre-trained weights."""
         self.memory = restore_memory(state)
         self.start = untagged("start", state)

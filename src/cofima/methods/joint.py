@@ -1,4 +1,4 @@
-r"""Joint: learn all classes at once, from all images. The upper bound.
+r"""Joint training on all classes and images at once; the upper bound.
 
 .. math:: \theta = \arg\min_\theta \mathrm{CE}\big(z(x; \theta),\ y\big)
           \quad \text{over } D_1 \cup \dots \cup D_T
@@ -14,7 +14,7 @@ from cofima.methods.components.cost import Cost, Plan
 
 @dataclass(eq=False)
 class Joint(Method):
-    """Treat the whole stream as one task; only its last accuracy compares with other methods."""
+    """Train on all classes as one task; only its last accuracy is comparable with other methods."""
 
     label: ClassVar[str] = "Joint"
     paper: ClassVar[str] = "the upper bound of every comparison: it keeps all images"
@@ -24,7 +24,7 @@ class Joint(Method):
     can_extend: ClassVar[bool] = False
 
     def cost(self, plan: Plan) -> Cost:
-        """Count one task."""
+        """Return the cost of a single task."""
         return super().cost(replace(plan, tasks=1))
 
     def stream(self, stream: Stream) -> Stream:

@@ -1,9 +1,9 @@
 r"""L2P, Learning to Prompt.
 
 Wang et al., "Learning to Prompt for Continual Learning", CVPR 2022, https://arxiv.org/abs/2112.08654.
-The backbone :math:`f` stays as it is. Each image takes the :math:`k` prompts of a pool whose keys are
-nearest to its query :math:`q = f(x)`; they join its tokens, and the head sees the mean of what comes out
-at their places,
+The backbone :math:`f` is frozen. Each image selects from a pool the :math:`k` prompts whose keys are nearest
+to its query :math:`q = f(x)`; they are added to its tokens, and the input of the head is the mean output at
+their positions,
 
 .. math:: \min_{P, k, w}\ \mathrm{CE}\big(z(x; P_{s}),\ y\big) - \gamma \sum_{i \in s} \cos(q, k_i),
           \qquad s = \operatorname{top}_k \cos(q, k)
@@ -21,13 +21,13 @@ from cofima.methods.components.prompts import Pool, mean_of_tokens, uniform, vot
 
 @dataclass(eq=False)
 class L2P(Prompted):
-    """Learn a pool of prompts for a frozen backbone; each image finds its own by key.
+    """Learn a pool of prompts for a frozen backbone; each image selects prompts by key.
 
     Args:
-        prompts: Prompts in the pool, which all tasks share.
-        length: Tokens of a prompt.
-        top_k: Prompts that an image takes.
-        vote: In training, a batch shares the prompts that most of its images would choose.
+        prompts: Number of prompts in the pool, which all tasks share.
+        length: Tokens per prompt.
+        top_k: Number of prompts that an image uses.
+        vote: In training, all images of a batch use the prompts that most of them would select.
     """
 
     gamma: Weight = 0.1
@@ -60,12 +60,12 @@ class L2P(Prompted):
         return similarity.topk(self.top_k).indices
 
     def choose(self, similarity: Tensor) -> Tensor:
-        """Return the nearest prompts, or those that the batch voted for."""
+        """Return the nearest prompts, or those selected by most images of the batch."""
         chosen = self.nearest(similarity)
         return voted(chosen, self.prompts) if self.vote else chosen
 
     def logits(self, images: Tensor, chosen: Tensor) -> Tensor:
-        """Classify the mean of what comes out at the prompts' places."""
+        """Return the head's logits for the mean output at the prompts' positions."""
         tokens = self.pool.take(chosen).flatten(1, 2)
         logits: Tensor = self.net.head(mean_of_tokens(self.net.backbone, images, tokens))
         return logits

@@ -24,11 +24,11 @@ from cofima.training.context import Batch
 
 @dataclass(eq=False)
 class LwF(Method):
-    """Learn the new task while answering as before on the old classes.
+    """Learn the new task while distilling the old network's predictions for old classes.
 
     Args:
-        lamb: Weight of the distillation; 0 is fine-tuning with old rows that decay.
-        temperature: Softens both predictions before they are compared.
+        lamb: Weight of the distillation; 0 is fine-tuning with weight decay of old rows.
+        temperature: Softmax temperature of both predictions in the distillation.
     """
 
     lamb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
@@ -40,21 +40,21 @@ class LwF(Method):
     frozen_old_heads: ClassVar[bool] = False
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Depend on no option: nothing is distilled yet."""
+        """Return a key without options: nothing is distilled yet."""
         return ("lwf",)
 
     def cost(self, plan: Plan) -> Cost:
-        """Count the teacher."""
+        """Add the forward passes of the teacher."""
         return super().cost(plan).plus(forward=plan.epochs * plan.later)
 
     def begin(self, task: Task) -> None:
-        """Keep the network of the task before as the teacher, then grow the head."""
+        """Copy the network of the previous task as the teacher, then grow the head."""
         if task.index > 0:
             self.teacher = teacher_of(self.net)
         super().begin(task)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the local cross-entropy, plus distillation of the old classes."""
+        """Return the local loss plus distillation of the old classes."""
         logits = self.net(batch.images)
         loss = self.local_loss(logits, batch.labels)
         if self.task.index == 0:
@@ -63,6 +63,6 @@ class LwF(Method):
         return loss + self.lamb * distillation(logits[:, : old.shape[1]], old, self.temperature)
 
     def end(self, task: Task) -> None:
-        """Let the teacher go: the next one is the network as it is now."""
+        """Free the teacher: the next one is a copy of the current network."""
         if task.index > 0:
             del self.teacher

@@ -1,14 +1,14 @@
-r"""MagMax: of the task vectors so far, each weight takes the one of largest magnitude.
+r"""MagMax: merge task vectors by the largest magnitude per weight.
 
 Marczak et al., "MagMax: Leveraging Model Merging for Seamless Continual Learning", ECCV 2024,
-https://arxiv.org/abs/2407.06322. Tasks are fine-tuned one after the other, :math:`\theta_t` from
-:math:`\theta_{t-1}`; what predicts is another network, made of the pre-trained one and of the task vectors,
+https://arxiv.org/abs/2407.06322. Tasks are fine-tuned sequentially, :math:`\theta_t` from
+:math:`\theta_{t-1}`; predictions use merged weights, computed from the pre-trained ones and the task vectors,
 
 .. math:: \tau_t = \theta_t - \theta_0, \qquad
           \tau^{max}_t = \tau_k \text{ with } k = \arg\max_{k \le t} |\tau_k| \text{ element by element},
           \qquad \theta^*_t = \theta_0 + \lambda\, \tau^{max}_t
 
-The maximum is taken task after task, so one vector is kept, however many tasks there were. The paper's
+The maximum is updated after each task, so only one vector is stored for any number of tasks. The paper's
 classifier is CLIP's text encoder; here it is a head, with slow learner and alignment as in SLCA.
 """
 
@@ -28,13 +28,13 @@ from cofima.training.loop import plain_batches
 from cofima.weights import Weights, average, snapshot
 from cofima.weights.task_vectors import larger
 
-# A merge of models keeps none of these: its weights are no longer those that the vector gives.
+# Not kept when models are merged: the merged weights are no longer those that the vector gives.
 TRAINED, VECTOR = Entry("trained."), Entry("vector.")
 
 
 @dataclass(eq=False)
 class MagMax(Aligned):
-    """Fine-tune task after task, and predict with the largest change of each weight.
+    """Fine-tune sequentially, and predict with the largest change of each weight.
 
     Args:
         lam: Scale of the merged task vector; 0 keeps the pre-trained backbone.
@@ -48,11 +48,11 @@ class MagMax(Aligned):
     state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, START, TRAINED, VECTOR)
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Depend on ``lam``: the first task is merged, too."""
+        """Return a key with ``lam``: the first task is merged, too."""
         return ("magmax", self.lam, *self.head_key())
 
     def begin(self, task: Task) -> None:
-        """Go on from the trained weights θ_{t-1}, not from those that predict."""
+        """Continue from the trained weights θ_{t-1}, not from the merged ones."""
         super().begin(task)
         if task.index == 0:
             self.start = self.trained = snapshot(self.net.backbone)
@@ -64,12 +64,12 @@ class MagMax(Aligned):
         return self.lam
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
-        """Keep θ_t for the next task, put the merged weights in its place, then remember and align."""
+        """Store θ_t for the next task, load the merged weights, then store statistics and align."""
         backbone = self.net.backbone
         self.facts |= {"lam": lam, "trained_distance": distance_moved(self.trained, backbone)}
         self.trained = snapshot(backbone)
         self.merge(lam)
-        # θ_0 and θ_1 have batch statistics of their own; all other merged weights need new ones
+        # θ_0 and θ_1 have their own batch statistics; all other merged weights need a new estimate
         own = lam == 0 or (lam == 1 and task.index == 0)
         if not own and statistics_moved(self.start, self.trained):
             refresh_batchnorm(backbone, plain_batches(task.train, self.context, "batch norm"))
@@ -77,20 +77,20 @@ class MagMax(Aligned):
 
     @torch.no_grad()
     def merge(self, lam: float) -> None:
-        """Put θ_t into τ_max, and θ_0 + λ τ_max into the backbone."""
+        """Update τ_max with θ_t, and load θ_0 + λ τ_max into the backbone."""
         weights = self.net.backbone.state_dict()
-        average(self.start, weights, lam, out=weights)  # of buffers, which have no task vector
+        average(self.start, weights, lam, out=weights)  # for buffers, which have no task vector
         for key, _ in self.net.backbone.named_parameters():
             vector = self.trained[key] - self.start[key]
             self.vector[key] = larger(self.vector[key], vector) if key in self.vector else vector
             torch.add(self.start[key], self.vector[key], alpha=lam, out=weights[key])
 
     def state(self) -> dict[str, Tensor]:
-        """Keep θ_t and τ_max, too."""
+        """Return the state of the base class, θ_t and τ_max."""
         return super().state() | tagged("trained", self.trained) | tagged("vector", self.vector)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore θ_t and τ_max, too."""
+        """Restore the state of the base class, θ_t and τ_max."""
         super().restore(state)
         self.trained = untagged("trained", state, self.context.device)
         self.vector = untagged("vector", state, self.context.device)

@@ -1,21 +1,21 @@
-r"""P&M, Perturb-and-Merge: train with the merge in mind, then merge at the best share.
+r"""P&M, Perturb-and-Merge: train with perturbations along the merge direction, then merge optimally.
 
 Qiu et al., "Train with Perturbation, Infer after Merging: A Two-Stage Framework for Continual Learning",
 NeurIPS 2025, https://arxiv.org/abs/2505.22389. A task is fine-tuned from the merged weights
-:math:`\theta^*_{t-1}` to :math:`\theta_t`. While it is, with :math:`\Delta = \theta - \theta^*_{t-1}`, each
-step sees the loss at one of
+:math:`\theta^*_{t-1}` to :math:`\theta_t`. With :math:`\Delta = \theta - \theta^*_{t-1}`, each training step
+uses the loss at one of
 
 .. math:: \theta, \qquad \theta + \epsilon \Delta, \qquad \theta - \epsilon \Delta
 
-by chance, so that it stays low between the two. The merged weights are those on the way between them at
-which the quadratic losses of all tasks so far, each around its own :math:`\theta_i`, have their least sum:
+at random, so that the loss stays low between the two. The merged weights minimize, on the segment between
+them, the sum of the quadratic losses of all tasks so far, each around its own :math:`\theta_i`:
 
 .. math:: \theta^*_t = \theta^*_{t-1} + \alpha \Delta, \qquad
           \alpha = - \frac{\sum_{i \le t} (\theta^*_{t-1} - \theta_i)^\top F_i \Delta}
                           {\sum_{i \le t} \Delta^\top F_i \Delta}
 
-with diagonal Fisher information :math:`F_i`. The sums over earlier tasks need two numbers a weight, however
-many tasks there were: :math:`\sum_i F_i` and its mean :math:`\theta_i`.
+with diagonal Fisher information :math:`F_i`. The sums over earlier tasks need two numbers per weight for any
+number of tasks: :math:`\sum_i F_i`, and the mean of :math:`\theta_i` weighted by :math:`F_i`.
 """
 
 from dataclasses import dataclass, field
@@ -41,11 +41,11 @@ from cofima.weights.distance import least_loss
 
 @dataclass(eq=False)
 class PM(Aligned):
-    """Perturb the weights along the way that a merge will go back, then merge at the share of least loss.
+    """Perturb the weights along the merge direction in training, then merge at the share of lowest loss.
 
     Args:
-        epsilon: Length of a perturbation, in distances from the weights before the task.
-        perturbed: Share of the steps with a perturbation, half of them forward and half back.
+        epsilon: Length of a perturbation, relative to the distance from the weights before the task.
+        perturbed: Share of the steps with a perturbation, half of them forward and half backward.
         fisher: Options of the Fisher information.
     """
 
@@ -62,15 +62,15 @@ class PM(Aligned):
     state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, FISHER, Entry("center."))
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Depend on the perturbations and the Fisher information: nothing is merged yet."""
+        """Return the options of the perturbations and of the Fisher information: nothing is merged yet."""
         return ("pm", self.epsilon, self.perturbed, self.fisher.model_dump(), *self.head_key())
 
     def cost(self, plan: Plan) -> Cost:
-        """Count the Fisher information of each task."""
+        """Add the Fisher information of each task."""
         return super().cost(plan).plus(steps=FISHER_PASS * plan.train)
 
     def begin(self, task: Task) -> None:
-        """Keep the merged weights of the task before, from which perturbations are measured."""
+        """Copy the merged weights of the previous task, the reference of perturbations."""
         super().begin(task)
         if task.index == 0:
             self.center = Weights()
@@ -78,7 +78,7 @@ class PM(Aligned):
         self.chance = self.context.seeds.generator("perturbation", task.index)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the loss at the weights, or at those a step farther from the old ones or nearer to them."""
+        """Return the loss at the weights, or at weights perturbed away from or toward the old ones."""
         drawn = float(torch.rand((), generator=self.chance, dtype=torch.float64))
         if drawn >= self.perturbed or self.epsilon == 0:
             return super().loss(batch)
@@ -87,6 +87,7 @@ class PM(Aligned):
             f"net.backbone.{key}": weight + step * (weight - self.old[key])
             for key, weight in self.net.backbone.named_parameters()
         }
+        # the whole loss runs with the perturbed weights, as it may use more of the network than forward()
         value: Tensor = functional_call(LossModule(self.net, super().loss), moved, (batch,))
         return value
 
@@ -102,7 +103,7 @@ class PM(Aligned):
         return least_loss(self.old, now, self.center, self.old_fisher, fisher)
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
-        """Add the task's quadratic loss to those before, merge, then remember and align."""
+        """Add the task's quadratic loss to the sum, merge, then store statistics and align."""
         backbone = self.net.backbone
         self.add_task(fisher)
         if task.index > 0:
@@ -114,7 +115,7 @@ class PM(Aligned):
 
     @torch.no_grad()
     def add_task(self, fisher: Weights) -> None:
-        """Add F_t to the sum and θ_t to the mean: two quadratics are one around their centers' mean."""
+        """Add F_t to the sum and θ_t to the mean: a sum of quadratics is one around the weighted mean."""
         for key, weight in self.net.backbone.named_parameters():
             new, now = fisher[key], weight.detach()
             old = self.old_fisher.get(key, torch.zeros_like(new))
@@ -123,10 +124,10 @@ class PM(Aligned):
             self.old_fisher[key] = old + new
 
     def state(self) -> dict[str, Tensor]:
-        """Keep the center of the quadratic losses, too."""
+        """Return the state of the base class and the center of the quadratic losses."""
         return super().state() | tagged("center", self.center)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore it, too."""
+        """Restore the state of the base class and the center."""
         super().restore(state)
         self.center = untagged("center", state, self.context.device)

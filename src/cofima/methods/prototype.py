@@ -1,7 +1,7 @@
-r"""Prototype classifier: cosine similarity to class means, on a backbone that is never trained.
+r"""Prototype classifier: cosine similarity to class means, on a frozen backbone.
 
 Janson et al., "A Simple Baseline that Questions the Use of Pretrained-Models in Continual Learning",
-2022, https://arxiv.org/abs/2210.04428, with the cosine in place of their distance. The prototype of a
+2022, https://arxiv.org/abs/2210.04428, with cosine similarity instead of their distance. The prototype of a
 class is the mean of its images' features,
 
 .. math:: p_c = \frac1{n_c} \sum_{x \in c} f_{\theta_0}(x), \qquad
@@ -21,7 +21,7 @@ from cofima.training.context import NO_HOOKS, Hooks
 
 @dataclass(eq=False)
 class Prototype(Method):
-    """Keep the mean feature of each class; nothing is trained."""
+    """Classify by the mean feature of each class; nothing is trained."""
 
     fixed_features: ClassVar[bool] = True
     unmergeable_rows: ClassVar[str] = (
@@ -37,16 +37,16 @@ class Prototype(Method):
         self.net.eval()
 
     def end(self, task: Task) -> None:
-        """Make the new rows of the head the classes' prototypes."""
+        """Set the new rows of the head to the prototypes of the new classes."""
         with self.timed("statistics"):
             features = self.features(task.train)
         means = torch.stack([features[task.train.labels == label].double().mean(0) for label in task.classes])
         self.net.head.load_flat(**self.with_rows(task, means / means.norm(dim=1, keepdim=True)))
 
     def with_rows(self, task: Task, directions: Tensor) -> dict[str, Tensor]:
-        """Return the head with prototypes of length 1 as its last rows.
+        """Return the head with unit-length prototypes as its last rows.
 
-        The logit is then the length of the feature times the cosine: the same class is the largest.
+        The logits are then cosines times the norm of the feature, which does not change the order of classes.
         """
         flat = self.net.head.flat()
         flat["weight"][task.classes.start :] = directions.to(flat["weight"])

@@ -1,4 +1,4 @@
-r"""RanPAC: a random projection behind a backbone adapted once, and a ridge regression over all images.
+r"""RanPAC: a backbone adapted once, a random projection, and ridge regression over all images.
 
 McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continual Learning", NeurIPS
 2023, https://arxiv.org/abs/2307.02251. The first task adapts the backbone, which is then frozen, and
@@ -32,11 +32,11 @@ class RanPAC(Method):
     """Adapt to the first task, then solve a ridge regression on random hidden features.
 
     Args:
-        petl: Adaptation of the backbone in the first task: adapters beside the MLPs, scale and shift of
-            every layer (ssf), prompt tokens in every block (vpt), or nothing.
+        petl: Adaptation of the backbone in the first task: adapters parallel to the MLPs, scale and shift of
+            every layer (ssf), prompt tokens in every block (vpt), or none.
         projection: Number of hidden features.
-        ridge: Strength of the regularization; ``auto`` takes the power of ten from 1e-8 to 1e8 that is
-            best on a fifth of each task's training images.
+        ridge: Regularization strength; ``auto`` selects the power of ten from 1e-8 to 1e8 that is best on a
+            held-out fifth of each task's training images.
         adapt: Options of the adaptation.
     """
 
@@ -55,7 +55,7 @@ class RanPAC(Method):
     state_schema: ClassVar[tuple[Entry, ...]] = READOUT
 
     def cost(self, plan: Plan) -> Cost:
-        """Count the adaptation to the first task."""
+        """Add the adaptation to the first task."""
         epochs = 0 if self.petl == "none" else self.adapt.epochs
         return super().cost(plan).plus(steps=plan.train / plan.tasks * epochs)
 
@@ -65,7 +65,7 @@ class RanPAC(Method):
             raise CofimaError(f"RanPAC: {problem}")
 
     def setup(self, net: Net, context: Context) -> None:
-        """Give the network what adapts it, and a head behind the random projection."""
+        """Insert the adaptation modules, and replace the head with one on projected features."""
         super().setup(net, context)
         seeds, head = context.seeds, net.head
         self.inserted = insert(net.backbone, self.petl, self.adapt, seeds.generator("petl"))
@@ -75,7 +75,7 @@ class RanPAC(Method):
         net.to(context.device)
 
     def train(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
-        """Adapt the backbone to the first task, if that has classes to tell apart."""
+        """Adapt the backbone to the first task, if it has more than one class."""
         if task.index == 0 and self.inserted:
             with self.timed("train"):
                 features, how = len(self.readout.blank.matrix), self.adapt
@@ -101,14 +101,14 @@ class RanPAC(Method):
         self.facts["notes"].append(f"ridge {self.readout.chosen:g}")
 
     def state(self) -> dict[str, Tensor]:
-        """Keep the sums and the ridge; of the projection only a sample, to recognize it."""
+        """Return the sums and the ridge, and a few elements of the projection to verify it."""
         return tagged("readout", self.readout.state())
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the sums, if the projection is the one that they were made with."""
+        """Restore the sums; raise if they were computed with another projection."""
         self.readout.restore(untagged("readout", state))
 
 
 def _megabytes(width: int) -> str:
-    """Return the size of the packed sums of so many hidden features, in words."""
+    """Return the size of the packed sums for ``width`` hidden features, in megabytes, as text."""
     return f"{8 * width * (width + 1) / 2 / 1e6:,.3g}"

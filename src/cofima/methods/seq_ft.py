@@ -1,4 +1,4 @@
-r"""Seq FT: fine-tune on one task after another, and nothing else.
+r"""Seq FT: plain sequential fine-tuning.
 
 The lower bound. Its rows in the paper use the slow learner (a small learning rate for the backbone)
 and cross-entropy over the current task's classes,
@@ -15,7 +15,7 @@ from cofima.methods.base import Method
 
 @dataclass(eq=False)
 class SeqFT(Method):
-    """Fine-tune on each task from where the last one ended."""
+    """Fine-tune on each task, starting from the weights after the previous one."""
 
     label: ClassVar[str] = "Seq FT"
     paper: ClassVar[str] = (

@@ -1,9 +1,9 @@
 r"""SLCA: a slow learner, and a head aligned with Gaussians of all classes.
 
 Zhang et al., "SLCA: Slow Learner with Classifier Alignment for Continual Learning on a Pre-trained
-Model", ICCV 2023, https://arxiv.org/abs/2303.05118. The backbone is fine-tuned slowly; each class
-is remembered as :math:`\mathcal N(\mu_c, \Sigma_c)` of its features; after each task but the first a
-copy of the head is trained on features drawn from all of them, and this copy predicts.
+Model", ICCV 2023, https://arxiv.org/abs/2303.05118. The backbone is fine-tuned with a low learning rate; a
+Gaussian :math:`\mathcal N(\mu_c, \Sigma_c)` of the features is stored for each class; after each task except
+the first, a copy of the head is trained on features drawn from all Gaussians and used for prediction.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from cofima.methods.components.aligned import SLOW_LEARNER, Aligned
 
 @dataclass(eq=False)
 class SLCA(Aligned):
-    """Learn slowly, then align the head."""
+    """Fine-tune the backbone slowly, then align the head."""
 
     label: ClassVar[str] = "SLCA"
     paper: ClassVar[str] = "Zhang et al., ICCV 2023, https://arxiv.org/abs/2303.05118"
@@ -23,5 +23,5 @@ class SLCA(Aligned):
     fallback_options: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"classifier": "lda"})
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Depend on how classes are remembered: nothing is aligned yet."""
+        """Return the options that affect the class statistics: nothing is aligned yet."""
         return (SLOW_LEARNER, *self.head_key())

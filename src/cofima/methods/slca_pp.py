@@ -1,13 +1,13 @@
-r"""SLCA++: SLCA with low-rank changes of the backbone and a symmetric cross-entropy.
+r"""SLCA++: SLCA with low-rank updates of the backbone and a symmetric cross-entropy.
 
 Zhang et al., "SLCA++: Unleash the Power of Sequential Fine-tuning for Continual Learning with Pre-training",
-2024, https://arxiv.org/abs/2408.08295. The backbone moves by LoRA, and the loss adds the cross-entropy with
-prediction and label exchanged, where :math:`\log 0` is a number :math:`Z`,
+2024, https://arxiv.org/abs/2408.08295. The backbone is trained by LoRA, and the loss adds the cross-entropy
+with prediction and label exchanged, where :math:`\log 0` is replaced by a number :math:`Z`,
 
 .. math:: L = a\, \mathrm{CE}(y, p) + b\, \mathrm{CE}(p, y), \qquad
           \mathrm{CE}(p, y) = -\sum_k p_k \log y_k = -Z\, (1 - p_y)
 
-Gaussians of the classes and the aligned head are SLCA's.
+Class Gaussians and alignment are those of SLCA.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(eq=False)
 class SLCApp(Aligned):
-    """Learn slowly, by low-rank changes and a symmetric loss, then align the head.
+    """Fine-tune the backbone by LoRA with a symmetric loss, then align the head.
 
     Args:
         forward_weight: Weight of the cross-entropy.
         reverse_weight: Weight of the cross-entropy with prediction and label exchanged; 0 is SLCA's loss.
-        log_zero: Value of log 0 in the exchanged one.
+        log_zero: Value of log 0 in the reverse cross-entropy.
     """
 
     forward_weight: Factor = 1.0
@@ -40,10 +40,10 @@ class SLCApp(Aligned):
     label: ClassVar[str] = "SLCA++"
     paper: ClassVar[str] = "Zhang et al., 2024, https://arxiv.org/abs/2408.08295"
     equation: ClassVar[str] = "W = W_0 + α/r B A;  L = a CE(y, p) + b CE(p, y), log 0 = -4;  head as in SLCA"
-    default_lora: ClassVar[LoraOptions] = LoraOptions(rank=4, alpha=3.2)  # 0.8 times the product
+    default_lora: ClassVar[LoraOptions] = LoraOptions(rank=4, alpha=3.2)  # alpha / rank: a scale of 0.8
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Depend on the loss, and on how classes are remembered: nothing is aligned yet."""
+        """Return the options that affect the loss and the class statistics: nothing is aligned yet."""
         return ("slca_pp", self.forward_weight, self.reverse_weight, self.log_zero, *self.head_key())
 
     def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -52,6 +52,6 @@ class SLCApp(Aligned):
         return self.forward_weight * forward + self.reverse_weight * self.reverse(logits, labels)
 
     def reverse(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the cross-entropy with prediction and label exchanged: log 1 = 0, and log 0 is given."""
+        """Return the cross-entropy with prediction and label exchanged: log 1 = 0, log 0 = ``log_zero``."""
         right = softmax(logits.float(), dim=1).gather(1, labels[:, None])
         return -self.log_zero * (1 - right).mean()

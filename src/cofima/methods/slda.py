@@ -1,13 +1,14 @@
-r"""SLDA: linear discriminant analysis on a backbone that is never trained.
+r"""SLDA: linear discriminant analysis on a frozen backbone.
 
 Hayes and Kanan, "Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis", CVPR Workshops
-2020, https://arxiv.org/abs/1909.01520. Each class is its mean :math:`\mu_c`, and all classes share one
-covariance :math:`S_a`, the scatter around the means so far, shrunk toward the identity:
+2020, https://arxiv.org/abs/1909.01520. Each class has a mean :math:`\mu_c`, and all classes share one
+covariance :math:`S_a`, the within-class scatter of all images so far, shrunk toward the identity:
 
 .. math:: \hat y = \arg\max_c\ \mu_c^\top S_a^{-1} f_{\theta_0}(x)
                    - \tfrac12 \mu_c^\top S_a^{-1} \mu_c + \log \pi_c
 
-Sums over images hold all of it, so that any division into tasks ends with the same means and covariance.
+Everything is computed from sums over images, so that any split into tasks gives the same means and
+covariance.
 """
 
 from dataclasses import dataclass
@@ -32,12 +33,12 @@ from cofima.training.context import NO_HOOKS, Hooks
 
 @dataclass(eq=False)
 class SLDA(Method):
-    """Keep class means and one covariance for all classes; nothing is trained.
+    """Classify by class means and one shared covariance; nothing is trained.
 
     Args:
-        priors: All classes are equally likely, or as likely as they have images (counts).
-        shrinkage: Share of the identity in the covariance: computed (oas), the one that answers all images
-            so far best when each is left out once (loo), or a number.
+        priors: Class priors, all equal or proportional to the number of images (counts).
+        shrinkage: Share of the identity in the covariance: by formula (oas), the one with the lowest
+            leave-one-out loss over all images so far (loo), or a number.
     """
 
     priors: Priors = "equal"
@@ -72,11 +73,11 @@ class SLDA(Method):
             self.solve()
 
     def solve(self) -> None:
-        """Make the head the one that means and covariance give."""
+        """Load the head given by means and covariance."""
         self.net.head.load_flat(*discriminant(self.gaussians, self.priors))
 
     def class_shares(self) -> Tensor | None:
-        """Return the shares of the images, where they count."""
+        """Return the share of images per class if they are used as priors."""
         return class_shares(self.gaussians.counts, self.priors)
 
     def class_statistics(self) -> SharedGaussians:
@@ -84,10 +85,10 @@ class SLDA(Method):
         return self.gaussians
 
     def state(self) -> dict[str, Tensor]:
-        """Keep the means and the scatter."""
+        """Return the means and the scatter."""
         return tagged("discriminant", self.gaussians.state())
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the sums, and solve again: those of merged models have a head of their own."""
+        """Restore the sums, and solve again: merged sums give another head than the merged weights."""
         self.gaussians = SharedGaussians.restore(untagged("discriminant", state), self.net.head.features)
         self.solve()

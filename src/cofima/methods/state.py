@@ -1,7 +1,7 @@
-"""Schema of the state that a method keeps between tasks, and the operations that need no more.
+"""Schema of the state that a method keeps between tasks, and operations on states by schema alone.
 
-:meth:`Method.state` is a flat dict of tensors. Each method declares what these are, so that a class can
-be taken out and models can be merged without anybody else knowing the method.
+:meth:`Method.state` returns a flat dict of tensors. Each method declares the meaning of its entries, so that
+classes can be removed and models merged by code that knows nothing else about the method.
 """
 
 import re
@@ -23,29 +23,32 @@ _BLOCK = re.compile(r"head\.blocks\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Entry:
-    """The declaration of one entry of a state, or of all whose names begin alike.
+    """Declaration of one entry of a state, or of a group of entries with a common prefix.
 
     Attributes:
-        name: The entry's name; one that ends in a dot (``fisher.``) declares all that begin with it.
-        axis: Meaning of the rows. ``class``: each class has one, along ``dim``. ``weight``: the rest of each
-            name is that of a parameter of the network, where ``head.blocks.N`` has one row for each class
-            of block N. None: nothing about classes.
-        dim: The dimension that counts classes, for ``class``.
-        lengths: Name of an entry with one whole number a class: how many rows this one has of each, one
-            class after the other along dimension 0, instead of one. In a group, its name after the prefix.
-        ragged: In a group with ``lengths``, the name after the prefix of the entry that has these rows;
-            all others have one row a class.
-        merge: Rule by which the entries of several models become one. ``average``: as the weights themselves.
-            ``sum``. ``pool``: by the function ``pool``, class by class. ``last``: that of the last model.
-            ``refuse``: not at all; a merged model goes on as another method, without it. What has one
-            row a class is merged row by row, and a class that only one model has keeps its row.
-        pool: Given the rows of one class in each model that has it, by the names after the prefix (by
-            the whole name for a single entry), returns its row in the result; what is ``ragged`` is given
-            and returned as any number of rows.
-        same_start: True if only models that began at the same weights can share it.
-        predicts: Name of the part that predicts beside backbone and linear head, if this is one (prompts).
-        inseparable: The reason why no class can be removed from it; empty if one can.
-        keeps_removed: What remains in it of a class that is removed, in words; empty for nothing.
+        name: Name of the entry; a name ending in a dot (``fisher.``) declares all entries with this prefix.
+        axis: Meaning of the rows. ``class``: one row per class, along ``dim``. ``weight``: the name after the
+            prefix is that of a parameter of the network, where ``head.blocks.N`` has one row per class of
+            block N. None: not related to classes.
+        dim: Dimension indexed by class, for ``class``.
+        lengths: Name of an entry with one integer per class: the number of rows that each class has in this
+            entry, class after class along dimension 0. Without it, each class has one row. In a group, the
+            name after the prefix.
+        ragged: In a group with ``lengths``, the name after the prefix of the entry with these rows; all
+            other entries of the group have one row per class.
+        merge: Rule for merging the entries of several models. ``average``: as the weights are averaged.
+            ``sum``: added. ``pool``: by the function ``pool``, per class. ``last``: taken from the last
+            model. ``refuse``: not possible; the merged model continues as another method, without the
+            entry. Entries with one row per class are merged row by row, and a class that only one model
+            has keeps its row.
+        pool: Function from the rows of one class in each model that has it to the merged row. Rows are
+            mappings by the name after the prefix (the whole name for a single entry); a ``ragged`` entry
+            may have any number of rows.
+        same_start: True if it can only be merged among models that started from the same weights.
+        predicts: Description of a part, besides backbone and linear head, that predictions depend on
+            (prompts); empty if they do not depend on this entry.
+        inseparable: Why no class can be removed from it; empty if a class can be removed.
+        keeps_removed: Description of the traces of a removed class in it; empty if there are none.
     """
 
     name: str
@@ -75,38 +78,38 @@ class Entry:
             raise ValueError(f"{self.name}: with lengths, merge='pool' in one group with them, or 'refuse'")
 
     def covers(self, key: str) -> bool:
-        """Return True if this declares the entry ``key``."""
+        """Return True if this declaration covers the entry ``key``."""
         return key.startswith(self.name) if self.name.endswith(".") else key == self.name
 
     def rest(self, key: str) -> str:
-        """Return an entry's name after the prefix of its group."""
+        """Return the name of an entry after the prefix of its group."""
         return key.removeprefix(self.name) or key
 
     def lengths_of(self, key: str) -> str | None:
-        """Return the name of the entry that counts the rows of each class; None where each has one."""
+        """Return the name of the entry with the number of rows per class; None if each class has one."""
         if not self.lengths or self.rest(key) != (self.ragged or key):
             return None
         return f"{self.name}{self.lengths}" if self.ragged else self.lengths
 
     def rows(self, key: str, sizes: Sequence[int]) -> int | None:
-        """Return the number of rows that an entry must have with these classes per block; None for any."""
+        """Return the number of rows that an entry must have, given the classes per block; None for any."""
         if self.axis == "class":
             return sum(sizes)
         block = self.head_block(key)
         return None if block is None else dict(enumerate(sizes)).get(block[0], 0)
 
     def head_block(self, key: str) -> tuple[int, str] | None:
-        """Return the block of the head that an entry belongs to and the parameter's name in it, or None."""
+        """Return the head block that an entry belongs to and the parameter's name in it, or None."""
         found = _BLOCK.match(self.rest(key)) if self.axis == "weight" else None
         return None if found is None else (int(found[1]), self.rest(key)[found.end() :])
 
     def in_block(self, block: int, name: str) -> str:
-        """Return the name of an entry that belongs to a parameter of one of the head's blocks."""
+        """Return the name of the entry for a parameter of a head block."""
         return f"{self.name}head.blocks.{block}.{name}"
 
 
 def declared(kind: "type[Method]", keys: Iterable[str]) -> dict[str, Entry]:
-    """Return the declaration of each entry of a method's state; raise if one has none."""
+    """Return the declaration of each entry of a method's state; raise if an entry has none."""
     found: dict[str, Entry] = {}
     for key in keys:
         mine = [entry for entry in kind.state_schema if entry.covers(key)]
@@ -122,7 +125,7 @@ def declared(kind: "type[Method]", keys: Iterable[str]) -> dict[str, Entry]:
 
 
 def check(kind: "type[Method]", state: Mapping[str, Tensor], sizes: Sequence[int]) -> dict[str, Entry]:
-    """Return the declarations of a state with these classes per block; raise if an entry does not fit."""
+    """Return the declarations of a state; raise if a shape does not match the classes per block."""
     entries = declared(kind, state)
     for key, entry in entries.items():
         rows, shape = entry.rows(key, sizes), list(state[key].shape)
@@ -139,7 +142,7 @@ def check(kind: "type[Method]", state: Mapping[str, Tensor], sizes: Sequence[int
 def _check_lengths(
     kind: "type[Method]", key: str, value: Tensor, name: str, lengths: Tensor | None, classes: int
 ) -> None:
-    """Raise if the rows of an entry are not those that another entry counts."""
+    """Raise if the rows of an entry do not match the counts in its ``lengths`` entry."""
     if lengths is None:
         found = "is not there"
     elif lengths.is_floating_point() or lengths.shape != (classes,) or bool((lengths < 0).any()):
@@ -157,9 +160,9 @@ def _check_lengths(
 def remove_class(
     kind: "type[Method]", state: Mapping[str, Tensor], sizes: Sequence[int], label: int
 ) -> dict[str, Tensor]:
-    """Return a method's state without a class; ``sizes`` are the classes of each block of the head.
+    """Return a method's state without a class; ``sizes`` are the numbers of classes per head block.
 
-    Sums over all images keep those of the class, which cannot be told apart: see :func:`remains_of_removed`.
+    Sums over all images still include those of the class: see :func:`remains_of_removed`.
     """
     entries = check(kind, state, sizes)
     for entry in entries.values():
@@ -181,12 +184,12 @@ def remove_class(
 
 
 def remains_of_removed(kind: "type[Method]", state: Mapping[str, Tensor]) -> list[str]:
-    """Return what remains of a removed class in a state, in words."""
+    """Return descriptions of the traces that a removed class leaves in a state."""
     return list(dict.fromkeys(e.keeps_removed for e in declared(kind, state).values() if e.keeps_removed))
 
 
 def place_of(label: int, sizes: Sequence[int]) -> tuple[int, int]:
-    """Return the block of the head that has a class, and the class's row in it."""
+    """Return the head block that contains a class, and the row of the class in it."""
     for block, size in enumerate(sizes):
         if label < size:
             return block, label
@@ -195,18 +198,18 @@ def place_of(label: int, sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def drop_row(values: Tensor, row: int, dim: int = 0) -> Tensor:
-    """Return a tensor without one of its rows along a dimension."""
+    """Return a tensor without one row along a dimension."""
     after = values.shape[dim] - row - 1
     return torch.cat([values.narrow(dim, 0, row), values.narrow(dim, row + 1, after)], dim)
 
 
 def tagged(tag: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors under names that begin with ``tag`` and a dot, as a group of a state."""
+    """Return tensors under the prefix ``tag.``, as a group of a state."""
     return {f"{tag}.{key}": value for key, value in weights.items()}
 
 
 def untagged(tag: str, state: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
-    """Return the group that :func:`tagged` put into a state, under its own names."""
+    """Return the group of a state under the prefix ``tag.``, with the prefix removed."""
     group = f"{tag}."
     return {
         key.removeprefix(group): value if device is None else value.to(device)

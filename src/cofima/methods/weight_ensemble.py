@@ -1,4 +1,4 @@
-r"""Weight ensemble: the plain mean of the weights of all tasks.
+r"""Weight ensemble: uniform average of the weights of all tasks.
 
 A baseline of Marouf et al., "Weighted Ensemble Models Are Strong Continual Learners", ECCV 2024,
 https://arxiv.org/abs/2312.08977. Each task is fine-tuned to :math:`\theta_t` from the pre-trained
@@ -7,7 +7,7 @@ weights :math:`\theta_0`, or from the mean so far, and the network becomes the m
 .. math:: \theta^*_t = \frac1t \sum_{k=1}^{t} \theta_k
                      = \left(1 - \tfrac1t\right) \theta^*_{t-1} + \tfrac1t\, \theta_t
 
-Rows of the head are not averaged. Slow learner and classifier alignment as in SLCA.
+The head is not averaged. Slow learner and classifier alignment as in SLCA.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from cofima.weights import Weights, average, snapshot
 
 @dataclass(eq=False)
 class WeightEnsemble(Aligned):
-    """Average the weights of all tasks, each counting the same.
+    """Average the weights of all tasks uniformly.
 
     Args:
-        init: Start of each task: from the weights before the first task (pretrained), or from the
-            mean so far (previous), which is CoMA with lam = 1/t.
+        init: Initial weights of each task: those before the first task (pretrained), or the mean so far
+            (previous), which is CoMA with lam = 1/t.
     """
 
     init: Literal["pretrained", "previous"] = "pretrained"
@@ -41,11 +41,11 @@ class WeightEnsemble(Aligned):
     )
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Depend on whether the start is kept: the mean of one is that one."""
+        """Return a key that depends on whether the initial weights are stored: nothing is averaged yet."""
         return ("weight_ensemble" if self.init == "pretrained" else SLOW_LEARNER, *self.head_key())
 
     def begin(self, task: Task) -> None:
-        """Keep the mean so far, and go back to the pre-trained weights if they are where tasks start."""
+        """Copy the mean so far, and load the pre-trained weights if tasks start from them."""
         super().begin(task)
         self.mean = snapshot(self.net.backbone)
         if self.init == "pretrained":
@@ -54,7 +54,7 @@ class WeightEnsemble(Aligned):
             self.net.backbone.load_state_dict(self.start)
 
     def share(self, task: Task, fisher: Weights) -> float:
-        """Return 1/t: the task counts as much as each one before."""
+        """Return 1/t: all tasks have the same weight."""
         return 1 / (task.index + 1)
 
     @property
@@ -63,7 +63,7 @@ class WeightEnsemble(Aligned):
         return self.init == "pretrained"
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
-        """Put the new weights into the mean, then remember and align."""
+        """Add the new weights to the mean, then store statistics and align."""
         backbone = self.net.backbone
         if task.index > 0:
             distance = distance_moved(self.mean, backbone)

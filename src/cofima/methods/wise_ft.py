@@ -1,4 +1,4 @@
-r"""WiSE-FT, task after task: always average with the pre-trained weights.
+r"""Continual WiSE-FT: average with the pre-trained weights after each task.
 
 Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022, https://arxiv.org/abs/2109.01903,
 in the continual form of Marouf et al., ECCV 2024, https://arxiv.org/abs/2312.08977. After each task,
@@ -6,7 +6,7 @@ fine-tuned from :math:`\theta^*_{t-1}` to :math:`\theta_t`,
 
 .. math:: \theta^*_t = (1 - \lambda)\, \theta_0 + \lambda\, \theta_t
 
-The pre-trained network has no head: its rows are as trained. Slow learner and alignment as in SLCA.
+The pre-trained network has no head, so the head is not averaged. Slow learner and alignment as in SLCA.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from cofima.weights import Weights, average, snapshot
 
 @dataclass(eq=False)
 class WiSEFT(Aligned):
-    """Average the weights after each task with those before the first.
+    """Average the weights after each task with the pre-trained ones.
 
     Args:
         lam: Share of the new weights; 0 keeps the pre-trained backbone, 1 is SLCA.
-        merge_first: Merge after the first task too, as the formula says; false begins with the second.
+        merge_first: Merge after the first task, too, as in the formula; if false, from the second task on.
     """
 
     lam: Share = 0.5
@@ -42,11 +42,11 @@ class WiSEFT(Aligned):
     state_schema: ClassVar[tuple[Entry, ...]] = (*Aligned.state_schema, START)
 
     def first_task_key(self) -> tuple[Any, ...]:
-        """Depend on ``lam`` where the first task is merged too."""
+        """Return a key with ``lam`` if the first task is merged, too."""
         return ("wise_ft", self.lam if self.merge_first else None, *self.head_key())
 
     def begin(self, task: Task) -> None:
-        """Keep the pre-trained weights from the first task on, and those that this task starts from."""
+        """Copy the weights that the task starts from; those of the first task are the pre-trained ones."""
         super().begin(task)
         self.old = snapshot(self.net.backbone)
         if task.index == 0:
@@ -57,7 +57,7 @@ class WiSEFT(Aligned):
         return self.lam
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
-        """Merge with the pre-trained weights, then remember and align."""
+        """Average with the pre-trained weights, then store statistics and align."""
         backbone = self.net.backbone
         if task.index > 0 or self.merge_first:
             self.facts |= {"lam": lam, "trained_distance": distance_moved(self.old, backbone)}

@@ -1,1 +1,1 @@
-"""A backbone and a head that grows."""
+"""Backbones, and heads that grow with new classes."""

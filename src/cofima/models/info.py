@@ -1,4 +1,4 @@
-"""Facts of a backbone: name and tag, hash of the weights, pre-training, preparation of images."""
+"""Metadata of a backbone: name and tag, hash of the weights, pre-training data, preprocessing."""
 
 import hashlib
 import math
@@ -16,11 +16,11 @@ from cofima.models.checkpoint_formats.layouts import classifier
 from cofima.models.options import ModelOptions
 from cofima.models.registry import ALIASES
 
-ELSEWHERE = ("hf-hub:", "hf_hub:", "local-dir:")  # how names begin that timm does not keep itself
+ELSEWHERE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names outside of timm's own registry
 
 
-# Model folders hold these facts, and anybody may have written one: a name is timm's own, so that building the
-# network downloads nothing and reads no file, and sizes are such that a network can be built.
+# Model folders contain this metadata and may come from untrusted sources: a name must be timm's own, so that
+# building the network downloads nothing and reads no file, and sizes must be such that it can be built.
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?$", max_length=200)]
 Pixels = Annotated[int, Field(ge=1, le=4096)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -30,7 +30,7 @@ Spread = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class BackboneFacts:
-    """Identity of a backbone, and the preparation of its images."""
+    """Identity and preprocessing of a backbone."""
 
     name: PlainName
     features: Annotated[int, Field(ge=1, le=2**16)]
@@ -50,21 +50,21 @@ class BackboneFacts:
 
     @property
     def source(self) -> str:
-        """Name that the weights are found by, where that is not timm's own."""
+        """Name for loading the weights, which may differ from timm's."""
         return self.alias if self.alias.startswith(ELSEWHERE) else self.name
 
     @property
     def stored(self) -> int:
-        """Side of the square that is cut from an image before the center crop."""
+        """Shorter side of an image after resizing, before the center crop."""
         return math.floor(self.size / self.crop_pct)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entries of a model folder."""
+        """Return the metadata as JSON-serializable values, for a model folder."""
         return asdict(self)
 
 
 def fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Return the sha256 of weights: names, types, shapes and bytes."""
+    """Return the sha256 of weights: names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for key in sorted(weights):
         value = weights[key].detach().cpu().contiguous()
@@ -74,7 +74,7 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
 
 
 def identify(name: str, module: nn.Module, options: ModelOptions, layout: str) -> BackboneFacts:
-    """Return the facts of a backbone as it has been built and filled."""
+    """Return the metadata of a backbone after it has been built and its weights loaded."""
     from timm.data import resolve_model_data_config
 
     data, alias = resolve_model_data_config(module), ALIASES.get(name)
@@ -101,7 +101,7 @@ def identify(name: str, module: nn.Module, options: ModelOptions, layout: str) -
 
 
 def _full_name(name: str, module: nn.Module, options: ModelOptions) -> tuple[str, str]:
-    """Return timm's name with the tag of the weights that were loaded, and the tag."""
+    """Return timm's name with the tag of the loaded weights, and the tag."""
     resolved = registry.resolve(name)
     architecture, _, tag = resolved.partition(".")
     if resolved.startswith(ELSEWHERE):
@@ -112,7 +112,7 @@ def _full_name(name: str, module: nn.Module, options: ModelOptions) -> tuple[str
 
 
 def _pretraining(name: str, tag: str, options: ModelOptions) -> str:
-    """Describe the images of the pre-training, and the basis of that statement."""
+    """Describe the pre-training data, and the source of that information."""
     alias = ALIASES.get(name)
     if options.checkpoint is not None:
         return f"{alias.pretraining if alias else 'not known'} (weights from {options.checkpoint.name})"

@@ -18,6 +18,6 @@ class ModelOptions(BaseModel):
     checkpoint: Annotated[Path | None, RECORDED] = None
     """A local .safetensors, .pth, .pth.tar or .npz file, instead of the published weights."""
     img_size: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Image size in pixels, where it is not the backbone's own."""
+    """Image size in pixels; by default the backbone's own."""
     final_norm: Literal["pretrained", "reset"] = "pretrained"
-    """Keep the last layer norm before the features, or make it fresh as SLCA's released code does."""
+    """Keep the pre-trained final layer norm, or reset it as SLCA's released code does."""

@@ -1,6 +1,6 @@
-"""Short names for published backbones, each pinned to one set of weights; imports no torch.
+"""Aliases of published backbones, each pinned to one set of weights; imports no torch.
 
-With them goes what has been published about the pre-training: the images, and their overlap with datasets.
+Includes published facts about the pre-training data, and its overlap with datasets.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ PARAMETERS = {
 
 @dataclass(frozen=True)
 class Alias:
-    """One set of published weights: a timm name with its tag, and where the weights come from.
+    """Published weights: a timm name with its tag, and the source of the weights.
 
-    ``size``, ``mean``, ``std`` and ``crop_pct`` are given where timm's own do not fit these weights, and
-    ``trained_on`` where there is no tag that tells it.
+    ``size``, ``mean``, ``std`` and ``crop_pct`` are given if timm's values are wrong for these weights, and
+    ``trained_on`` if there is no tag to derive it from.
     """
 
     timm: str
@@ -38,17 +38,17 @@ class Alias:
 
     @property
     def hub(self) -> bool:
-        """Return True if timm can fetch the weights itself."""
+        """True if timm can download the weights itself."""
         return "." in self.timm
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters without the classifier."""
+        """Number of parameters without the classifier."""
         return PARAMETERS[self.timm.partition(".")[0]]
 
     @property
     def pretraining(self) -> str:
-        """Return the images that the weights were trained on."""
+        """Description of the pre-training data."""
         return self.trained_on or pretraining(self.timm.partition(".")[2])
 
 
@@ -119,7 +119,7 @@ ALIASES: dict[str, Alias] = {
     ),
 }
 
-# parts of tags of weights that were trained on other images as well
+# parts of timm's tags that indicate other training data as well
 _OTHERS = (
     "laion",
     "openai",
@@ -134,7 +134,7 @@ _OTHERS = (
     "jft",
     "cc12m",
 )
-# what the parts of timm's tags say about the images that weights were trained on, most telling first
+# pre-training data by parts of timm's tags, most specific first
 _TAGS = {
     "tiny_imagenet": "Tiny-ImageNet",
     "lvd142m": "LVD-142M without labels (DINOv2)",
@@ -172,12 +172,12 @@ _GENERATED = ("digits", "blobs", "fashion_mnist")
 
 
 def resolve(name: str) -> str:
-    """Return the timm name that a name stands for; any other name stands for itself."""
+    """Return the timm name of an alias; any other name is returned unchanged."""
     return ALIASES[name].timm if name in ALIASES else name
 
 
 def pretraining(tag: str) -> str:
-    """Return the images that published weights were trained on, as far as their tag tells."""
+    """Return the training data of published weights, as far as it follows from their tag."""
     words = f"_{tag}_"
     other = any(f"_{word}" in words for word in _OTHERS)
     found = next((text for part, text in _TAGS.items() if f"_{part}_" in words), None)
@@ -185,10 +185,10 @@ def pretraining(tag: str) -> str:
 
 
 def known_overlap(pretraining: str, dataset: str) -> str:
-    """Return the overlap of a dataset with a pre-training set, as far as it has been published.
+    """Return the published overlap of a dataset with the pre-training data.
 
-    A backbone that has seen the test images, or their classes under labels, does not learn them as new.
-    "not known" does not mean that nothing is shared.
+    To a backbone that was trained on the test images, or on labels of their classes, they are not new.
+    "not known" does not mean that there is no overlap.
     """
     if pretraining.startswith("none"):
         return "none"

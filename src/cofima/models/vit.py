@@ -6,9 +6,9 @@ _OWN = ("forward", "forward_features", "forward_head", "_pos_embed")
 
 
 def incompatibility(backbone: nn.Module) -> str | None:
-    """Return a reason why a backbone is not timm's VisionTransformer with a class token, or None.
+    """Return why a backbone is not timm's VisionTransformer with a class token, or None if it is.
 
-    Registers, a norm before the blocks, layer scale and any positions are welcome.
+    Registers, a norm before the blocks, layer scale and any position embedding are supported.
     """
     from timm.models.vision_transformer import VisionTransformer
 

@@ -1,4 +1,4 @@
-"""The embedded backbone: a small ViT, pre-trained on Tiny-ImageNet, that every installation has."""
+"""Embedded backbone: a small ViT, pre-trained on Tiny-ImageNet, included in every installation."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ default_cfgs = generate_default_cfgs(
 
 @register_model  # type: ignore[untyped-decorator]
 def vit_micro(pretrained: bool = False, **options: Any) -> VisionTransformer:
-    """ViT at 64 px, or any multiple of 8: patch 8, width 128, depth 8, 4 heads, 1.6 M parameters."""
+    """Build a ViT for 64 px, or any multiple of 8: patch 8, width 128, depth 8, 4 heads, 1.6 M parameters."""
     shape = {"img_size": 64, "patch_size": 8, "embed_dim": 128, "depth": 8, "num_heads": 4}
-    resized = {"pretrained_filter_fn": checkpoint_filter_fn}  # positions follow the image size
+    resized = {"pretrained_filter_fn": checkpoint_filter_fn}  # resamples positions to the image size
     return build_model_with_cfg(VisionTransformer, "vit_micro", pretrained, **resized, **(shape | options))

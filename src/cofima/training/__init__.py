@@ -1,1 +1,1 @@
-"""The batch loop and the evaluation loop."""
+"""Training loop, evaluation, checkpoints, cached features."""

@@ -1,15 +1,17 @@
-"""Checkpoints in the middle of a task: a run that was killed resumes at the last step written.
+"""Mid-task checkpoints: a killed run resumes at the last step that was written.
 
-The batch loop calls the hooks of :class:`Checkpoint`, which do nothing. A run passes a
-:class:`RunCheckpoint`, which writes now and then, and resumes what an earlier process wrote. A run that was
-killed at any step, even with kill -9 during a write, ends with the same bits as one that was not. For that
+The training loop calls the hooks of :class:`Checkpoint`, which do nothing by default. A run passes a
+:class:`RunCheckpoint`, which writes at intervals and resumes from a file of an earlier process. A run that
+was killed at any step, even with kill -9 during a write, ends bit-identical to an uninterrupted one. To that
+end:
 
-- everything that a step changes is written: weights and buffers, the optimizer, its schedule and what it
-  moves outside of the network, the random generators, and what the method itself changes
-  (:meth:`Learner.task_state`);
-- what follows from the configuration and the seed alone is not: the order of the images is drawn again;
-- tensors and description are one file, which is written aside, flushed, and renamed: there is always either
-  the previous checkpoint or this one, never a mixture.
+- Everything that a step changes is written: weights and buffers, the optimizer, its schedule, parameters
+  that it updates outside of the network, the random number generators, and the method's own state
+  (:meth:`Learner.task_state`).
+- Anything determined by the configuration and the seed is not written: the order of the images is drawn
+  again.
+- Tensors and description share one file, which is written under a temporary name, flushed, and renamed:
+  there is always either the previous checkpoint or the new one, never a mixture.
 """
 
 import hashlib
@@ -36,59 +38,59 @@ from cofima.weights.mmap import create_mapped, spec_of
 
 FORMAT = 2
 FILE = "checkpoint.safetensors"
-EVERY = 60.0  # seconds between two checkpoints, at least; COFIMA_INFLIGHT overrides it
-MAX_SHARE = 0.02  # of the time that may go into writing
-ASSUMED_SPEED = 100e6  # bytes a second: the disk, before the first checkpoint was timed
+EVERY = 60.0  # minimum seconds between two checkpoints; COFIMA_INFLIGHT overrides it
+MAX_SHARE = 0.02  # maximum share of the time spent on writing
+ASSUMED_SPEED = 100e6  # bytes per second: disk speed assumed until the first checkpoint has been timed
 
 
 class Learner(Protocol):
-    """Interface of a method to checkpoints."""
+    """Interface that a method offers to checkpoints."""
 
     def task_state(self) -> dict[str, Tensor]:
-        """Return the changes of the steps so far in the method itself, beside the network."""
+        """Return the method's own state that training steps change, apart from the network."""
 
     def restore_task_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`task_state` returned."""
+        """Restore the result of :meth:`task_state`."""
 
     def seconds_so_far(self) -> dict[str, float]:
-        """Return the seconds of each phase of the task so far."""
+        """Return the seconds spent on each phase of the task so far."""
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
         """Add seconds to phases, such as those that an earlier process spent on the task."""
 
     def note(self, text: str) -> None:
-        """Tell the user something, and keep it in the history."""
+        """Show a message to the user, and record it in the history."""
 
 
 class Checkpoint:
     """Checkpoint hooks of the training loop; no-op by default."""
 
     epochs_before = 0
-    """Epochs of the task's training, where an earlier process completed it."""
+    """Epochs trained by an earlier process, if it completed the task's training."""
 
     def start_task(self, index: int, parent: str) -> None:
-        """Begin a task from the generation that ``parent`` identifies; the next training belongs to it."""
+        """Start a task from the generation ``parent``; the next call of :meth:`begin` belongs to it."""
 
     def begin(self, net: nn.Module, optimizer: Optimizer, schedule: LRScheduler) -> int:
-        """Begin a training, or resume it; return its first epoch."""
+        """Start or resume training; return the first epoch to run."""
         return 0
 
     def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
-        """Begin an epoch; return how many of its steps are done already."""
+        """Start or resume an epoch; return the number of its steps that are already done."""
         return 0
 
     def offer(self, step: int) -> None:
-        """Allow a checkpoint here: so many steps of the epoch are done."""
+        """Offer a point at which a checkpoint is safe: ``step`` steps of the epoch are done."""
 
     def end(self) -> None:
-        """End the training: it is complete."""
+        """Mark the training as complete."""
 
 
 NO_CHECKPOINT = Checkpoint()
 
 
 class RunCheckpoint(Checkpoint):
-    """Checkpoint of the first training of each task of a run, in a folder.
+    """Checkpoint of a run, in a folder; covers the first training of each task.
 
     If a method trains twice in a task, a resumed run repeats the second training: the file holds the
     result of the first.
@@ -96,8 +98,9 @@ class RunCheckpoint(Checkpoint):
     Args:
         folder: Folder of the checkpoint.
         learner: The method.
-        facts: Stored in the description. ``environment`` is what the last bits of a result depend on.
-        every: Seconds between two checkpoints, at least.
+        facts: Metadata stored in the description. ``environment`` lists the versions and settings that
+            bit-identical results depend on.
+        every: Minimum seconds between two checkpoints.
     """
 
     def __init__(self, folder: Path, learner: Learner, facts: dict[str, Any], every: float = EVERY) -> None:
@@ -108,33 +111,33 @@ class RunCheckpoint(Checkpoint):
         self.fresh = self.failed = False
 
     def start_task(self, index: int, parent: str) -> None:
-        """Begin a task: its first training is the one that is written."""
+        """Start a task; only its first training is checkpointed."""
         self.task = {"task": index, "parent": parent}
         self.fresh, self.failed, self.epochs_before = True, False, 0
 
     def begin(self, net: nn.Module, optimizer: Optimizer, schedule: LRScheduler) -> int:
-        """Begin a training, or resume it from the checkpoint."""
+        """Start training, or resume it from the checkpoint."""
         self.training = Training(net, optimizer, schedule) if self.fresh else None
         self.fresh = False
         if self.training is None:
             return 0
         self.learner.add_seconds({"inflight": 0.0})
         weights = sum(value.numel() * value.element_size() for value in net.state_dict().values())
-        self.budget.start(2 * weights)  # and as much for the optimizer
+        self.budget.start(2 * weights)  # the optimizer's momentum is as large as the weights
         self._resume(self.training)
-        # From here on a signal waits for offer(): in the middle of a step there is no state to write.
+        # From here on, signals are deferred to offer(): in the middle of a step the state is inconsistent.
         signals.defer(True)
         if not self.training.complete:
             return self.training.epoch
         self.epochs_before = self.training.epoch
-        return sys.maxsize
+        return sys.maxsize  # beyond the last epoch: the loop has no epoch left to run
 
     def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
-        """Begin an epoch, or resume the one that was interrupted."""
+        """Start an epoch, or resume the interrupted one."""
         return self.training.begin_epoch(epoch, augment, losses) if self.training is not None else 0
 
     def offer(self, step: int) -> None:
-        """Write if it is time, or if a signal asks the run to stop."""
+        """Write if a checkpoint is due, or if a signal asks the run to stop."""
         if self.training is None:
             return
         self.training.step = step
@@ -143,10 +146,11 @@ class RunCheckpoint(Checkpoint):
             self._leave()
 
     def end(self) -> None:
-        """Write the trained weights if it is time: what follows (Fisher, alignment) may take long as well."""
+        """Write the trained weights if a checkpoint is due: Fisher and alignment may also take long."""
         if self.training is None:
             return
         if not self.training.complete and self._wanted():
+            # epoch + 1 is the number of completed epochs, which a resumed process reports
             self.training.epoch, self.training.step, self.training.complete = self.training.epoch + 1, 0, True
             self._write(self.training)
         self._leave()
@@ -161,7 +165,7 @@ class RunCheckpoint(Checkpoint):
             raise signals.Interrupted(asked)
 
     def _write(self, training: "Training") -> None:
-        """Write the checkpoint; if that fails, tell the user once and go on."""
+        """Write the checkpoint; if that fails, tell the user once and continue training."""
         start = time.monotonic()
         own = {f"method.{key}": value for key, value in self.learner.task_state().items()}
         tensors = training.tensors() | own
@@ -180,7 +184,7 @@ class RunCheckpoint(Checkpoint):
         self.budget.spend(seconds, sum(value.numel() * value.element_size() for value in tensors.values()))
 
     def _resume(self, training: "Training") -> None:
-        """Load the checkpoint of this task if it is intact and fits; otherwise remove it, and say why."""
+        """Load the checkpoint if it is intact and belongs to this task; otherwise remove it."""
         try:
             description = read_description(self.folder)
             if description is None:
@@ -188,7 +192,8 @@ class RunCheckpoint(Checkpoint):
             if description.get("format") != FORMAT:
                 raise ValueError("another version of cofima wrote it")
             if any(description.get(key) != value for key, value in self.task.items()):
-                remove(self.folder)  # the task has been learned since, or the one before it undone
+                # A leftover, silently removed: the task was completed since, or the one before it undone.
+                remove(self.folder)
                 return
             tensors = read_tensors(self.folder, description)
             if misfit := training.misfit(tensors):
@@ -203,7 +208,9 @@ class RunCheckpoint(Checkpoint):
             own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
             self.learner.restore_task_state(own)
             self.learner.add_seconds(description["seconds"])
-        except Exception as error:  # the hashes are right: what does not fit was written so
+        except Exception as error:
+            # The hashes match, so the file is not damaged but belongs to other settings. Some of it may be
+            # restored already: starting the task over now would train on a mixture.
             raise CofimaError(
                 f"{self.folder / FILE} does not fit this task ({type(error).__name__}: {error}): remove it, "
                 "and the task is learned from its beginning"
@@ -217,10 +224,11 @@ class RunCheckpoint(Checkpoint):
 
 
 class Budget:
-    """Schedule of checkpoints.
+    """Time budget of checkpoints.
 
-    The cost of one grows with the network. So it is due only after ``every`` seconds, and once all
-    writing, the next included, is at most ``MAX_SHARE`` of the time since the start.
+    The cost of writing grows with the network. A checkpoint is due only if at least ``every`` seconds have
+    passed since the last one, and if all writing, including the next, stays within ``MAX_SHARE`` of the
+    time since the start.
     """
 
     def __init__(self, every: float) -> None:
@@ -229,16 +237,16 @@ class Budget:
         self.cost, self.rate = 0.0, 1 / ASSUMED_SPEED
 
     def start(self, size: int) -> None:
-        """Begin a training whose checkpoint takes about ``size`` bytes."""
+        """Start a training whose checkpoint takes about ``size`` bytes."""
         self.last = time.monotonic()
         self._plan(size)
 
     def due(self) -> bool:
-        """Return True if it is time to write."""
+        """Return True if a checkpoint is due."""
         return time.monotonic() >= self.next
 
     def spend(self, seconds: float, size: int) -> None:
-        """Count a checkpoint of ``size`` bytes; the next is expected to take as long."""
+        """Record a checkpoint of ``size`` bytes; the next one is assumed to take as long."""
         self.last = time.monotonic()
         self.cost, self.rate = self.cost + seconds, seconds / size
         self._plan(size)
@@ -247,12 +255,12 @@ class Budget:
         self.next = max(self.last + self.every, self.began + (self.cost + size * self.rate) / MAX_SHARE)
 
 
-SCHEDULE = ("last_epoch", "_step_count", "_last_lr")  # the rest follows from the options
+SCHEDULE = ("last_epoch", "_step_count", "_last_lr")  # all other fields follow from the options
 
 
 @dataclass
 class Training:
-    """State of a training between two steps: everything that a step changes."""
+    """Training state between two steps: everything that a step changes."""
 
     net: nn.Module
     optimizer: Optimizer
@@ -266,7 +274,7 @@ class Training:
     """Tensors of the interrupted epoch, until :meth:`begin_epoch` restores them."""
 
     def begin_epoch(self, epoch: int, augment: torch.Generator, losses: Tensor) -> int:
-        """Begin an epoch, or restore the interrupted one; return the number of its steps done."""
+        """Start an epoch, or restore the interrupted one; return the number of its steps done."""
         self.augment, self.losses = augment, losses
         if self.resumed is None:
             self.epoch, self.step = epoch, 0
@@ -277,9 +285,9 @@ class Training:
         return self.step
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors; a complete training no longer needs its optimizer."""
+        """Return the tensors of the state; a completed training no longer needs its optimizer."""
         found = {f"net.{key}": value for key, value in self.net.state_dict().items()}
-        # Dropout and stochastic depth draw from the global generators; augmentation from one of its own.
+        # Dropout and stochastic depth draw from the global generators, augmentation from its own.
         found["chance"] = torch.get_rng_state()
         if (device := self._device()).type == "cuda":
             found["chance_cuda"] = torch.cuda.get_rng_state(device)
@@ -295,7 +303,7 @@ class Training:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """Return the rest, as JSON-able values."""
+        """Return the remaining state as JSON-serializable values."""
         schedule, optimizer = self.schedule.state_dict(), self.optimizer.state_dict()
         plain = [
             [index, name, value]
@@ -313,7 +321,7 @@ class Training:
         }
 
     def misfit(self, tensors: dict[str, Tensor]) -> str:
-        """Return the reason why tensors do not fit this network, or an empty string."""
+        """Return why the tensors do not match this network, or an empty string if they do."""
         there = {key: value for key, value in tensors.items() if key.startswith("net.")}
         mine = {f"net.{key}": value for key, value in self.net.state_dict().items()}
         if odd := sorted(there.keys() ^ mine.keys()):
@@ -322,14 +330,14 @@ class Training:
         return f"{odd[0]} has another shape" if odd else ""
 
     def load(self, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
-        """Restore what :meth:`tensors` and :meth:`plain` returned; check :meth:`misfit` first."""
+        """Restore the results of :meth:`tensors` and :meth:`plain`; check :meth:`misfit` first."""
         self.epoch, self.step, self.complete = (
             description["epoch"],
             description["step"],
             description["complete"],
         )
         net = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
-        self.net.load_state_dict(net)  # in place: optimizer and method refer to the same tensors
+        self.net.load_state_dict(net)  # copies in place: optimizer and method hold references to the tensors
         torch.set_rng_state(tensors["chance"])
         if "chance_cuda" in tensors and (device := self._device()).type == "cuda":
             torch.cuda.set_rng_state(tensors["chance_cuda"], device)
@@ -343,7 +351,7 @@ class Training:
         self.optimizer.load_state_dict(
             {"state": self._optimizer(tensors, description), "param_groups": description["groups"]}
         )
-        # A schedule warns if it steps before its optimizer; here the optimizer stepped in another process.
+        # A scheduler warns if it steps before its optimizer; here the optimizer stepped in another process.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def _optimizer(
@@ -363,7 +371,7 @@ class Training:
         return [weight for group in self.optimizer.param_groups for weight in group["params"]]
 
     def _outside(self) -> dict[int, Tensor]:
-        """Return what the optimizer moves outside of the network, such as factors of its weights."""
+        """Return the optimizer's parameters outside of the network, such as LoRA factors, by index."""
         inside = {id(weight) for weight in self.net.parameters()}
         return {index: weight for index, weight in enumerate(self._moved()) if id(weight) not in inside}
 
@@ -372,10 +380,11 @@ class Training:
 
 
 def _like(value: Tensor, weight: Tensor) -> Tensor:
-    """Return a copy with the memory layout of its weight.
+    """Return a copy with the memory format of its weight.
 
-    A file holds tensors row by row, but a momentum buffer has the layout of its weight, which may be
-    channels-last; arithmetic over two layouts takes another path and may round differently.
+    Files store tensors contiguously, but a momentum buffer has the memory format of its weight, which may be
+    channels-last. Arithmetic on mixed formats takes another code path and may round differently, so that a
+    resumed run would no longer be bit-identical.
     """
     if value.shape != weight.shape or not value.ndim:
         return value.clone()
@@ -383,7 +392,7 @@ def _like(value: Tensor, weight: Tensor) -> Tensor:
 
 
 def interval() -> float | None:
-    """Return the seconds between two checkpoints, from the environment; None turns them off."""
+    """Return the minimum seconds between two checkpoints from the environment; None disables them."""
     text = os.environ.get("COFIMA_INFLIGHT", "")
     try:
         return None if text == "off" else float(text or EVERY)
@@ -397,12 +406,12 @@ def pending(folder: Path, parent: str) -> dict[str, Any]:
         description = read_description(folder) or {}
         known = description.get("parent") == parent and describe(description)
     except (ValueError, LookupError, TypeError):
-        return {}  # the run reports it when it tries to resume
+        return {}  # the run reports the damage when it tries to resume
     return description if known else {}
 
 
 def describe(description: dict[str, Any]) -> str:
-    """Return the position in the task, in words."""
+    """Return the position within the task as text."""
     within = (
         "after its training"
         if description["complete"]
@@ -412,20 +421,20 @@ def describe(description: dict[str, Any]) -> str:
 
 
 def write(folder: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write tensors one by one, without a copy of them all; after an error the previous file is intact."""
+    """Write a checkpoint, one tensor at a time to save memory; an error leaves the previous file intact."""
     text = json.dumps(description | {"tensors": fingerprint(tensors)})
     header = {"description": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     kinds = {key: spec_of(value) for key, value in tensors.items()}
     if folder.is_symlink():
         raise CofimaError(f"{folder} is a symbolic link, and nothing is written through links")
-    clear_aside(folder)  # what a process killed during a write left, as large as a checkpoint
+    clear_aside(folder)  # a process killed during a write leaves a temporary file as large as a checkpoint
     with write_aside(folder / FILE) as aside, create_mapped(aside, kinds, header) as file:
         for key, value in tensors.items():
             file.put(key, 0, value.detach().cpu().contiguous().reshape(-1))
 
 
 def read_description(folder: Path) -> dict[str, Any] | None:
-    """Return the description of the checkpoint, None if there is none; raise ValueError if it is damaged."""
+    """Return the description of a checkpoint, None if there is none; raise ValueError if it is damaged."""
     if not (folder / FILE).is_file():
         return None
     try:
@@ -446,7 +455,7 @@ def read_description(folder: Path) -> dict[str, Any] | None:
 
 
 def read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors that a description belongs to; raise ValueError if they are damaged."""
+    """Return the tensors of a checkpoint; raise ValueError if they do not match its description."""
     try:
         tensors = load_file(folder / FILE)
     except (OSError, SafetensorError) as error:

@@ -1,4 +1,4 @@
-"""Types of the training loop: its context, its callbacks, and its batches."""
+"""Data types of the training loop: context, callbacks, batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from cofima.training.options import TrainOptions
 
 @dataclass(frozen=True)
 class Context:
-    """Settings and services that a method learns with."""
+    """Settings and services for training a method."""
 
     view: View
     train: TrainOptions
@@ -32,14 +32,14 @@ OnEpoch = Callable[[int, int, Tensor, list[float]], None]
 
 @dataclass(frozen=True)
 class Hooks:
-    """Callbacks of the training of one task; by default there are none."""
+    """Callbacks for the training of one task; none by default."""
 
     checkpoint: Checkpoint = NO_CHECKPOINT
-    """Writes and resumes the state in the middle of the task."""
+    """Writes and restores mid-task checkpoints."""
     on_epoch: OnEpoch | None = None
     """Called after each epoch with the task, the epoch, the loss of every step, and the learning rates."""
     stop: Callable[[], bool] | None = None
-    """Called after each epoch; true ends the training."""
+    """Called after each epoch; training ends if it returns true (early stopping)."""
 
 
 NO_HOOKS = Hooks()
@@ -47,16 +47,16 @@ NO_HOOKS = Hooks()
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of one step: this process's shard of them."""
+    """Images of one training step, or this process's shard of them."""
 
     images: Tensor
     """Network input: augmented, normalized, on the device [B, 3, size, size]."""
     labels: Tensor
-    """On the device [B]."""
+    """Class ids, on the device [B]."""
     pixels: Tensor
-    """Stored pixels: uint8 on the CPU [B, 3, height, width]."""
+    """Raw pixels: uint8 on the CPU [B, 3, height, width]."""
     shard: distributed.Shard
-    """Rows of the whole batch that these are; all of them in a single process."""
+    """Rows of the global batch that this shard holds; all of them in a single process."""
 
 
 Loss = Callable[[Batch], Tensor]

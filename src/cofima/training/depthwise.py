@@ -1,8 +1,8 @@
-"""Faster gradients of depthwise convolutions on the CPU, where a kernel has more places than its output.
+"""Faster weight gradients of depthwise convolutions on the CPU whose kernel is larger than their output.
 
-PyTorch's library for CPUs (oneDNN) has no fast code for the weights of such layers. In an EfficientNet at 64
-pixels their gradients took two fifths of a training step; as sums of shifted products they take a tenth of
-that. The sums are taken in another order, so that gradients differ by rounding.
+PyTorch's CPU library (oneDNN) has no fast code for the weight gradients of such layers. In an EfficientNet at
+64 pixels they took two fifths of a training step; as sums of shifted products they take a tenth of that. The
+order of summation differs, so gradients differ by rounding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ Pair = tuple[int, int]
 
 
 def faster_gradients(net: nn.Module) -> AbstractContextManager[object]:
-    """Return a context for forward passes of ``net``; it does nothing where no layer can gain."""
+    """Return a context manager for forward passes of ``net``; a no-op if no layer can benefit."""
     layers = [layer for layer in net.modules() if isinstance(layer, nn.Conv2d)]
     gain = any(_is_depthwise(layer.weight, layer.groups) for layer in layers)
     return _Convolutions() if gain else nullcontext()
 
 
 class _Convolutions(TorchFunctionMode):
-    """Lets :class:`Depthwise` compute the convolutions that gain, whatever module calls them."""
+    """Route convolutions that benefit to :class:`Depthwise`, whichever module calls them."""
 
     def __torch_function__(
         self,
@@ -40,7 +40,7 @@ class _Convolutions(TorchFunctionMode):
 
 
 def _convolve(
-    input: Tensor,  # the names are those of torch.conv2d, which may be called by them
+    input: Tensor,  # named as in torch.conv2d, which may be called with keyword arguments
     weight: Tensor,
     bias: Tensor | None = None,
     stride: int | Pair = 1,
@@ -69,14 +69,14 @@ def _pair(value: int | Pair) -> Pair:
 
 
 def _places(given: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> int:
-    """Return the number of places of the map that the convolution makes."""
+    """Return the number of positions of the convolution's output map."""
     sizes = zip(given.shape[-2:], weight.shape[2:], stride, padding, dilation, strict=True)
     height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
     return height * width
 
 
 class Depthwise(torch.autograd.Function):
-    """A depthwise convolution whose weight's gradient is a sum of products for each place of the kernel."""
+    """Depthwise convolution whose weight gradient is a sum of shifted products per kernel position."""
 
     @staticmethod
     def forward(
@@ -88,14 +88,14 @@ class Depthwise(torch.autograd.Function):
         padding: Pair,
         dilation: Pair,
     ) -> Tensor:
-        """Return the convolution, as PyTorch computes it."""
+        """Compute the convolution as PyTorch does."""
         ctx.save_for_backward(given, weight)
         ctx.how = stride, padding, dilation  # type: ignore[attr-defined]
         return torch.conv2d(given, weight, bias, stride, padding, dilation, len(weight))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the input, of the weight and of the bias."""
+        """Return the gradients of input, weight and bias."""
         given, weight = ctx.saved_tensors
         stride, padding, dilation = ctx.how
         wants_input, _, wants_bias = ctx.needs_input_grad[:3]
@@ -120,10 +120,10 @@ def weight_gradient(
 ) -> Tensor:
     """Return the gradient of a depthwise convolution's ``weight``.
 
-    A place of the kernel meets, for each place of the output, one place of the input or the padding beside
-    it: its gradient is the sum of their products over images and places, channel by channel.
+    For each output position, a kernel position is multiplied with one input position, or with padding. Its
+    gradient is the sum, over images and output positions, of input times output gradient, per channel.
     """
-    images, grads = given.permute(0, 2, 3, 1), grad.permute(0, 2, 3, 1)  # channels last: there are the most
+    images, grads = given.permute(0, 2, 3, 1), grad.permute(0, 2, 3, 1)  # channels last: the longest axis
     down, across = shifts(weight, given, grad, stride, padding, dilation)
     sums = [
         (images[:, rows, columns] * grads[:, out_rows, out_columns]).sum((0, 1, 2))

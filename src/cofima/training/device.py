@@ -7,9 +7,9 @@ from cofima.core.errors import CofimaError
 
 
 def choose(name: str = "auto") -> torch.device:
-    """Return the device by name; ``auto`` takes a GPU where there is one.
+    """Return the device of a name; ``auto`` selects a GPU if there is one.
 
-    Each of several processes takes the GPU of its local rank.
+    Under torchrun, each process selects the GPU of its local rank.
     """
     if torchrun.world_size() > 1 and name in ("auto", "cuda"):
         return _own_gpu(name)
@@ -19,7 +19,7 @@ def choose(name: str = "auto") -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.ones(1, device=device).item()  # not enough to have one: on "meta" there are no numbers
+        torch.ones(1, device=device).item()  # creating a tensor is not enough: "meta" tensors hold no values
     except (RuntimeError, AssertionError) as error:
         raise CofimaError(f"device = {name}: not available here ({str(error).splitlines()[0]})") from error
     return device

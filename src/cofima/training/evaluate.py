@@ -1,4 +1,4 @@
-"""Evaluation: accuracies on the test images of every task seen, from logits computed once."""
+"""Evaluation on the test images of all tasks seen so far; logits are computed once."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from cofima.training.loop import plain_batches
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracies in percent on each task seen, and the number of its test images."""
+    """Accuracies in percent, one per task seen, and the number of test images of each."""
 
     accuracy: list[float]
     top5: list[float]
     task_aware: list[float]
-    """Accuracy if the task of each image were known."""
+    """Accuracy if the task of each image were known (task-incremental setting)."""
     sizes: list[int]
 
 
@@ -31,13 +31,14 @@ Batches = Callable[[ImageSet, str], Iterable[tuple[Tensor, ...]]]
 def evaluate(
     predict: Callable[..., Tensor], seen: Sequence[Task], context: Context, batches: Batches | None = None
 ) -> Score:
-    """Score ``predict`` on the test images of the tasks seen, over all their classes.
+    """Evaluate ``predict`` on the test images of the tasks seen so far, over all their classes.
 
     Args:
-        predict: Returns logits for images, or for what ``batches`` yields in place of them.
-        seen: The tasks.
+        predict: Function from images, or from the inputs that ``batches`` yields, to logits.
+        seen: The tasks seen so far.
         context: Context of the method.
-        batches: Yields inputs of ``predict`` with labels, for this process's part of a task's images.
+        batches: Function that yields inputs of ``predict`` and labels for this process's shard of a task's
+            images; by default the images themselves, without augmentation.
     """
     score = Score([], [], [], [])
     take = batches or (

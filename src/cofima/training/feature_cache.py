@@ -1,8 +1,8 @@
-"""Cache of feature rows by key, in memory and in a folder that later runs and other processes share.
+"""Cache of feature vectors by key, in memory and in a folder shared with later runs and other processes.
 
 The folder holds files of some rows each. Files are only ever added, and each is named by a hash of its
-content. So nothing is locked or merged: two processes at once add two files, or the same one twice, and a
-file that is damaged or belongs elsewhere does not match its name.
+content. So nothing needs a lock: two concurrent processes add two files, or the same file twice, and a file
+that is damaged or belongs to another folder does not match its name.
 """
 
 import os
@@ -23,12 +23,12 @@ from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.models.info import fingerprint
 from cofima.weights.mmap import write_tensors
 
-LIMIT = 4_000_000_000  # bytes of all caches; above it, the least recently used ones are removed
+LIMIT = 4_000_000_000  # total bytes of all caches; beyond it, the least recently used ones are removed
 KEY_BYTES = 16
 
 
 class FeatureCache:
-    """Rows by key; without a folder they are kept in memory only."""
+    """Feature vectors by key; without a folder they are cached in memory only."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
@@ -39,23 +39,23 @@ class FeatureCache:
             self.files |= dict.fromkeys(_keys_of(file), file)
 
     def __contains__(self, key: bytes) -> bool:
-        """Return True if there is a row; a file is read when the first of its rows is asked for."""
+        """Return True if the key is cached; a file is read on the first access to one of its rows."""
         if key not in self.rows and key in self.files:
             self._read(self.files[key])
         return key in self.rows
 
     def take(self, keys: Iterable[bytes]) -> Tensor:
-        """Return rows that are there, in order."""
+        """Return the rows of cached keys, in the given order."""
         return torch.stack([self.rows[key] for key in keys])
 
     def add(self, rows: dict[bytes, Tensor]) -> None:
-        """Keep rows, and write them for others. If they cannot be written, warn once and go on."""
+        """Cache rows and write them to the folder; if writing fails, warn once and continue in memory."""
         self.rows |= rows
         if self.folder is None or not rows:
             return
         try:
             self._write(self.folder, rows)
-            with suppress(FileNotFoundError):  # another process removes old caches as well
+            with suppress(FileNotFoundError):  # another process may be removing old caches, too
                 _remove_old_caches(self.folder)
         except (OSError, CofimaError) as error:
             _warn(f"{self.folder}: features could not be kept for later runs ({error})")
@@ -68,7 +68,7 @@ class FeatureCache:
             write_tensors(aside, content)
 
     def _read(self, file: Path) -> None:
-        """Read all rows of a file, or discard it if its content does not match its name."""
+        """Read all rows of a file; discard it if its content does not match its name."""
         try:
             content = load_file(file)
             if _hash(file.parent, content) != file.stem:
@@ -82,7 +82,7 @@ class FeatureCache:
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    """Return files of a cache, which is in use from now on; none where they may not be seen."""
+    """Return the files of a cache, and mark it as recently used; none if it cannot be listed."""
     try:
         found = sorted(folder.glob(pattern)) if folder.is_dir() else []
     except OSError:
@@ -92,7 +92,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _keys_of(file: Path) -> list[bytes]:
-    """Return the keys of a file's rows; none if it cannot be read."""
+    """Return the keys of a file's rows; none if the file cannot be read."""
     try:
         with safe_open(file, "pt") as content:
             return _bytes(content.get_tensor("names"))
@@ -110,12 +110,12 @@ def _bytes(keys: Tensor) -> list[bytes]:
 
 
 def _hash(folder: Path, content: dict[str, Tensor]) -> str:
-    """Return the name of a file, which depends on its folder too: a file moved elsewhere does not match."""
+    """Return the name of a file; it depends on the folder, so that a file moved elsewhere does not match."""
     return sha256(f"{folder.name} {fingerprint(content)}".encode()).hexdigest()
 
 
 def _discard(file: Path, error: Exception) -> None:
-    """Warn of a useless file, and remove it if its name is one of ours."""
+    """Warn about an unusable file, and remove it if its name has the form of a cache file's."""
     _warn(f"{file}: damaged or foreign ({error}); it is ignored, and its features are computed anew")
     if len(file.stem) == 64:
         with suppress(OSError):  # a read-only folder
@@ -123,12 +123,12 @@ def _discard(file: Path, error: Exception) -> None:
 
 
 def _touch(folder: Path) -> None:
-    with suppress(OSError):  # a read-only folder: then nobody removes old caches there either
+    with suppress(OSError):  # a read-only folder, where no old caches are removed either
         os.utime(folder)
 
 
 def _remove_old_caches(used: Path) -> None:
-    """Remove the least recently used caches until the others fit, but never the one in use."""
+    """Remove the least recently used caches until the rest fit into ``LIMIT``; never the one in use."""
     caches = [folder for folder in used.parent.iterdir() if folder.is_dir()]
     sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in caches}
     for folder in sorted(caches, key=lambda folder: folder.stat().st_mtime):

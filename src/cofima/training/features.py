@@ -1,9 +1,9 @@
-"""Features of a fixed backbone, each image computed once and cached.
+"""Cached features of a frozen backbone, computed once per image.
 
-The last bits of a feature depend on how many images pass through the network together, though not on
-which ones they are. So the same number passes always, the last batch filled up: a feature is then a
-function of its image alone, and a cached value equals the one that would be computed. Before the cache of
-a backbone is used for that, the assumption is tested with one picture at every place of a batch.
+The last bits of a feature depend on the batch size, though not on the other images of the batch. So batches
+always have the same size, with the last one padded: a feature is then a function of its image alone, and a
+cached value is bit-identical to a recomputed one. Before a cache is shared, this assumption is tested on the
+actual backbone, with the same image at every position of a batch.
 """
 
 import os
@@ -23,14 +23,14 @@ from cofima.training.context import Context
 from cofima.training.feature_cache import KEY_BYTES, FeatureCache
 
 BATCH_SIZE = 32
-WRITE_EVERY = 2048  # images: what a crash can cost
+WRITE_EVERY = 2048  # images: at most this many are recomputed after a crash
 
 
 class CachedFeatures:
-    """Return the features of images, computed or from the cache that tasks, methods and runs share.
+    """Features of images, computed once and cached across tasks, methods and runs.
 
-    A cache folder belongs to one backbone: its weights, its output for one picture, and the preparation
-    of images. In it, a feature is found by a hash of its image's pixels.
+    A cache folder belongs to one backbone, identified by its weights, its output for a fixed image, and the
+    preprocessing. Within the folder, the key of a feature is a hash of its image's pixels.
     """
 
     def __init__(self, net: Net, context: Context) -> None:
@@ -42,7 +42,7 @@ class CachedFeatures:
         self.keys: WeakKeyDictionary[Images, list[bytes]] = WeakKeyDictionary()
 
     def invalidate(self) -> None:
-        """Check the weights again before the next feature: they may have changed."""
+        """Compare the weights again before the next feature is returned: they may have changed."""
         self.checked = False
 
     @torch.inference_mode()
@@ -52,14 +52,14 @@ class CachedFeatures:
         if not self.checked:
             self._open_cache()
         if not self.batch_invariant:
-            self.cache = FeatureCache()  # features of one set may then not serve another
+            self.cache = FeatureCache()  # the same image in another batch would have other bits
         keys = self.keys.get(images)
         if keys is None or any(key not in self.cache for key in keys):
             keys = self.keys[images] = self._fill_cache(images, label)
         return distributed.current_shard(len(images)).gather(self.cache.take(keys))
 
     def batches(self, images: ImageSet, label: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the features of this process's part of images with their labels, for the head."""
+        """Yield features and labels of this process's shard of images, as inputs of the head."""
         size, device = self.context.train.batch_size, self.context.device
         mine = distributed.current_shard(len(images)).rows
         features, labels = self(images, label)[mine], images.labels[mine]
@@ -68,7 +68,7 @@ class CachedFeatures:
             yield some.to(device), theirs.to(device)
 
     def _fill_cache(self, images: Images, label: str) -> list[bytes]:
-        """Compute what the cache lacks of this process's part of images; return the keys of all of them."""
+        """Compute missing features of this process's shard of images; return the keys of the shard."""
         keys: list[bytes] = []
         waiting: dict[bytes, Tensor] = {}
         fresh: dict[bytes, Tensor] = {}
@@ -92,19 +92,19 @@ class CachedFeatures:
         return keys
 
     def _compute(self, images: dict[bytes, Tensor]) -> dict[bytes, Tensor]:
-        """Return the features of at most ``BATCH_SIZE`` images, filled up to exactly that many."""
+        """Return the features of at most ``BATCH_SIZE`` images, padded to exactly that many."""
         if not images:
             return {}
         pixels = list(images.values())
         features = self._forward(torch.stack(pixels + pixels[-1:] * (BATCH_SIZE - len(pixels))))
-        own = features[: len(pixels)].clone()  # a view would keep all that the backbone returned
+        own = features[: len(pixels)].clone()  # a view would keep the backbone's whole output in memory
         return dict(zip(images, own, strict=True))
 
     def _forward(self, pixels: Tensor) -> Tensor:
         return self.net.features(self.context.view.test(pixels.to(self.context.device))).float().cpu()
 
     def _open_cache(self) -> None:
-        """Open the cache of the weights as they are now."""
+        """Open the cache of the current weights."""
         weights = fingerprint(self.net.backbone.state_dict())
         if weights != self.weights:
             view, chance = self.context.view, torch.Generator().manual_seed(0)
@@ -118,9 +118,9 @@ class CachedFeatures:
         self.checked = True
 
     def _folder_name(self, weights: str, output: Tensor) -> str:
-        """Return a hash of all that a feature depends on beside its image.
+        """Return a hash of everything that a feature depends on apart from its image.
 
-        The output tells apart what weights do not show: how they are combined and computed with.
+        The output for a fixed image distinguishes backbones with equal weights but different computations.
         """
         view, device = self.context.view, self.context.device
         parts = {
@@ -134,7 +134,7 @@ class CachedFeatures:
 
 
 def _key_of(image: Tensor) -> bytes:
-    """Return a hash of an image as it is stored: of its shape and its pixels."""
+    """Return a hash of the shape and the raw pixels of an image."""
     digest = blake2b(str(tuple(image.shape)).encode(), digest_size=KEY_BYTES)
     digest.update(image.contiguous().numpy().data)
     return digest.digest()

@@ -1,4 +1,4 @@
-"""The batch loop: stochastic gradient descent with a slow backbone and a fast head."""
+"""Training loop: SGD with a low learning rate for the backbone and a high one for the head."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from cofima.training.depthwise import faster_gradients
 from cofima.training.lora import NO_FACTORS, LowRank
 from cofima.training.options import TrainOptions
 
-CHECK_EVERY = 50  # steps between two checks of the loss
+CHECK_EVERY = 50  # steps between two checks of the loss, each of which stalls a GPU
 
 ADVICE = (
     "the state after the task before is kept. Try a smaller train.lr or train.backbone_lr_scale "
@@ -40,34 +40,35 @@ def sgd(
     """Train ``net`` on ``images`` for ``context.train.epochs`` epochs.
 
     Args:
-        net: The network; it is in evaluation mode afterwards.
+        net: The network; left in eval mode.
         images: Training images.
         loss: Loss of a batch.
-        context: Settings, random streams, device and progress.
-        task: Index of the task: it names the random streams.
+        context: Settings, seeds, device and progress.
+        task: Index of the task; part of the seed of every random stream.
         after_step: Called after each optimizer step.
-        optimizer: Instead of SGD. It keeps its rates, unless milestones are configured explicitly.
+        optimizer: Replacement for SGD. Its learning rates stay constant, unless milestones are configured
+            explicitly.
         hooks: Checkpoint and callbacks.
-        factors: Move in place of the backbone's weights, which are their product (LoRA).
+        factors: LoRA factors, which are trained in place of the backbone's weights.
     """
     how, seeds, checkpoint = context.train, context.seeds, hooks.checkpoint
     if optimizer is None:
         optimizer = make_optimizer(net, how, factors)
-    elif how.milestones is None:
+    elif how.milestones is None:  # the default decay belongs to SGD: keep the learning rates of another
         how = how.model_copy(update={"milestones": ()})
     schedule = make_schedule(optimizer, how)
     half = torch.autocast(context.device.type, torch.bfloat16, enabled=how.precision == "bf16")
     faster = faster_gradients(net)
     loss = distributed.synchronized(net, loss)
     net.train()
-    # A frozen backbone computes as at test time: dropout would only add noise to features that stay.
+    # A frozen backbone runs in eval mode: dropout would only add noise to features that do not change.
     net.backbone.train(bool(trainable(net.backbone)))
-    if how.batchnorm == "frozen" or factors.weights:  # with factors, nothing else of the backbone moves
+    if how.batchnorm == "frozen" or factors.weights:  # LoRA: only the factors may change the backbone
         for layer in batchnorm_layers(net):
             layer.eval()
     for epoch in range(checkpoint.begin(net, optimizer, schedule), how.epochs):
-        # Each epoch has random streams of its own: the order of images then does not depend on how many
-        # numbers augmentation or dropout drew, and an epoch is resumed without running those before it.
+        # Each epoch has its own random number generators: the order of images then does not depend on how
+        # many numbers augmentation or dropout drew, and an epoch is resumed without replaying earlier ones.
         augment = seeds.generator("augment", task, epoch)
         loader = seeds.generator("loader", task, epoch)
         steps = batches(len(images), how.batch_size, loader, repeats(images, how.balance, loader))
@@ -81,20 +82,23 @@ def sgd(
                 value = loss(batch) * batch.shard.weight  # shards may differ in size by one image
             optimizer.zero_grad()
             torch.autograd.backward(value)
+            # LoRA: the network holds the product of the factors, so that losses and hooks see the effective
+            # weights. Gradients go from the product to the factors before the step, values back after it.
             factors.take_gradients()
             optimizer.step()
             factors.write_weights()
-            losses[step] = value.detach()  # stays on the device: reading each would make the GPU wait
+            losses[step] = value.detach()  # stays on the device: reading it at each step would stall a GPU
             if after_step is not None:
                 after_step(batch)
             if (step + 1) % CHECK_EVERY == 0 or step + 1 == len(steps):
+                # clone: the reduction is in place, and checkpoints contain the losses of this process
                 check_losses(
                     distributed.all_reduce_sum(losses[: step + 1].clone()) / distributed.world_size(),
                     task,
                     epoch,
                 )
             context.progress.worked(STEP * len(index))
-            checkpoint.offer(step + 1)  # last: weights, optimizer and method are now of the same step
+            checkpoint.offer(step + 1)  # last: only now are weights, optimizer and method at the same step
         if hooks.on_epoch is not None:
             mean = distributed.all_reduce_sum(losses.clone()) / distributed.world_size()
             hooks.on_epoch(task, epoch, mean, [float(group["lr"]) for group in optimizer.param_groups])
@@ -102,13 +106,13 @@ def sgd(
         if hooks.stop is not None and hooks.stop():
             break
     check_weights(net, task)
-    net.zero_grad()  # frees as much memory as the network has, which Fisher information will need
+    net.zero_grad()  # frees the gradients, as large as the network: the Fisher information needs the memory
     net.eval()
     checkpoint.end()
 
 
 def make_batch(images: Images, index: Tensor, context: Context, augment: torch.Generator) -> Batch:
-    """Read this process's share of the images at ``index``, and augment it."""
+    """Load and augment this process's shard of the images at ``index``."""
     shard = distributed.current_shard(len(index))
     pixels, labels = images.batch(index[shard.rows])
     seen = context.view.train(pixels.to(context.device, non_blocking=True), augment, shard)
@@ -116,7 +120,10 @@ def make_batch(images: Images, index: Tensor, context: Context, augment: torch.G
 
 
 def make_optimizer(net: Net, how: TrainOptions, factors: LowRank = NO_FACTORS) -> torch.optim.SGD:
-    """Return SGD over what is trainable: the backbone, or its factors, slowly, the head at the full rate."""
+    """Return SGD for the trainable parameters, with a scaled learning rate for the backbone (or its factors).
+
+    This is the slow learner of SLCA: pre-trained features change slowly, the head learns new classes fast.
+    """
     groups = [
         {"params": factors.parameters() or trainable(net.backbone), "lr": how.lr * how.backbone_lr_scale},
         {"params": trainable(net.head), "lr": how.lr},
@@ -127,14 +134,14 @@ def make_optimizer(net: Net, how: TrainOptions, factors: LowRank = NO_FACTORS) -
 def make_schedule(
     optimizer: torch.optim.Optimizer, how: TrainOptions
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Return the schedule of the learning rates, stepped once an epoch."""
+    """Return the learning rate schedule, stepped once per epoch."""
     if how.schedule == "cosine":
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(how.epochs, 1))
     return torch.optim.lr_scheduler.MultiStepLR(optimizer, how.decays, how.gamma)
 
 
 def batches(count: int, size: int, generator: torch.Generator, repeats: Tensor | None = None) -> list[Tensor]:
-    """Split shuffled indices into batches; ``repeats`` is how often each index occurs."""
+    """Split shuffled indices into batches; ``repeats`` is the number of occurrences of each index."""
     if repeats is None:
         return _split(torch.randperm(count, generator=generator), size)
     index = torch.repeat_interleave(repeats)
@@ -142,10 +149,10 @@ def batches(count: int, size: int, generator: torch.Generator, repeats: Tensor |
 
 
 def repeats(images: Images, balance: float, generator: torch.Generator) -> Tensor | None:
-    """Return the number of times that each image is seen in an epoch, or None if that is once.
+    """Return the number of times each image is seen in an epoch, or None if every image is seen once.
 
-    A class of n images, where the largest has N, is seen (N/n)^balance times as often; the fraction
-    beyond a whole number is a probability.
+    Images of a class with n images, where the largest class has N, are repeated (N/n)^balance times; the
+    fractional part is the probability of one more repetition.
     """
     if not balance or not isinstance(images, ImageSet):
         return None
@@ -158,9 +165,9 @@ def repeats(images: Images, balance: float, generator: torch.Generator) -> Tenso
 def plain_batches(
     images: Images, context: Context, label: str, part: distributed.Shard | None = None, work: float = 1.0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield images with labels once, in order, without augmentation: all of them, or those of a shard.
+    """Yield images and labels once, in order and without augmentation: all of them, or those of a shard.
 
-    ``work`` is what is done with an image, in forward passes, for the progress alone.
+    ``work`` is the cost of an image in forward passes; it affects the progress display only.
     """
     part = part or distributed.full_shard(len(images))
     index = ordered_batches(
@@ -173,12 +180,12 @@ def plain_batches(
 
 
 def ordered_batches(count: int, size: int, start: int = 0) -> list[Tensor]:
-    """Split ``count`` indices from ``start`` on into batches, in order."""
+    """Split ``count`` consecutive indices, beginning at ``start``, into batches."""
     return _split(torch.arange(start, start + count), size)
 
 
 def check_losses(losses: Tensor, task: int, epoch: int) -> None:
-    """Raise at the first loss that is not finite; nothing of this task has been written."""
+    """Raise if a loss is not finite; the model folder still holds the state before this task."""
     bad = (~torch.isfinite(losses)).nonzero()
     if len(bad):
         step = int(bad[0, 0])
@@ -187,14 +194,14 @@ def check_losses(losses: Tensor, task: int, epoch: int) -> None:
 
 
 def check_weights(net: nn.Module, task: int) -> None:
-    """Raise if a weight is not finite: the loss of the last step was computed before its update."""
+    """Raise if a weight is not finite: the last loss was computed before the last update."""
     sums = [value.sum() for value in net.state_dict().values() if value.is_floating_point()]
     if sums and not bool(torch.stack([torch.isfinite(s) for s in sums]).all()):
         raise CofimaError(f"weights became infinite in the last step of task {task + 1}; {ADVICE}")
 
 
 def _split(order: Tensor, size: int) -> list[Tensor]:
-    """Split into batches; a single last image joins the batch before (BatchNorm needs two to train)."""
+    """Split into batches; a single last image joins the batch before it (BatchNorm cannot train on one)."""
     dealt = list(torch.split(order, size))
     if len(dealt) > 1 and len(dealt[-1]) == 1:
         dealt[-2:] = [torch.cat(dealt[-2:])]
@@ -203,7 +210,7 @@ def _split(order: Tensor, size: int) -> list[Tensor]:
 
 @contextmanager
 def frozen(module: nn.Module, freeze: bool) -> Iterator[None]:
-    """Freeze a module's trainable parameters within the context, if ``freeze``."""
+    """Freeze a module's trainable parameters within the context if ``freeze`` is true."""
     held = trainable(module) if freeze else []
     for parameter in held:
         parameter.requires_grad_(False)
@@ -215,7 +222,7 @@ def frozen(module: nn.Module, freeze: bool) -> Iterator[None]:
 
 
 def batchnorm_layers(module: nn.Module) -> list[_BatchNorm]:
-    """Return the batch normalization layers that keep running statistics."""
+    """Return the batch normalization layers that track running statistics."""
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
     return [layer for layer in layers if layer.running_mean is not None]
 

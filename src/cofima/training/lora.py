@@ -1,17 +1,17 @@
-r"""LoRA: layers of the backbone move by a product of two small factors, and nothing else in it moves.
+r"""LoRA: low-rank updates of the backbone's layers, whose other parameters stay frozen.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, https://arxiv.org/abs/2106.09685.
 
 .. math:: W = W_0 + \frac{\alpha}{r}\, B A, \qquad B \in \mathbb R^{m \times r},\ A \in \mathbb R^{r \times n}
 
-:math:`A` is random and :math:`B = 0` at the start of each task. The kernel of a convolution is a matrix with
-one row for each output channel: :math:`A` is then a convolution of the same size, stride and padding to
-:math:`r` channels, and :math:`B` one of size 1.
+:math:`A` is random and :math:`B = 0` at the start of each task. The kernel of a convolution is treated as a
+matrix with one row per output channel: :math:`A` is then a convolution of the same size, stride and padding
+to :math:`r` channels, and :math:`B` a 1x1 convolution.
 
-The network holds the product :math:`W` at every step, under its own names, and the factors stay outside of
-it. So whatever reads weights while a task is trained (penalties, moving averages, checkpoints, gradients
-summed over processes, predictions) reads the effective ones, and nothing is left to fold in at the end.
-The gradients of the factors follow from that of :math:`W`,
+The network always holds the merged weights :math:`W` under their usual names; the factors are kept outside
+of it. So everything that reads weights during training (penalties, moving averages, checkpoints, gradient
+synchronization, predictions) reads the effective ones, and nothing has to be merged at the end. The
+gradients of the factors follow from that of :math:`W`:
 
 .. math:: \frac{\partial L}{\partial B} = \frac{\alpha}{r}\, \frac{\partial L}{\partial W} A^\top, \qquad
           \frac{\partial L}{\partial A} = \frac{\alpha}{r}\, B^\top \frac{\partial L}{\partial W}
@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from cofima.training.options import LoraOptions
 
-ATTENTION = ("attn", "attention")  # in the names of modules, as timm has them
+ATTENTION = ("attn", "attention")  # substrings of the names of attention modules in timm
 
 
 class LowRank:
-    """Factors of weights, and the weights that are their product."""
+    """Low-rank factors, and the weights that hold the merged result."""
 
     def __init__(self, weights: list[nn.Parameter], options: LoraOptions, generator: torch.Generator) -> None:
         self.weights, self.scale, rank = weights, options.scale, options.rank or 0
@@ -39,7 +39,7 @@ class LowRank:
         self.up = [nn.Parameter(start.new_zeros(len(start), rank)) for start in self.start]
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the factors: what the optimizer moves in place of the weights."""
+        """Return the factors, which the optimizer updates in place of the weights."""
         return [*self.down, *self.up]
 
     @torch.no_grad()
@@ -50,11 +50,11 @@ class LowRank:
                 continue
             gradient = self.scale * weight.grad.flatten(1)
             down.grad, up.grad = up.T @ gradient, gradient @ down.T
-            weight.grad = None  # gradients accumulate, and the optimizer does not know this weight
+            weight.grad = None  # the optimizer does not hold this weight: its zero_grad() would not clear it
 
     @torch.no_grad()
     def write_weights(self) -> None:
-        """Put the product of the factors in force."""
+        """Write the merged weights into the network."""
         for weight, start, down, up in zip(self.weights, self.start, self.down, self.up, strict=True):
             weight.copy_(torch.addmm(start, up, down, alpha=self.scale).view_as(weight))
 
@@ -64,9 +64,9 @@ NO_FACTORS = LowRank([], LoraOptions(), torch.Generator())
 
 @contextmanager
 def low_rank(backbone: nn.Module, options: LoraOptions, generator: torch.Generator) -> Iterator[LowRank]:
-    """Let the layers of a backbone move by factors alone within the context; without a rank, as ever.
+    """Restrict updates of a backbone to low-rank factors within the context; a no-op without a rank.
 
-    What was frozen before stays so: a layer with a frozen weight gets no factors.
+    Frozen parameters stay frozen: a layer with a frozen weight gets no factors.
     """
     if not options.rank:
         yield NO_FACTORS
@@ -84,15 +84,15 @@ def low_rank(backbone: nn.Module, options: LoraOptions, generator: torch.Generat
 
 
 def adapted(backbone: nn.Module, options: LoraOptions) -> list[nn.Parameter]:
-    """Return the weights that get factors: of linear layers, and of convolutions of all channels."""
+    """Return the weights that get factors, as selected by ``options.layers``."""
     found = dense_weights(backbone)
     chosen = (options.layers == "all" or any(word in name.lower() for word in ATTENTION) for name in found)
     return [weight for weight, taken in zip(found.values(), chosen, strict=True) if taken]
 
 
 def dense_weights(backbone: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weights, by name, of linear layers and of convolutions of all channels."""
-    found: dict[int, tuple[str, nn.Parameter]] = {}  # a weight that two layers share is one
+    """Return the weights of linear layers and ungrouped convolutions, by name."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}  # keyed by id: a tied weight is listed once
     for name, layer in backbone.named_modules():
         dense = isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
         if dense and isinstance(weight := layer.weight, nn.Parameter):
@@ -101,7 +101,7 @@ def dense_weights(backbone: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def lora_problem(backbone: nn.Module, options: LoraOptions) -> str:
-    """Return the reason why a backbone cannot learn with these options, or an empty string."""
+    """Return why a backbone cannot be trained with these options, or an empty string if it can."""
     if not options.rank or adapted(backbone, options):
         return ""
     if options.layers == "attention":
@@ -112,7 +112,7 @@ def lora_problem(backbone: nn.Module, options: LoraOptions) -> str:
 
 
 def _uniform(rank: int, weight: Tensor, generator: torch.Generator) -> nn.Parameter:
-    """Return a random factor, spread as the weights of a new layer with as many inputs are."""
+    """Return a random factor, initialized like the weight of a new linear layer with as many inputs."""
     inputs = weight.shape[1]
     bound = 1 / math.sqrt(inputs)
     drawn = torch.empty(rank, inputs).uniform_(-bound, bound, generator=generator)

@@ -1,4 +1,4 @@
-"""Options of the training of a task; torch-free, since reports read them too."""
+"""Training options; torch-free, since reports read them too."""
 
 from typing import Annotated, Literal, Self
 
@@ -6,58 +6,58 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class LoraOptions(BaseModel):
-    """Options of LoRA: the backbone moves by products of small factors."""
+    """Options of LoRA: low-rank updates of the backbone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     rank: Annotated[int, Field(ge=0)] | None = None
-    """Rank of a layer's change in a task; 0, for most methods the default, trains the whole backbone."""
+    """Rank of a layer's update in a task; 0, the default of most methods, trains the full backbone."""
     alpha: Annotated[float, Field(gt=0)] | None = None
-    """The product of the factors counts ``alpha / rank`` times; by default once."""
+    """The product of the factors is scaled by ``alpha / rank``; by default it is not scaled."""
     layers: Literal["all", "attention"] = "all"
-    """Layers that move: all linear ones and ungrouped convolutions, or those of attention alone."""
+    """Layers that are adapted: all linear layers and ungrouped convolutions, or only those of attention."""
 
     @property
     def scale(self) -> float:
-        """Return the factor of the product."""
+        """Scale of the product of the factors."""
         return self.alpha / self.rank if self.alpha and self.rank else 1.0
 
     def over(self, default: "LoraOptions") -> "LoraOptions":
-        """Return these options, with those of ``default`` where nothing is given."""
+        """Return these options, with values of ``default`` for those that are not given."""
         return default.model_copy(update={key: value for key, value in self if value is not None})
 
 
 class TrainOptions(BaseModel):
-    """Options of the training of a task. The defaults are the paper's for CIFAR-100."""
+    """Training options of a task. The defaults are the paper's for CIFAR-100."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     epochs: Annotated[int, Field(ge=0)] = 20
-    """Passes over a task's images."""
+    """Epochs per task."""
     batch_size: Annotated[int, Field(ge=1)] = 128
     """Images per step; also per forward pass when features, Fisher information or accuracies are computed."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Learning rate of the head."""
     backbone_lr_scale: Annotated[float, Field(ge=0)] = 0.01
-    """The backbone learns at ``lr`` times this; 0.01 is the slow learner, 1 plain fine-tuning, 0 frozen."""
+    """Backbone learning rate relative to ``lr``; 0.01: slow learner, 1: plain fine-tuning, 0: frozen."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum of SGD, new for each task."""
+    """Momentum of SGD, reset for each task."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
-    """Weight decay of everything that is trained."""
+    """Weight decay of all trained parameters."""
     schedule: Literal["steps", "cosine"] = "steps"
-    """Decay of both rates: by ``gamma`` at each milestone, or along a cosine to 0, epoch by epoch."""
+    """Decay of both learning rates: by ``gamma`` at each milestone, or along a cosine to 0, per epoch."""
     milestones: tuple[int, ...] | None = None
-    """Epochs after which both rates are multiplied by ``gamma``; by default at nine tenths."""
+    """Epochs after which both learning rates are multiplied by ``gamma``; by default at 90% of the epochs."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Factor of the learning rates at each milestone."""
+    """Factor applied to the learning rates at each milestone."""
     batchnorm: Literal["train", "frozen"] = "train"
-    """frozen, as always with LoRA, keeps running statistics, which few classes would spoil for all others."""
+    """frozen, always used with LoRA, keeps the running statistics, which new classes alone would distort."""
     freeze_backbone_on_single_class: bool = False
     """Train only the head in a task that adds a single class."""
     balance: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Repetition of rare classes: an image is seen (largest class / its class) to this power times."""
+    """Oversampling of rare classes: an image is seen (size of largest class / of its class)^balance times."""
     patience: Annotated[int, Field(ge=1)] | None = None
-    """Stop when held-out images got no better for so many epochs (``cofima learn`` and ``extend`` only)."""
+    """Epochs without a lower held-out loss before training stops (``cofima learn`` and ``extend`` only)."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 trains faster on GPUs; Fisher information and averages are always float32."""
     lora: LoraOptions = Field(default_factory=LoraOptions)
@@ -73,5 +73,5 @@ class TrainOptions(BaseModel):
 
     @property
     def decays(self) -> list[int]:
-        """Return the epochs after which the learning rates fall."""
+        """Epochs after which the learning rates are reduced."""
         return [round(0.9 * self.epochs)] if self.milestones is None else list(self.milestones)

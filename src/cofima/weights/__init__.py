@@ -1,4 +1,4 @@
-"""Pure functions on weights: averages, distances, Fisher information."""
+"""Pure functions on state dicts: averages, distances, task vectors, Fisher information."""
 
 from cofima.weights.average import average, average_all, fisher_average, fisher_average_all
 from cofima.weights.distance import auto_lambda, weight_distance

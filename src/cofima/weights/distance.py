@@ -1,4 +1,4 @@
-"""Distances between weights, and the automatic share of the new ones (``lam=auto``)."""
+"""Distances between weights, and the automatic averaging coefficient (``lam=auto``)."""
 
 import math
 import warnings
@@ -8,13 +8,24 @@ import torch
 from torch import Tensor
 
 from cofima.core.errors import CofimaWarning
-from cofima.weights.average import check_fisher
+from cofima.weights.average import check_fisher, check_fit
 from cofima.weights.ops import chunks, shared_keys
 
 
 @torch.no_grad()
 def weight_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    r"""Return :math:`\|a - b\|_2` over the floating-point weights that both have."""
+    r"""Return :math:`\|a - b\|_2` over the floating-point weights that both state dicts have.
+
+    Args:
+        a: A state dict.
+        b: Another one; keys that only one of the two has are ignored.
+
+    Returns:
+        The Euclidean distance, computed in float64.
+
+    Raises:
+        CofimaError: A shared key with different shapes.
+    """
     both = a.keys() & b.keys()
     shared = shared_keys({k: a[k] for k in both}, {k: b[k] for k in b if k in both})
     return math.sqrt(sum(_squares(a[key], b[key]) for key in shared))
@@ -40,10 +51,31 @@ def auto_lambda(
     Derivation: on the segment :math:`\theta_{old} + \lambda d` the two losses are
     :math:`\tfrac12 \lambda^2 \langle F_{old}, d^2\rangle` and
     :math:`\tfrac12 (1-\lambda)^2 \langle F_{new}, d^2\rangle`; the derivative of their sum is 0 there.
-    Where this is 0/0 (nothing moved, or both curvatures are 0 along ``d``), ``fallback`` is
+    Where this is 0/0 (the weights are equal, or both curvatures are 0 along ``d``), ``fallback`` is
     returned with a warning.
+
+    Args:
+        old: State dict before the task.
+        new: State dict after the task.
+        fisher_old: Diagonal Fisher information of ``old``, under the same keys.
+        fisher_new: Diagonal Fisher information of ``new``.
+        fallback: Result where the formula is undefined.
+
+    Returns:
+        The ``lam`` to pass to :func:`average` or :func:`fisher_average`, from 0 to 1.
+
+    Raises:
+        CofimaError: Weights that do not match, or Fisher values that are negative or not finite.
+
+    Example::
+
+        lam = auto_lambda(old, new, fisher_old, fisher_new)
+        merged = average(old, new, lam)
     """
-    keys = [key for key in shared_keys(old, new) if key in fisher_old and key in fisher_new]
+    shared = shared_keys(old, new)
+    for key in shared:
+        check_fit(key, new[key], (fisher_old, fisher_new))
+    keys = [key for key in shared if key in fisher_new]  # not buffers, which have no Fisher
     for key in keys:
         check_fisher(key, fisher_old[key], fisher_new[key])
     curvature_old = sum(_squares(old[key], new[key], fisher_old[key]) for key in keys)
@@ -67,12 +99,12 @@ def least_loss(
     curvature: Mapping[str, Tensor],
     fisher: Mapping[str, Tensor],
 ) -> float:
-    r"""Return the share of ``new`` at which two quadratic losses have their least sum, between 0 and 1.
+    r"""Return the share of ``new``, from 0 to 1, that minimizes the sum of two quadratic losses.
 
     With :math:`d = \theta_{new} - \theta_{old}`, a loss of curvature C around c and one of curvature F around
-    ``new``, it is at :math:`(\langle F, d^2\rangle - \langle C\,(\theta_{old} - c), d\rangle) /
-    \langle C + F, d^2\rangle`; 1 where nothing curves along ``d``. Without a first loss, as before the first
-    task, ``center`` and ``curvature`` are empty.
+    ``new``, it is :math:`(\langle F, d^2\rangle - \langle C\,(\theta_{old} - c), d\rangle) /
+    \langle C + F, d^2\rangle`, clamped to [0, 1]; 1 if both curvatures are 0 along ``d``. Before the first
+    task there is no first loss, and ``center`` and ``curvature`` are empty.
     """
     gain = total = 0.0
     for key in shared_keys(old, new):
@@ -90,7 +122,7 @@ def least_loss(
 
 
 def _squares(a: Tensor, b: Tensor, weight: Tensor | None = None) -> float:
-    """Return the (weighted) sum of squared differences, in float64, without a full-size copy."""
+    """Return the (weighted) sum of squared differences in float64, without a full-size copy."""
     a, b = a.reshape(-1), b.reshape(-1).to(a.device)
     total = 0.0
     for at in chunks(a):

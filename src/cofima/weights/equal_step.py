@@ -1,12 +1,12 @@
-r"""Equal steps: the scale of the new Fisher information at which two averages go equally far.
+r"""Equal steps: a scale for the new Fisher that makes plain and Fisher-weighted averages move equally far.
 
 With :math:`d = \theta_{new} - \theta_{old}`, the plain average moves the old weights by
-:math:`\lambda |d|`. The one weighted by Fisher information moves them by :math:`|\alpha(1)\, d|`, which
-may be much more or less, since the scale of a Fisher depends on its task's loss:
+:math:`\lambda |d|`. The Fisher-weighted average moves them by :math:`|\alpha(1)\, d|`, which may be much
+more or much less, since the scale of a Fisher depends on its task's loss:
 
 .. math:: \alpha(c) = \frac{\lambda\, c\, F_{new}}{\lambda\, c\, F_{new} + (1-\lambda)\, F_{old}}
 
-:math:`|\alpha(c)\, d|` grows with :math:`c`, so there is one scale at which both steps are equally long.
+:math:`|\alpha(c)\, d|` grows with :math:`c`, so exactly one scale makes both steps equally long.
 """
 
 import math
@@ -19,23 +19,23 @@ from torch import Tensor
 from cofima.weights.average import check_fisher, check_fit, check_lam, new_share
 from cofima.weights.ops import chunks, shared_keys
 
-PASSES = 100  # far more than needed: a bisection alone ends after about 60
-CLOSE = 1e-8  # relative error of the step's length at which the search ends
-LARGEST = 600.0  # the largest logarithm of a scale: float64 ends at 709
-BEYOND = 40.0  # on the scale of log c: so far from all ratios of Fishers, every share is 0 or 1
+PASSES = 100  # upper limit, never reached: bisection alone converges in about 60
+CLOSE = 1e-8  # relative tolerance on the squared length of the step
+LARGEST = 600.0  # bound on |log c|: exp overflows float64 at 709
+BEYOND = 40.0  # margin in log c: this far from every ratio of Fishers, all shares are 0 or 1
 
 Chunks = Iterator[tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class EqualStep:
-    r"""The scale of the new Fisher information, and the step to which it leads.
+    r"""Result of :func:`equal_step`: the scale of the new Fisher, and the step it produces.
 
     Attributes:
         scale: The factor c of the new Fisher information.
-        share: The length of the step over that of the whole way, :math:`|\alpha(c)\, d| / |d|`; ``lam``
-            wherever the scale exists.
-        reached: False if no scale gives a step of this length; the nearest is taken then.
+        share: Length of the step relative to the full distance, :math:`|\alpha(c)\, d| / |d|`; equal to
+            ``lam`` if ``reached``.
+        reached: False if no scale gives a step of the requested length; ``scale`` then gives the nearest.
     """
 
     scale: float
@@ -53,19 +53,31 @@ def equal_step(
 ) -> EqualStep:
     r"""Find the scale c of ``fisher_new`` with :math:`|\alpha(c)\, d| = \lambda |d|`.
 
-    Give it to :func:`fisher_average` as ``scale``. Any constant factor of either Fisher cancels.
+    Pass it to :func:`fisher_average` as ``scale``. Any constant factor of either Fisher cancels.
 
-    Weights whose Fishers are both 0, and buffers, move by ``lam`` at every scale. Where only the new Fisher
-    is 0, a weight never moves; where only the old one is 0, it always moves all the way. If these alone
-    make the step too short or too long, no scale reaches its length: then the scale is so large (or so
-    small) that all other weights move all the way (or not at all), which is the nearest step.
+    Weights whose Fishers are both 0, and buffers, move by ``lam`` at every scale. A weight with only the new
+    Fisher 0 never moves; one with only the old Fisher 0 always moves all the way. If these weights alone
+    make the step too short or too long, no scale reaches the requested length: the scale is then so large
+    (or so small) that all other weights move all the way (or not at all), which is the nearest step.
 
     Args:
-        old: The weights before the task.
-        new: The weights after it.
-        fisher_old: Diagonal Fisher information of ``old``, by the same names.
+        old: State dict before the task.
+        new: State dict after the task.
+        fisher_old: Diagonal Fisher information of ``old``, under the same keys.
         fisher_new: Diagonal Fisher information of ``new``.
-        lam: Share of the way that the step goes, from 0 to 1.
+        lam: Length of the step relative to the distance from ``old`` to ``new``, from 0 to 1.
+
+    Returns:
+        The scale, the relative length of the step, and whether that length is ``lam``.
+
+    Raises:
+        CofimaError: ``lam`` outside [0, 1], weights or Fishers whose keys or shapes do not match, or Fisher
+            values that are negative or not finite.
+
+    Example::
+
+        step = equal_step(old, new, fisher_old, fisher_new, lam=0.4)
+        merged = fisher_average(old, new, fisher_old, fisher_new, lam=0.4, scale=step.scale)
     """
     check_lam(lam)
     keys = [key for key in shared_keys(old, new) if key in fisher_new or key in fisher_old]
@@ -81,11 +93,11 @@ def equal_step(
                 a, b, f_old, f_new = (part[at].to(parts[1].device, torch.float64) for part in parts)
                 yield (b - a).square_(), f_old, f_new
 
-    if lam in (0, 1):  # the ends need no Fisher information
+    if lam in (0, 1):  # the endpoints do not depend on the Fishers
         return EqualStep(1.0, lam, reached=True)
     way = _Way.measure(weights(), lam)
     goal = lam * lam * way.total
-    if way.movable == 0:  # nothing moves, or each weight has its share at every scale
+    if way.movable == 0:  # no weight moves, or every share is the same at every scale
         scale, length = 1.0, way.fixed
     elif way.fixed < goal < way.fixed + way.movable:
         scale, length = _search(weights, lam, goal, way)
@@ -98,14 +110,14 @@ def equal_step(
 
 @dataclass(frozen=True)
 class _Way:
-    """Squared lengths of the way from the old weights to the new ones, and the range of scales that matter.
+    """Squared lengths of parts of the difference d, and the range of scales to search.
 
     Attributes:
-        total: The whole way.
-        fixed: The part of a step that no scale changes.
-        movable: The part of the way that a step goes more or less of, depending on the scale.
-        low: A logarithm of the scale at which these weights stay.
-        high: One at which they go the whole way.
+        total: Squared length of d.
+        fixed: Squared length of the part of a step that does not depend on the scale.
+        movable: Squared length of d over the weights whose share depends on the scale.
+        low: Logarithm of a scale at which these weights do not move.
+        high: Logarithm of a scale at which they move all the way.
     """
 
     total: float
@@ -134,10 +146,10 @@ class _Way:
 
 
 def _search(weights: Callable[[], Chunks], lam: float, goal: float, way: _Way) -> tuple[float, float]:
-    """Return the scale at which the squared length of the step is the goal, and that length.
+    """Return the scale at which the squared length of the step equals ``goal``, and that length.
 
-    Bisection on the logarithm of the scale; Newton's step for the logarithm of the length where it stays
-    inside the bracket, so that some ten passes over the weights are enough.
+    Safeguarded Newton iteration: Newton's step on the logarithms of scale and length if it stays inside the
+    bracket, bisection otherwise. About ten passes over the weights are enough.
     """
     low, high, here, length = way.low, way.high, min(max(0.0, way.low), way.high), 0.0
     for _ in range(PASSES):
@@ -151,7 +163,7 @@ def _search(weights: Callable[[], Chunks], lam: float, goal: float, way: _Way) -
 
 
 def _step(weights: Chunks, lam: float, log_scale: float) -> tuple[float, float]:
-    """Return the squared length of the step at a scale, and its derivative by the logarithm of the scale."""
+    """Return the squared length of the step at a scale, and its derivative with respect to log scale."""
     length = slope = 0.0
     for square, f_old, f_new in weights:
         share = new_share(f_old, f_new, lam, math.exp(log_scale))

@@ -1,8 +1,8 @@
-"""Memory-mapped safetensors files, read and written without a copy of the whole model in memory.
+"""Memory-mapped safetensors files, read and written without holding the whole model in memory.
 
-The pages of a mapped file belong to the file, and the system may drop them when it needs memory; so a
-model may be larger than the memory. The format is that of https://github.com/huggingface/safetensors:
-the length of a header (8 bytes), the header (JSON), and the bytes of the tensors one after the other.
+The operating system may evict the pages of a mapped file under memory pressure, so a model may be larger
+than RAM. The format is that of https://github.com/huggingface/safetensors: the length of the header
+(8 bytes), the header (JSON), and the bytes of the tensors, back to back.
 """
 
 import errno
@@ -40,24 +40,24 @@ DTYPE_NAMES = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Type and shape of a tensor."""
+    """Dtype and shape of a tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @property
     def bytes(self) -> int:
-        """Return the size in bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def spec_of(value: Tensor) -> TensorSpec:
-    """Return type and shape of a tensor."""
+    """Return the dtype and shape of a tensor."""
     return TensorSpec(value.dtype, tuple(value.shape))
 
 
 def read_mapped(path: Path) -> tuple[Weights, dict[str, str]]:
-    """Return the tensors of a safetensors file, paged in on first use, and its metadata."""
+    """Return the tensors of a safetensors file, memory-mapped, and its metadata."""
     if not path.is_file():
         raise CofimaError(f"{path}: no such file")
     if path.suffix != ".safetensors":
@@ -74,10 +74,10 @@ def read_mapped(path: Path) -> tuple[Weights, dict[str, str]]:
 
 
 class MappedFile(dict[str, Tensor]):
-    """Writable tensors of a new file; assignments to them go into the file.
+    """Writable, memory-mapped tensors of a new file; in-place assignments go to the file.
 
-    Large ones are better written with :meth:`put`: each page that is touched for the first time
-    through the mapping costs the system more than writing it.
+    Write large tensors with :meth:`put`: the page fault on the first touch of a mapped page costs more than
+    writing that page.
     """
 
     def __init__(self, path: Path, tensors: Weights, places: Mapping[str, int]) -> None:
@@ -90,18 +90,18 @@ class MappedFile(dict[str, Tensor]):
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        self.clear()  # Windows does not replace a file while it is mapped
+        self.clear()  # Windows refuses to replace a file while it is mapped
 
     def put(self, key: str, first: int, values: Tensor) -> None:
-        """Write flat values from element ``first`` of a tensor on."""
+        """Write flat ``values`` into a tensor, starting at element ``first``."""
         content = values.view(torch.uint8).numpy().data
         at = self._places[key] + first * values.itemsize
         write_at(self._file.fileno(), content, at)
 
 
 def create_mapped(path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> MappedFile:
-    """Create a safetensors file of zeros with all its space allocated; return its writable tensors."""
-    keys = sorted(specs, key=lambda key: (-specs[key].dtype.itemsize, key))  # each at a multiple of its size
+    """Create a safetensors file of zeros, with its disk space allocated; return its writable tensors."""
+    keys = sorted(specs, key=lambda key: (-specs[key].dtype.itemsize, key))  # largest first: all aligned
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     places, end = {}, 0
     for key in keys:
@@ -110,22 +110,23 @@ def create_mapped(path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping
         offsets = [places[key].start, places[key].stop]
         header[key] = {"dtype": DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": offsets}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the data start at a multiple of 8, which views as float64 require
     first = 8 + len(text)
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.flush()
+        # A full disk must fail here, with an error: through the mapping it would kill the process.
         allocate(file.fileno(), first + end)
     try:
         whole = torch.from_file(str(path), shared=True, size=first + end, dtype=torch.uint8)[first:]
-    except RuntimeError as error:  # what torch makes of an error of the disk
+    except RuntimeError as error:  # torch wraps I/O errors in RuntimeError
         raise OSError(errno.EIO, str(error), str(path)) from error
     tensors = {key: whole[at].view(specs[key].dtype).view(specs[key].shape) for key, at in places.items()}
     return MappedFile(path, tensors, {key: first + at.start for key, at in places.items()})
 
 
 def write_tensors(path: Path, tensors: Weights, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file; that library's own writer, if it is killed, leaves another file beside it."""
+    """Write a safetensors file; the library's own writer leaves a temporary file behind if it is killed."""
     specs = {key: spec_of(value) for key, value in tensors.items()}
     with create_mapped(path, specs, metadata or {}) as file:
         for key, value in tensors.items():

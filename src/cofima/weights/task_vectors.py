@@ -1,4 +1,4 @@
-r"""Task vectors, :math:`\tau_k = \theta_k - \theta_0`, and the rules that merge them.
+r"""Task vectors, :math:`\tau_k = \theta_k - \theta_0`, and rules for merging them.
 
 Task arithmetic: Ilharco et al., "Editing Models with Task Arithmetic", ICLR 2023,
 https://arxiv.org/abs/2212.04089. TIES: Yadav et al., "TIES-Merging: Resolving Interference When Merging
@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-_NOTHING = 1e-12  # share of all singular values, below which one is rounding
-_HALF = 16  # bits of a float32: the upper half is searched first, then the lower
+from cofima.weights.decompositions import svd
+
+_NOTHING = 1e-12  # relative to the sum of singular values: anything smaller is rounding error
+_HALF = 16  # half the bits of a float32: the upper half is searched first, then the lower
 
 
 def task_arithmetic(base: Tensor, models: Sequence[Tensor], scales: Sequence[float]) -> Tensor:
     r"""Return :math:`\theta_0 + \sum_k \lambda_k (\theta_k - \theta_0)`, in double precision.
 
-    Computed as :math:`(1 - \sum_k \lambda_k)\,\theta_0 + \sum_k \lambda_k \theta_k`: one model with
-    scale 1 is that model bit for bit.
+    Computed as :math:`(1 - \sum_k \lambda_k)\,\theta_0 + \sum_k \lambda_k \theta_k`, so that a single model
+    with scale 1 is returned bit for bit.
     """
     total = base.double() * (1 - sum(scales))
     for model, scale in zip(models, scales, strict=True):
@@ -33,17 +35,17 @@ def task_arithmetic(base: Tensor, models: Sequence[Tensor], scales: Sequence[flo
 def ties(
     base: Tensor, models: Sequence[Tensor], thresholds: Sequence[float], weights: Sequence[float], lam: float
 ) -> Tensor:
-    r"""Return :math:`\theta_0 + \lambda\,\tau` with the task vectors merged by TIES, in double precision.
+    r"""Return :math:`\theta_0 + \lambda\,\tau` with :math:`\tau` merged by TIES, in double precision.
 
-    Trim: of each task vector only magnitudes from its threshold on count. Elect: the sign of the
-    (weighted) sum of what is left. Merge: the (weighted) mean over the models that have this sign.
-    Where the sum is 0, no sign is elected and the base stays.
+    Trim: set the elements of each task vector below its threshold to 0. Elect: take the sign of the
+    (weighted) sum of the trimmed vectors. Merge: take the (weighted) mean over the models with this sign.
+    Where the sum is 0, no sign is elected and the base is kept.
 
     Args:
-        base: The common start.
+        base: The pre-trained weights that all models started from.
         models: The fine-tuned weights.
-        thresholds: Least magnitude that is kept of each task vector, as :func:`threshold` finds it.
-        weights: How much each model counts in the election and in the mean.
+        thresholds: Smallest magnitude kept, one per task vector; see :func:`threshold`.
+        weights: Weight of each model in the election and in the mean.
         lam: Scale of the merged task vector.
     """
     votes = torch.zeros(base.shape, dtype=torch.float64, device=base.device)
@@ -56,13 +58,13 @@ def ties(
         count.add_(agrees, alpha=weight)
         total.add_(torch.where(agrees, model.double(), 0.0), alpha=weight)
     start = base.double()
-    # the mean of task vectors is the mean of the models less the base: one model alone stays as it is
+    # averaging models instead of task vectors is equivalent, and returns a single model bit for bit
     moved = (start * (1 - lam)).add_(total / count, alpha=lam)
     return torch.where(count > 0, moved, start)
 
 
 def largest_vector(base: Tensor, models: Sequence[Tensor], lam: float) -> Tensor:
-    r"""Return :math:`\theta_0 + \lambda\,\tau`, each element of the task vector that is largest there."""
+    r"""Return :math:`\theta_0 + \lambda\,\tau`, where :math:`\tau` has the largest magnitude per element."""
     start = base.double()
     vector = torch.zeros_like(start)
     for model in models:
@@ -71,7 +73,7 @@ def largest_vector(base: Tensor, models: Sequence[Tensor], lam: float) -> Tensor
 
 
 def model_stock(base: Tensor, models: Sequence[Tensor], share: float) -> Tensor:
-    r"""Return :math:`(1 - t)\,\theta_0 + t\,\frac1N\sum_k \theta_k`, the share t from :func:`stock_share`."""
+    r"""Return :math:`(1 - t)\,\theta_0 + t\,\frac1N\sum_k \theta_k`, with t from :func:`stock_share`."""
     total = base.double() * (1 - share)
     for model in models:
         total.add_(model.double(), alpha=share / len(models))
@@ -79,20 +81,21 @@ def model_stock(base: Tensor, models: Sequence[Tensor], share: float) -> Tensor:
 
 
 def products(base: Tensor, models: Sequence[Tensor]) -> Tensor:
-    """Return the products of all pairs of task vectors [models, models]; those of parts add up."""
+    """Return the Gram matrix of the task vectors [models, models]; those of chunks can be added."""
     vectors = torch.stack([(model.double() - base.double()).flatten() for model in models])
     return vectors @ vectors.T
 
 
 def stock_share(products: Tensor) -> float:
-    r"""Return Model Stock's :math:`t = N \cos\varphi / (1 + (N - 1) \cos\varphi)` of a layer.
+    r"""Return Model Stock's :math:`t = N \cos\varphi / (1 + (N - 1) \cos\varphi)` for a layer.
 
-    :math:`\cos\varphi` is that of the angle between two task vectors, of more than two the mean over all
-    pairs. It is 0 for a model that did not move, and where it is negative, since the mean of vectors that
-    disagree lies no nearer to the center than the base does. One model alone stays as it is.
+    :math:`\varphi` is the angle between two task vectors; for more than two models the cosine is averaged
+    over all pairs. The cosine of a zero task vector counts as 0, and so does a negative mean, since
+    averaging vectors that point apart brings the weights no closer to the center than the base. A single
+    model is kept unchanged (t = 1).
 
     Args:
-        products: Products of all pairs of the layer's task vectors, as :func:`products` returns them.
+        products: Gram matrix of the layer's task vectors, from :func:`products`.
     """
     count = len(products)
     if count == 1:
@@ -110,10 +113,10 @@ def breadcrumbs(
     r"""Return :math:`\theta_0 + \sum_k \lambda_k\, m_k \tau_k`, with both tails of each task vector masked.
 
     Args:
-        base: The common start.
+        base: The pre-trained weights that all models started from.
         models: The fine-tuned weights.
-        bands: Of each task vector, the magnitudes that count: from the first on, and below the second, as
-            :func:`band` finds them for a layer.
+        bands: Range of magnitudes kept, one per task vector: lower bound (inclusive) and upper bound
+            (exclusive); see :func:`band`.
         scales: Scale of each task vector.
     """
     total = base.double()
@@ -126,12 +129,12 @@ def breadcrumbs(
 def dare(
     base: Tensor, models: Sequence[Tensor], kept: Sequence[Tensor], density: float, scales: Sequence[float]
 ) -> Tensor:
-    r"""Return :math:`\theta_0 + \sum_k \lambda_k\, m_k \tau_k / p`: dropped by chance, the rest rescaled.
+    r"""Return :math:`\theta_0 + \sum_k \lambda_k\, m_k \tau_k / p`: random elements dropped, others rescaled.
 
     Args:
-        base: The common start.
+        base: The pre-trained weights that all models started from.
         models: The fine-tuned weights.
-        kept: True for each element of each task vector that is kept.
+        kept: One boolean mask per task vector, True where an element is kept.
         density: Probability p that an element is kept.
         scales: Scale of each task vector.
     """
@@ -143,24 +146,25 @@ def dare(
 
 
 def larger(earlier: Tensor, later: Tensor) -> Tensor:
-    """Return, element by element, the task vector of larger magnitude; of equal ones the later."""
+    """Return the element of larger magnitude, elementwise; on a tie, that of ``later``."""
     return torch.where(later.abs() >= earlier.abs(), later, earlier)
 
 
 def outside(merged: Tensor, vector: Tensor, alpha: float) -> Tensor:
-    r"""Return what of a layer's task vector lies outside the main directions of a merged one (OPCM).
+    r"""Project a layer's task vector onto the complement of the merged one's main directions (OPCM).
 
-    With :math:`U S V^\top` of ``merged``, the first r singular values at most the share ``alpha`` of all:
-    without what maps the first r of V to the first r of U, and without the components
-    :math:`u_i^\top \tau v_i` of the others, which only make a direction of ``merged`` longer or shorter.
+    Let :math:`U S V^\top` be the singular value decomposition of ``merged``, and r the largest rank whose
+    singular values sum to at most the share ``alpha`` of the total. Removed from ``vector`` are the block
+    between the first r columns of U and of V, and the diagonal components :math:`u_i^\top \tau v_i` of the
+    others, which would only rescale a direction of ``merged``.
 
     Args:
-        merged: The matrix of the merged vector so far, in double precision.
-        vector: The matrix of the new one.
-        alpha: 0 takes away the components alone, 1 all that ``merged`` maps from and to.
+        merged: Matrix of the merged task vector so far, in double precision.
+        vector: Matrix of the new task vector.
+        alpha: 0 removes only the diagonal components; 1 removes the whole block spanned by ``merged``.
     """
-    u, lengths, vh = torch.linalg.svd(merged, full_matrices=False)
-    some = lengths > lengths.sum() * _NOTHING  # along others nothing was learned, and any basis will do
+    u, lengths, vh = svd(merged)
+    some = lengths > lengths.sum() * _NOTHING  # vectors of a zero singular value are an arbitrary basis
     u, lengths, vh = u[:, some], lengths[some], vh[some]
     main = int((lengths.cumsum(0) <= alpha * lengths.sum() * (1 + _NOTHING)).sum())
     seen = u.T @ vector @ vh.T
@@ -171,16 +175,17 @@ def outside(merged: Tensor, vector: Tensor, alpha: float) -> Tensor:
 
 
 def magnitudes(base: Tensor, model: Tensor) -> Tensor:
-    """Return the magnitude of a task vector, in single precision, as the trimming compares it."""
+    """Return the elementwise magnitude of a task vector in single precision, as used for trimming."""
     moved: Tensor = (model.double() - base.double()).abs().float()
     return moved
 
 
 def threshold(vectors: Callable[[], Iterable[Tensor]], count: int, density: float) -> float:
-    """Return the least of the ``density`` largest of ``count`` magnitudes, exactly.
+    """Return the smallest of the ``density * count`` largest magnitudes, exactly.
 
-    The vectors are read twice, one at a time, and never held together: non-negative floats are ordered as
-    the integers with the same bits, so two histograms find the value, by its upper 16 bits, then its lower.
+    The vectors are read twice, one at a time, and never held in memory together. Non-negative floats sort
+    like the integers with the same bits, so two histograms find the value: first its upper 16 bits, then its
+    lower 16.
     """
     if density >= 1 or count == 0:
         return 0.0
@@ -190,9 +195,10 @@ def threshold(vectors: Callable[[], Iterable[Tensor]], count: int, density: floa
 def band(
     vectors: Callable[[], Iterable[Tensor]], count: int, density: float, outliers: float
 ) -> tuple[float, float]:
-    """Return the magnitudes that are kept of ``count``, from the first on and below the second.
+    """Return the range of magnitudes to keep: lower bound (inclusive) and upper bound (exclusive).
 
-    The share ``outliers`` of the largest is dropped, then the share ``density`` of all is kept.
+    Of ``count`` elements, the share ``outliers`` with the largest magnitudes is dropped; of the rest, the
+    largest are kept, up to the share ``density`` of all.
     """
     dropped = int(outliers * count)
     kept = min(max(1, int(density * count)), count - dropped)
@@ -201,7 +207,7 @@ def band(
 
 
 def _ranked(vectors: Callable[[], Iterable[Tensor]], rank: int) -> float:
-    """Return the magnitude of this rank, the largest having rank 1."""
+    """Return the magnitude of the given rank; the largest has rank 1."""
     upper, above = _bin(vectors, lambda bits: bits >> _HALF, rank)
     lower, _ = _bin(vectors, lambda bits: bits[(bits >> _HALF) == upper] & (2**_HALF - 1), rank - above)
     return float(torch.tensor((upper << _HALF) | lower, dtype=torch.int32).view(torch.float32))
@@ -210,7 +216,7 @@ def _ranked(vectors: Callable[[], Iterable[Tensor]], rank: int) -> float:
 def _bin(
     vectors: Callable[[], Iterable[Tensor]], number: Callable[[Tensor], Tensor], wanted: int
 ) -> tuple[int, int]:
-    """Return the bin that holds the ``wanted`` largest number, and how many are in the bins above it."""
+    """Return the bin that holds the number of rank ``wanted``, and how many numbers lie in higher bins."""
     counts = torch.zeros(2**_HALF, dtype=torch.int64)
     for vector in vectors():
         counts += torch.bincount(number(vector.reshape(-1).view(torch.int32)), minlength=2**_HALF)

@@ -55,6 +55,9 @@ def test_only_leaves_cells_out_and_overrides_hold_for_all(recipe: Path) -> None:
     assert len(cells(recipe, ["seed=7"])) == 4  # cells that became the same are one
     trained = cells(recipe, ["options.statistics=trained"], ["method=coma"])  # others have no such option
     assert [c.options["statistics"] for c in trained] == ["trained"] * 2
+    assert (
+        len(cells(recipe, [], ["options.align.shrink=true", "train.patience=null"])) == 2
+    )  # as YAML has them
     with pytest.raises(CofimaError, match="no cell is left by --only method=nothing"):
         cells(recipe, [], ["method=nothing"])
 

@@ -73,11 +73,14 @@ def fisher(
     Raises:
         CofimaError: With all problems of the request, the model or the images.
 
-    Examples:
-        >>> cofima.fisher("parts_berlin", "photos_berlin", "berlin.safetensors")
-        >>> cofima.fisher("parts_paris", "photos_paris", "paris.safetensors")
-        >>> files = ["berlin.safetensors", "paris.safetensors"]
-        >>> cofima.merge(["parts_berlin", "parts_paris"], "parts_both", "fisher", fisher=files)
+    Example::
+
+        import cofima
+
+        cofima.fisher("parts_berlin", "photos_berlin", "berlin.safetensors")
+        cofima.fisher("parts_paris", "photos_paris", "paris.safetensors")
+        files = ["berlin.safetensors", "paris.safetensors"]
+        cofima.merge(["parts_berlin", "parts_paris"], "parts_both", "fisher", fisher=files)
     """
     model, images, out = Path(model), Path(images), Path(out)
     _refuse(model, images, out, logits, max_per_class, force)

@@ -98,10 +98,13 @@ def merge(
     Raises:
         CofimaError: With all problems of the request or the files, before anything is written.
 
-    Examples:
-        >>> cofima.merge(["parts_berlin", "parts_paris"], "parts_both")
-        >>> files = ["a.safetensors", "b.safetensors"]
-        >>> cofima.merge(files, "merged.safetensors", "ties", base="pretrained.safetensors")
+    Example::
+
+        import cofima
+
+        cofima.merge(["parts_berlin", "parts_paris"], "parts_both")
+        files = ["a.safetensors", "b.safetensors"]
+        cofima.merge(files, "merged.safetensors", "ties", base="pretrained.safetensors")
     """
     request = MergeRequest(
         method,

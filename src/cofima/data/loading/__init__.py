@@ -1,1 +1,1 @@
-"""From whatever holds an image to pixels in one format."""
+"""Decoding of images to pixels in one format, and their cache."""

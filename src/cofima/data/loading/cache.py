@@ -1,9 +1,9 @@
-"""Cache of decoded pixels on disk, mapped into memory.
+"""Memory-mapped cache of decoded pixels on disk.
 
-A cache is a folder with ``pixels.u8``, the images one after the other, and ``index.json``, which is
-written last: without it, the folder is one that was cut off, and its journal says how far it came. Both
-have checksums of the pixels, which are compared whenever a cache is opened: a flipped bit would be another
-image. Only who holds the lock beside the folder builds it, or removes it where it is damaged.
+A cache is a folder with ``pixels.u8``, the concatenated images, and ``index.json``, which is written last:
+without it, the build was interrupted, and the journal records how far it got. Index and journal have
+checksums of the pixels, which are verified whenever a cache is opened, since a flipped bit would change an
+image. Only the holder of the lock next to the folder builds it, or removes it if it is damaged.
 """
 
 import errno
@@ -31,16 +31,16 @@ from cofima.data.loading.pixel_format import PixelFormat
 
 FORMAT = 2
 PIXELS, INDEX, JOURNAL = "pixels.u8", "index.json", "journal.jsonl"
-SMALL_CACHES = 4_000_000_000  # bytes of all small caches; above it, the least recently used are removed
-_CHUNK = 64_000_000  # bytes that are decoded, flushed and noted at once: what a kill costs at most
+SMALL_CACHES = 4_000_000_000  # total bytes of small caches; beyond it, the least recently used are removed
+_CHUNK = 64_000_000  # bytes decoded, flushed and recorded at once: at most this much is lost by a kill
 
-HashAndFault = tuple[str, str]  # of a sample's content; the fault is empty where it can be read
+HashAndFault = tuple[str, str]  # of a sample's content; the fault is empty if it is readable
 FillRows = Callable[[Tensor, Iterable[int]], Iterator[HashAndFault]]  # loads samples into these rows
-Opened = tuple[Tensor, list[HashAndFault]]  # the pixels, and hash and fault of each sample
+Opened = tuple[Tensor, list[HashAndFault]]  # pixels, and hash and fault of each sample
 
 
 class Piece(NamedTuple):
-    """Some samples that were read and flushed together, and the checksum of their pixels."""
+    """Samples that were read and flushed together, and the checksum of their pixels."""
 
     found: list[HashAndFault]
     checksum: int
@@ -48,7 +48,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Cache:
-    """Folder and format of the pixels of some samples."""
+    """Folder, format and number of cached images."""
 
     place: Path
     pixel_format: PixelFormat
@@ -56,12 +56,12 @@ class Cache:
 
     @property
     def bytes(self) -> int:
-        """Return the size of the pixels."""
+        """Size of the pixels."""
         return self.count * self.pixel_format.bytes
 
     def map(self) -> Tensor:
-        """Return the pixels as a tensor that is read from disk where it is touched."""
-        # copy on write: PyTorch has no tensors that cannot be written, and the file stays as it is
+        """Return the pixels as a memory-mapped tensor."""
+        # copy on write: PyTorch has no read-only tensors, and the file must not change
         shape = (self.count, *self.pixel_format.shape)
         return torch.from_numpy(np.memmap(self.place / PIXELS, np.uint8, mode="c", shape=shape))
 
@@ -78,7 +78,7 @@ def cache_for(pixel_format: PixelFormat, names: Sequence[str], stamps: Sequence[
 
 
 def open_or_build(cache: Cache, fill: FillRows, progress: Progress) -> Opened:
-    """Return the pixels, and hash and fault of each sample; read those that are not in the cache yet."""
+    """Return the pixels, and hash and fault of each sample; read samples that are not cached yet."""
     try:
         return _open(cache, progress) or _open_or_build_alone(cache, fill, progress)
     except OSError as error:
@@ -89,16 +89,16 @@ def open_or_build(cache: Cache, fill: FillRows, progress: Progress) -> Opened:
 
 
 def remove(cache: Cache) -> None:
-    """Delete a cache, unless another process is building it, or it may not be written."""
+    """Delete a cache, unless another process is building it, or it is not writable."""
     _remove_unlocked(cache.place)
 
 
 def remove_old(used: Cache, limit: int) -> None:
-    """Remove the least recently used caches below ``limit`` bytes until the others fit, but never ``used``.
+    """Remove the least recently used caches below ``limit`` bytes until the rest fit; never ``used``.
 
-    Their users have copied them into memory. One that is being built is locked, and stays.
+    This is safe, since their users have copied them into memory. A cache being built is locked, and kept.
     """
-    with suppress(OSError):  # another process does the same; or nothing may be written here
+    with suppress(OSError):  # another process does the same, or the folder is not writable
         os.utime(used.place)
         sizes = {path.parent: size_on_disk(path) for path in used.place.parent.glob(f"*/{PIXELS}")}
         sizes = {place: size for place, size in sizes.items() if size < limit}
@@ -141,7 +141,7 @@ def _build(cache: Cache, fill: FillRows, progress: Progress) -> None:
 def _read(
     cache: Cache, pixels: "np.memmap[Any, Any]", fill: FillRows, pieces: list[Piece]
 ) -> Iterator[HashAndFault]:
-    """Read the samples after those of the pieces; add and note further pieces once they are on disk."""
+    """Read the samples after those of ``pieces``; add and record new pieces once they are on disk."""
     target, step = torch.from_numpy(pixels), max(1, _CHUNK // cache.pixel_format.bytes)
     with (cache.place / JOURNAL).open("a", encoding="utf-8") as journal:
         for start in range(sum(len(piece.found) for piece in pieces), cache.count, step):
@@ -157,11 +157,11 @@ def _read(
 
 
 def _resume_journal(cache: Cache, progress: Progress) -> list[Piece]:
-    """Return the pieces that the journal of an interrupted build proves to be on disk; drop the rest."""
+    """Return the pieces of an interrupted build that are verified to be on disk; drop the rest."""
     path = cache.place / JOURNAL
     lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
     said = []
-    with suppress(ValueError):  # the line that was being written
+    with suppress(ValueError):  # the last line may be incomplete
         for line in lines:
             said.append(json.loads(line))
     pieces = _intact(cache.map(), said)
@@ -173,9 +173,9 @@ def _resume_journal(cache: Cache, progress: Progress) -> list[Piece]:
 
 
 def _intact(pixels: Tensor, said: Iterable[Any]) -> list[Piece]:
-    """Return the first pieces as they were noted, up to one whose pixels are not what was read."""
+    """Return the recorded pieces up to the first whose pixels do not match their checksum."""
     pieces, start = [], 0
-    with suppress(ValueError, TypeError):  # not a piece
+    with suppress(ValueError, TypeError):  # not a valid piece
         for found, checksum in said:
             piece = Piece([(str(hashed), str(fault)) for hashed, fault in found], checksum)
             stop = start + len(piece.found)
@@ -187,7 +187,7 @@ def _intact(pixels: Tensor, said: Iterable[Any]) -> list[Piece]:
 
 
 def _open(cache: Cache, progress: Progress) -> Opened | None:
-    """Return the content of a cache, or None where there is none that is whole."""
+    """Return the content of a cache, or None if it is missing, incomplete or damaged."""
     try:
         said = json.loads((cache.place / INDEX).read_text("utf-8"))
         if said.pop("sha256") != json_digest(said) or (cache.place / PIXELS).stat().st_size != cache.bytes:
@@ -202,20 +202,21 @@ def _open(cache: Cache, progress: Progress) -> Opened | None:
     found = [one for piece in intact for one in piece.found]
     if len(found) != cache.count:
         return None
-    with suppress(OSError):  # of a process that was killed between its last two steps; or a read-only cache
+    # the journal is obsolete now; its process may have been killed before removing it
+    with suppress(OSError):  # a read-only cache
         (cache.place / JOURNAL).unlink()
     return pixels, found
 
 
 def _delete_damaged(cache: Cache, progress: Progress) -> None:
-    """Delete a cache that was complete once, and is not whole any more; the caller holds its lock."""
+    """Delete a cache that was complete and is now damaged; the caller holds its lock."""
     if (cache.place / INDEX).exists():
         progress.say(f"{cache.place} is damaged (its content is not what was written) and is built again")
         _delete(cache.place)
 
 
 def _require_space(cache: Cache) -> None:
-    # not the cache's own folder: another process may be deleting it, as it is damaged
+    # not the cache's own folder: another process may be deleting it because it is damaged
     there = next(path for path in cache.place.absolute().parents if path.is_dir())
     if not os.access(there, os.W_OK):
         raise CofimaError(
@@ -235,7 +236,7 @@ def _require_space(cache: Cache) -> None:
 
 
 def _remove_unlocked(place: Path) -> bool:
-    """Delete the folder of a cache, and return True, if no process holds its lock; nothing waits."""
+    """Delete the folder of a cache if no process holds its lock; return True if deleted, without waiting."""
     with suppress(OSError), place.with_suffix(".lock").open("ab") as file:
         if try_lock_file(file.fileno()):
             _delete(place)
@@ -244,13 +245,13 @@ def _remove_unlocked(place: Path) -> bool:
 
 
 def _delete(place: Path) -> None:
-    (place / INDEX).unlink(missing_ok=True)  # first: without it, nobody takes the rest for a cache
+    (place / INDEX).unlink(missing_ok=True)  # first: without it, the rest is not taken for a cache
     shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Let one process at a time build a cache; a process that dies lets the next one in."""
+    """Hold the lock for building a cache; it is released if the process dies."""
     said = f"waiting for another process that reads the same images into {path.parent}"
     with path.open("ab") as file:
         lock_file(file.fileno(), lambda: progress.say(said))

@@ -1,4 +1,4 @@
-"""Decoding: a file, an array, a tensor or a Pillow image becomes upright 8-bit RGB."""
+"""Decoding of files, arrays, tensors and Pillow images to upright 8-bit RGB."""
 
 import os
 import stat
@@ -16,13 +16,13 @@ from cofima.core.system import open_to_read
 
 MOST_PIXELS = 100_000_000
 MOST_BYTES = 1_000_000_000
-# Pillow by itself goes by the first bytes, whatever a file is called, and starts Ghostscript for some
+# Without a list of formats, Pillow goes by the first bytes of a file, and runs Ghostscript for some of them.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-Decodable = bytes | NDArray[Any] | Tensor | Image.Image  # bytes are those of an encoded file
+Decodable = bytes | NDArray[Any] | Tensor | Image.Image  # bytes of an encoded file
 
 
 class BadImageError(CofimaError):
-    """An image that cannot be used, and why."""
+    """Error for an image that cannot be used, with the reason."""
 
     def __init__(self, reason: str, path: Path | None = None) -> None:
         super().__init__(reason if path is None else f"{path}: {reason}")
@@ -30,10 +30,10 @@ class BadImageError(CofimaError):
 
 
 def decode(content: Decodable) -> Image.Image:
-    """Return an image (the first frame of several) as 8-bit RGB, upright, on white where transparent.
+    """Return an image (the first frame of several) as upright 8-bit RGB; transparency becomes white.
 
-    Arrays are [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], tensors [3, H, W] or [1, H, W]; whole numbers
-    count to 255, floats to 1.
+    Arrays are [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], tensors [3, H, W] or [1, H, W]; integers range
+    from 0 to 255, floats from 0 to 1.
     """
     if isinstance(content, bytes):
         return _from_file(content)
@@ -51,7 +51,7 @@ def decode_file(path: Path) -> Image.Image:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a regular file; a pipe or a device, which may never end, is refused unread."""
+    """Return the content of a regular file; raise for a pipe or a device, which may never end."""
     handle = open_to_read(path)
     try:
         about = os.fstat(handle)
@@ -68,12 +68,12 @@ def read_file(path: Path) -> bytes:
 
 
 def open_image(file: Path | IO[bytes]) -> Image.Image:
-    """Open an image in one of the known formats; only its header is read."""
+    """Open an image in one of the supported formats; only its header is read."""
     return Image.open(file, formats=FORMATS)
 
 
 def fault_of(error: BadImageError | OSError) -> str:
-    """Return the reason of an error with an image, without its name."""
+    """Return the reason of an error about an image, without its name."""
     return error.reason if isinstance(error, BadImageError) else (error.strerror or str(error)).lower()
 
 
@@ -86,7 +86,7 @@ def _from_file(content: bytes) -> Image.Image:
             return _rgb(_upright(image))
     except BadImageError:
         raise
-    except Exception as error:  # what a decoder raises on damaged bytes is not limited to OSError
+    except Exception as error:  # decoders raise more than OSError on damaged bytes
         raise BadImageError(_reason(content, error)) from error
 
 
@@ -115,7 +115,7 @@ def _from_array(array: NDArray[Any]) -> Image.Image:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # broken EXIF data does not make the picture unreadable
+    except Exception:  # an image with broken EXIF data is still readable
         return image
 
 

@@ -1,4 +1,4 @@
-"""Loading: samples are decoded in threads into pixels of one format, in memory or in a cache on disk."""
+"""Multithreaded loading of samples into pixels of one format, in memory or in a cache on disk."""
 
 import os
 import time
@@ -25,10 +25,10 @@ from cofima.data.loading.cache import HashAndFault
 from cofima.data.loading.decoder import BadImageError, decode, fault_of, read_file
 from cofima.data.loading.pixel_format import PixelFormat
 
-SMALL = 64  # pixels a side; arrays of one shape up to this are stored as they are
-IN_MEMORY = 256_000_000  # bytes; more than this is not read into memory, but mapped from disk
-_AHEAD = 64  # images decoded before they are asked for
-_SETTLED = 2.0  # seconds; no file system's times are coarser
+SMALL = 64  # pixels per side; arrays of one shape up to this size are stored unchanged
+IN_MEMORY = 256_000_000  # bytes; anything larger is memory-mapped from disk
+_AHEAD = 64  # images decoded in advance
+_SETTLED = 2.0  # seconds; no file system has coarser timestamps
 
 Content = bytes | NDArray[Any]  # an encoded file, or pixels
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
@@ -38,11 +38,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Sample:
-    """An image that is not read yet.
+    """Image that has not been read yet.
 
     Attributes:
-        name: The same on every machine, e.g. its path below the dataset's folder.
-        read: Return the encoded file, or pixels such as an array [H, W, 3].
+        name: Name that is the same on every machine, such as the path below the dataset's folder.
+        label: Index of the class.
+        read: Function that returns the encoded file, or pixels such as an array [H, W, 3].
     """
 
     name: str
@@ -50,14 +51,14 @@ class Sample:
     read: Callable[[], Content]
 
     def content(self) -> Content:
-        """Return what is read; of files, regular ones only."""
-        plain = getattr(self.read, "__func__", None) is Path.read_bytes  # not that of another kind of path
+        """Return the encoded file or the pixels; only regular files are read."""
+        plain = getattr(self.read, "__func__", None) is Path.read_bytes  # not that of another path class
         return read_file(self.read.__self__) if plain else self.read()  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """Pixels of loaded samples; for each a hash of its content, and its fault if it cannot be read."""
+    """Pixels of loaded samples, with a content hash of each, and its fault if it is unreadable."""
 
     pixels: Tensor
     hashes: list[str]
@@ -67,7 +68,7 @@ class Loaded:
     def fingerprint(self, images: ImageSet) -> str:
         """Return a hash of the images and labels in order.
 
-        Of images on disk, it is made of the hashes of their files: reading all pixels would take long.
+        For cached images it is computed from the hashes of their files, since reading all pixels is slow.
         """
         if self.cache is None:
             return images.fingerprint()
@@ -79,7 +80,7 @@ class Loaded:
 
 
 class DecodedImage(NamedTuple):
-    """One decoded image: its pixels, or the fault of its file."""
+    """Decoded image: its pixels, or the fault of its file."""
 
     name: str
     pixels: Tensor | None
@@ -94,10 +95,10 @@ def load(
     despite_faults: bool = False,
     progress: Progress = SILENT,
 ) -> Loaded:
-    """Load every sample once; ``on_disk`` puts them into a cache, where the next load finds them.
+    """Load every sample once; with ``on_disk``, cache them on disk for the next load.
 
-    A cache with unreadable samples is kept with ``despite_faults`` only. Few samples are in memory in any
-    case, and in the cache too if they are files.
+    A cache with unreadable samples is only kept with ``despite_faults``. A small number of samples is always
+    loaded into memory, and also cached if they are files.
     """
     if (as_they_are := load_small([samples])) is not None:
         return as_they_are[0]
@@ -107,7 +108,7 @@ def load(
     if on_disk and _are_settled_files(samples):
         try:
             loaded = _load_cached(samples, pixel_format, despite_faults, progress, few=True)
-            # in memory as without a cache, which may then be removed at any time
+            # a copy in memory, so that the cache may be removed at any time
             return replace(loaded, pixels=loaded.pixels.clone(), cache=None)
         except CofimaError as error:
             progress.say(f"{error} The images are read into memory.")
@@ -123,7 +124,7 @@ def _load_cached(
     progress: Progress,
     few: bool = False,
 ) -> Loaded:
-    """Load samples from their cache, which is built if it is not there; one of few is tidied up later."""
+    """Load samples from their cache, building it first if necessary; old small caches are removed."""
     stamps = list(progress.track(map(_stamp, samples), len(samples), "looking for images read before"))
     cache = caches.cache_for(pixel_format, [sample.name for sample in samples], stamps)
     if not few:
@@ -133,16 +134,16 @@ def _load_cached(
     )
     loaded = _loaded(pixels, found, cache)
     if any(loaded.faults) and not despite_faults:
-        caches.remove(cache)  # mended files make another cache: this one would never be used again
+        caches.remove(cache)  # repaired files get another cache, so this one would never be used again
     if few:
         caches.remove_old(cache, IN_MEMORY)
     return loaded
 
 
 def load_small(parts: Sequence[Sequence[Sample]]) -> list[Loaded] | None:
-    """Load all parts as they are, if they hold small uint8 arrays of one shape [H, W, 3]; else return None.
+    """Load all parts unchanged if they are small uint8 arrays of one shape [H, W, 3]; else return None.
 
-    Such images are enlarged when they are seen: CIFAR is 60 times smaller so.
+    Such images are enlarged in the transform instead: CIFAR takes 60 times less memory this way.
     """
     samples = [sample for part in parts for sample in part]
     if not samples or _file(samples[0].read):
@@ -164,7 +165,7 @@ def load_small(parts: Sequence[Sequence[Sample]]) -> list[Loaded] | None:
 def check(
     samples: Sequence[Sample], progress: Progress, use: Callable[[int, Image.Image], object]
 ) -> list[HashAndFault]:
-    """Decode every sample and pass it to ``use`` with its place; return hashes and faults only."""
+    """Decode every sample and pass it to ``use`` with its index; return only hashes and faults."""
     reading = _threaded(
         lambda at: _use(samples[at], lambda image: use(at, image)),
         range(len(samples)),
@@ -173,9 +174,9 @@ def check(
 
 
 def decode_all(images: Iterable[ImageLike], pixel_format: PixelFormat) -> Iterator[DecodedImage]:
-    """Yield files and images in memory in order, decoded a little ahead.
+    """Decode files and in-memory images in order, a few in advance.
 
-    A file that cannot be read is a fault; a wrong array or tensor is the caller's mistake, and an error.
+    An unreadable file is a fault; an invalid array or tensor is the caller's mistake, and raises an error.
     """
 
     def work(numbered: tuple[int, ImageLike]) -> DecodedImage:
@@ -204,7 +205,7 @@ def _loaded(pixels: Tensor, found: list[HashAndFault], cache: caches.Cache | Non
 def _fill(
     samples: Sequence[Sample], pixel_format: PixelFormat, pixels: Tensor, places: Iterable[int]
 ) -> Iterator[HashAndFault]:
-    """Load the samples at ``places`` into the same rows of ``pixels``; yield hash and fault of each."""
+    """Load the samples at ``places`` into the same rows of ``pixels``; yield the hash and fault of each."""
 
     def place(at: int) -> HashAndFault:
         return _use(samples[at], lambda image: pixels[at].copy_(pixel_format.encode(image)))
@@ -223,7 +224,7 @@ def _use(sample: Sample, use: Callable[[Image.Image], object]) -> HashAndFault:
 
 
 def _threaded(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield ``work(item)`` in the order of the items; Pillow works on several images at once."""
+    """Yield ``work(item)`` in order, computed in threads; Pillow releases the GIL while decoding."""
     pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1), thread_name_prefix="reading")
     waiting: deque[Future[Result]] = deque()
     try:
@@ -234,11 +235,11 @@ def _threaded(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator
         while waiting:
             yield waiting.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)  # on Ctrl-C, do not read the rest first
+        pool.shutdown(cancel_futures=True)  # on Ctrl-C, do not wait for the remaining images
 
 
 def _stamp(sample: Sample) -> str:
-    """Return a text that changes with a sample: size and time of its file, or a hash of its content."""
+    """Return a string that changes with a sample: size and time of its file, or a hash of its content."""
     path = _file(sample.read)
     try:
         if path is None:
@@ -250,7 +251,7 @@ def _stamp(sample: Sample) -> str:
 
 
 def _are_settled_files(samples: Sequence[Sample]) -> bool:
-    """Return True for files whose next change will show in their time, which counts in steps of its own."""
+    """Return True if all samples are files old enough that any further change alters their timestamp."""
     paths = [_file(sample.read) for sample in samples]
     try:
         newest = max((path.stat().st_mtime for path in paths if path is not None), default=0.0)
@@ -260,6 +261,6 @@ def _are_settled_files(samples: Sequence[Sample]) -> bool:
 
 
 def _file(read: Callable[[], object]) -> Path | None:
-    """Return the file of a sample that is read by ``path.read_bytes``, or None."""
+    """Return the file of a sample if it is read by ``path.read_bytes``, else None."""
     owner = getattr(read, "__self__", None)
     return owner if isinstance(owner, Path) and read.__name__ == "read_bytes" else None

@@ -1,4 +1,4 @@
-"""The format in which pixels are stored: resized once, as uint8, so that training never decodes a file."""
+"""Storage format of pixels: resized once to uint8, so that training never decodes a file."""
 
 import math
 from dataclasses import dataclass
@@ -10,21 +10,23 @@ from PIL import Image
 from torch import Tensor
 
 _HEADER = 8  # bytes before the pixels of a row: height and width of the original, 32 bits each
-_LONGEST = 16  # times as long as wide, and an image is resized only where it is seen
+_LONGEST = 16  # aspect ratio beyond which only the visible part of an image is resized
 
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """The part of each image that is stored.
+    """Storage format of an image.
 
-    With ``whole = 0`` it is the square center of ``side`` pixels, uint8 [3, side, side], for tests and
-    training crops alike. Otherwise it is a row of bytes with two pictures: the center of ``size``
-    pixels exactly as tests see it, and the whole image squeezed into a square of ``whole`` pixels, of
-    which training crops are cut. Channels come last within a row, as Pillow has them.
+    With ``whole = 0``, an image is stored as its square center of ``side`` pixels, uint8 [3, side, side], for
+    both tests and training crops. Otherwise it is a row of bytes with two pictures: the center crop of
+    ``size`` pixels exactly as used in tests, and the whole image resized to a square of ``whole`` pixels,
+    from which training crops are taken. Channels come last within a row, as in Pillow.
 
     Attributes:
-        side: The shorter side of an image when it is resized for a test.
-        only_tested: Leave the second picture out, for images that are never trained on.
+        side: Shorter side of an image after resizing for a test.
+        size: Side of the center crop for tests, if ``whole`` is not 0.
+        whole: Side of the square of the whole image for training, or 0.
+        only_tested: Omit the second picture, for images that are never trained on.
     """
 
     side: int
@@ -34,23 +36,23 @@ class PixelFormat:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of one stored image."""
+        """Shape of one stored image."""
         if not self.whole:
             return (3, self.side, self.side)
         return (_HEADER + 3 * self.size**2 + (0 if self.only_tested else 3 * self.whole**2),)
 
     @property
     def key(self) -> str:
-        """Return the text that stands for this format in fingerprints of datasets, and never changes."""
+        """Identifier of this format in fingerprints of datasets; must never change."""
         return f"Form(side={self.side}, size={self.size}, whole={self.whole}, only_tested={self.only_tested})"
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of one stored image."""
+        """Size of one stored image."""
         return math.prod(self.shape)
 
     def encode(self, image: Image.Image) -> Tensor:
-        """Return the stored form of an image."""
+        """Return the stored pixels of an image."""
         if not self.whole:
             return center_square(image, self.side)
         header = np.array([image.height, image.width], "<u4").view(np.uint8)
@@ -65,7 +67,7 @@ class PixelFormat:
         return _picture(rows, _HEADER, self.size)
 
     def decode_train(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the squeezed images, uint8 [B, 3, whole, whole], and their true shapes [B, 2]."""
+        """Return the square images, uint8 [B, 3, whole, whole], and their original shapes [B, 2]."""
         shapes = rows[:, :_HEADER].cpu().numpy().view("<u4").astype(np.int64)
         return _picture(rows, _HEADER + 3 * self.size**2, self.whole), torch.from_numpy(shapes)
 
@@ -73,7 +75,7 @@ class PixelFormat:
 def center_square(image: Image.Image, side: int) -> Tensor:
     """Resize the shorter side to ``side`` (bicubic, antialiased), crop the center: uint8 [3, side, side].
 
-    Only the crop is resampled, so that a very long image costs no more than a square one.
+    Only the crop is resampled, so that a very elongated image costs no more than a square one.
     """
     sizes = [max(side, int(side * length / min(image.size))) for length in image.size]
     starts = [round((size - side) / 2) for size in sizes]
@@ -86,9 +88,9 @@ def center_square(image: Image.Image, side: int) -> Tensor:
 
 
 def resized_center(image: Image.Image, side: int, size: int) -> Image.Image:
-    """Resize the shorter side to ``side`` (bicubic), then cut the center out: as torchvision does, exactly.
+    """Resize the shorter side to ``side`` (bicubic) and crop the center, exactly as torchvision does.
 
-    Of a very long image, only the part that is seen is resized; its values may then differ by rounding.
+    Of a very elongated image, only the visible part is resized; its values may differ by rounding.
     """
     if max(image.size) > _LONGEST * min(image.size):
         square = center_square(image, side).permute(1, 2, 0).contiguous().numpy()

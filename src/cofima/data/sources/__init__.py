@@ -1,6 +1,7 @@
-"""Datasets on disk. The folder is the registry: ``sources/cub200.py`` is the dataset ``cub200``.
+"""Datasets on disk. The folder is the registry: ``sources/cub200.py`` defines the dataset ``cub200``.
 
-Such a file defines ``INFO``, the published facts, and ``find_copies(root)``, the copies below a folder.
+Such a file defines ``INFO``, the published facts, and ``find_copies(root)``, which finds copies below a
+folder.
 """
 
 import pkgutil
@@ -20,23 +21,23 @@ __all__ = ["copies", "find", "info", "missing", "names"]
 
 _HELPERS = {
     *("base", "checks", "foreign_code", "listing", "split_file", "unpickle"),  # shared code
-    *("folder", "huggingface", "in_memory", "plugin", "torchvision"),  # sources of many datasets
+    *("folder", "huggingface", "in_memory", "plugin", "torchvision"),  # sources with many datasets each
 }
 
 
 def names() -> list[str]:
-    """Return the names of the datasets that have a file here."""
+    """Return the names of the datasets with a module in this package."""
     return sorted({module.name for module in pkgutil.iter_modules(__path__)} - _HELPERS)
 
 
 def info(name: str) -> DatasetInfo:
-    """Return the published facts of a dataset."""
+    """Return the published facts about a dataset."""
     known: DatasetInfo = _module(name).INFO
     return known
 
 
 def copies(name: str, root: Path | None) -> list[Copy]:
-    """Return every copy of a dataset that is found, the preferred one first; nothing is opened."""
+    """Return all copies of a dataset, the preferred one first; nothing is opened."""
     found: dict[tuple[str, Path], Copy] = {}
     for place in search_roots(root):
         for copy in _module(name).find_copies(place):
@@ -47,7 +48,8 @@ def copies(name: str, root: Path | None) -> list[Copy]:
 def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source:
     """List the images of a dataset, split as the options say, and check the list.
 
-    Of several copies the first is taken, with a message; ``data.layout`` and ``data.root`` choose.
+    If there are several copies, the first is used, with a message; ``data.layout`` and ``data.root`` select
+    another.
     """
     if problem := missing(name, options):
         raise CofimaError(problem)
@@ -68,7 +70,7 @@ def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source
 
 
 def missing(name: str, options: DataOptions) -> str | None:
-    """Return a message on what is expected where, and how to get it, if no copy was found."""
+    """Return a message on the expected files and how to get them, or None if a copy was found."""
     known, there = info(name), copies(name, options.root)
     if options.layout is not None and options.layout not in known.layouts:
         hint = did_you_mean(options.layout, known.layouts)

@@ -1,4 +1,4 @@
-"""Sources: datasets whose images are listed but not read, and the copies of one on a disk."""
+"""Sources: datasets whose images are listed but not read, and copies of a dataset on disk."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,15 +21,15 @@ from cofima.data.splits import (
     split_facts,
 )
 
-SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of datasets put them
-SHOWN = 20  # left-out images that are named
+SYSTEM = Path("/usr/share/datasets")  # location of Debian's dataset packages
+SHOWN = 20  # number of skipped images that are named
 
-LabeledRow = tuple[int, int]  # the row of an image in its block of pixels, and its label
+LabeledRow = tuple[int, int]  # row of an image in its block of pixels, and its label
 TrainAndTest = tuple[Iterable[Sample], Iterable[Sample]]
 
 
 class Usable(NamedTuple):
-    """The images of a dataset that can be used, once all of them have been read."""
+    """Usable images of a dataset, after all have been read."""
 
     class_names: tuple[str, ...]
     train: list[LabeledRow]
@@ -40,12 +40,19 @@ class Usable(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A dataset whose images are listed but not read.
+    """Dataset whose images are listed but not read.
 
     Attributes:
+        name: Name of the dataset.
         variant: Name of the split, e.g. "official", "pilot", "seed0".
-        facts: Entries of a result file about the data; JSON-able.
-        exact_share: Where a share is tested on, it is that of all images, not of each class rounded alone.
+        class_names: Names of the classes, by label.
+        train: Training images.
+        test: Test images.
+        flip: True if mirroring an image does not change its class.
+        crop: Minimum share of the area that a random training crop keeps; 1.0 disables random crops.
+        facts: Metadata for a result file; JSON-serializable.
+        exact_share: In a seeded split, make the test share exact over all images, instead of rounding it for
+            each class.
     """
 
     name: str
@@ -59,11 +66,11 @@ class Source:
     exact_share: bool = False
 
     def blocks(self) -> Sequence[Sequence[Sample]]:
-        """Return the training and the test images."""
+        """Return the training images and the test images."""
         return self.train, self.test
 
     def usable(self, faults: Sequence[Sequence[str]], skip_unreadable: bool) -> Usable:
-        """Refuse unreadable images, or leave them out as long as every class keeps some."""
+        """Raise for unreadable images, or skip them as long as every class keeps some."""
         pairs = zip([*self.train, *self.test], [fault for block in faults for fault in block], strict=True)
         bad = [(picture.name, fault) for picture, fault in pairs if fault]
         if bad and not skip_unreadable:
@@ -83,7 +90,7 @@ class Source:
         return Usable(self.class_names, train, test, facts, warnings)
 
     def one_sided(self, train: set[int], test: set[int], kind: str = "") -> list[str]:
-        """Return a problem for each class that is not among both the training and the test labels."""
+        """Return a problem for each class that lacks training or test images."""
         found = []
         for label, name in enumerate(self.class_names):
             parts = [part for part, labels in (("training", train), ("test", test)) if label not in labels]
@@ -92,7 +99,7 @@ class Source:
         return found
 
     def split_by_seed(self, options: DataOptions) -> "Source":
-        """Return the source with a share of each class tested on, by the seed and the names alone."""
+        """Return the source with a seeded test split of each class; it depends only on seed and names."""
         samples = [*self.train, *self.test]
         names, labels = [picture.name for picture in samples], [picture.label for picture in samples]
         share, seed = options.test_fraction, options.split_seed
@@ -100,7 +107,7 @@ class Source:
             tested = choose_share(names, labels, share, seed)
         else:
             tested = choose_per_class(names, labels, lambda count: share_of(count, share), seed)
-        # class by class, as they are first met: the order is part of the split's hash
+        # grouped by class in order of first occurrence: the order is part of the split's hash
         first = {label: place for place, label in enumerate(dict.fromkeys(labels))}
         pairs = sorted(zip(samples, tested, strict=True), key=lambda pair: first[pair[0].label])
         train, test = ([picture for picture, chosen in pairs if chosen is part] for part in (False, True))
@@ -108,7 +115,7 @@ class Source:
         return replace(self, variant=seeded_name(options), train=train, test=test, facts=facts)
 
     def identified(self) -> "Source":
-        """Return the source with the name and the hash of its split, and its counts, among its facts."""
+        """Return the source with name, hash and counts of its split added to its facts."""
         facts = self.facts | {"train": len(self.train), "test": len(self.test)}
         train, test = ([(picture.name, picture.label) for picture in part] for part in self.blocks())
         return replace(self, facts=facts | split_facts(f"{self.name}:{self.variant}", train, test))
@@ -117,19 +124,19 @@ class Source:
 def numbered_samples(
     part: str, labels: Iterable[int], read: Callable[[int], Content], digits: int = 5
 ) -> list[Sample]:
-    """Return samples that have no names of their own, named by their number within a part."""
+    """Return samples without names of their own, named by their number within a part."""
     return [Sample(f"{part}/{n:0{digits}}", label, partial(read, n)) for n, label in enumerate(labels)]
 
 
 @dataclass(frozen=True)
 class Download:
-    """Published files of a dataset, and what becomes of them.
+    """Published files of a dataset, and how they are installed.
 
     Attributes:
-        target: The folder, or the one file that is read as it is, that they become below the data root.
+        target: Resulting folder below the data root, or single file if it is used without unpacking.
         files: The files; archives are unpacked into the folder.
-        terms: Terms that the user has to accept, with their source; most datasets have none.
-        by_hand: The reason why no program can fetch files without an address, and where a person can.
+        terms: Terms that the user must accept, with their source; most datasets have none.
+        by_hand: Why files without an address cannot be downloaded by a program, and where to get them.
     """
 
     target: str
@@ -140,16 +147,20 @@ class Download:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Published facts of a dataset, whether or not it is on this machine.
+    """Published facts about a dataset, whether or not it is on this machine.
 
     Attributes:
-        name: The name that the command line and ``dataset`` of a configuration take.
-        variants: Training and test images of each split that is known, by its name.
-        layouts: Description of each layout on disk, by the name that ``data.layout`` takes.
+        name: Name on the command line and in ``dataset`` of a configuration.
+        title: Name for display.
+        classes: Number of classes.
+        variants: Numbers of training and test images of each known split, by its name.
+        layouts: Description of each layout on disk, by its name in ``data.layout``.
+        url: Address where the dataset can be found.
+        crop: Minimum share of the area that a random training crop keeps.
         faults: Counts of copies that are known to be wrong, with a variant and an explanation.
-        class_key: Sort key of class folders, where it is not their names.
-        fixed_order: Classes arrive in the order of their numbers; no seed shuffles them.
-        download: The published files, if they are known.
+        class_key: Sort key of class folders; by default their names.
+        fixed_order: Classes arrive in the order of their numbers, and are not shuffled by a seed.
+        download: Published files, if known.
     """
 
     name: str
@@ -165,13 +176,13 @@ class DatasetInfo:
     download: Download | None = None
 
     def variant(self, train: int, test: int) -> str:
-        """Name the split that has these counts; ``other`` where none is known."""
+        """Return the name of the split with these counts; ``other`` if it is not known."""
         if (train, test) in self.faults:
             return self.faults[train, test][0]
         return next((name for name, counts in self.variants.items() if counts == (train, test)), "other")
 
     def source(self, samples: TrainAndTest, class_names: Sequence[str], variant: str = "") -> Source:
-        """Return a source with its images in order of class and name, however they were found."""
+        """Return a source with its images sorted by class and name."""
         train, test = (sorted(part, key=lambda p: (p.label, p.name)) for part in samples)
         variant = variant or self.variant(len(train), len(test))
         facts: dict[str, Any] = {"split": "given", "split_seed": None}
@@ -182,7 +193,7 @@ class DatasetInfo:
 
 @dataclass(frozen=True)
 class Copy:
-    """One copy of a dataset, in one of the layouts that are known, not opened yet."""
+    """Copy of a dataset in one of its known layouts, not opened yet."""
 
     layout: str
     path: Path
@@ -190,7 +201,7 @@ class Copy:
 
 
 def search_roots(root: Path | None) -> list[Path]:
-    """Return the folders in which datasets are looked for, in order; each may have a folder ``data``."""
+    """Return the folders searched for datasets, in order, each followed by its subfolder ``data``."""
     shared = os.environ.get("COFIMA_DATA")
     given = [root] if root is not None else [*([Path(shared)] if shared else []), Path()]
     found = [place for at in given for place in (expand(at), expand(at) / "data")]
@@ -198,9 +209,9 @@ def search_roots(root: Path | None) -> list[Path]:
 
 
 def folders_named(root: Path, names: Iterable[str]) -> Iterator[Path]:
-    """Yield the folder ``root`` itself, the folders in it, and those in these, that have one of the names.
+    """Yield the folders with one of the names: ``root`` itself, its subfolders, and matches within a match.
 
-    Case, hyphens and underscores do not matter: ``CUB_200_2011`` is ``cub-200-2011``.
+    Case, hyphens and underscores are ignored: ``CUB_200_2011`` matches ``cub-200-2011``.
     """
     wanted = {_key(name) for name in names}
     if root.is_dir() and _key(root.resolve().name) in wanted:
@@ -210,7 +221,7 @@ def folders_named(root: Path, names: Iterable[str]) -> Iterator[Path]:
 
 
 def files_named(root: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[Path]:
-    """Yield the files of these names in ``root`` and in its folders of the given names."""
+    """Yield the files with one of the names, in ``root`` and in its folders with the given names."""
     wanted = set(names)
     for place in [root, *(folder for folder in folders_named(root, folders) if folder != root)]:
         yield from (path for path in _entries(place) if path.name.casefold() in wanted and path.is_file())
@@ -234,5 +245,5 @@ def _key(name: str) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "s") -> str:
-    """Return a number with its noun."""
+    """Return a number with its noun: ``1 image``, ``2 images``."""
     return f"{number} {noun}{'' if number == 1 else plural}"

@@ -59,7 +59,7 @@ TRAIN, TEST, WHOLE = "cars_train_annos.mat", "cars_test_annos_withlabels.mat", "
 
 
 def find_copies(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder; open none."""
+    """Yield the copies below a folder, without opening them."""
     folders = list(folders_named(root, FOLDERS))
     for folder in folders:
         if _either(folder, TRAIN) and _either(folder, TEST):
@@ -86,7 +86,7 @@ def _open_annos(folder: Path) -> Source:
 
 
 def _source(folder: Path, rows: list[tuple[str, int, bool]], titles: list[str]) -> Source:
-    """Make a source of paths, class ids (which count from 1) and whether they are test images."""
+    """Return a source from rows of path, class id (starting at 1), and whether it is a test image."""
     most = max((car for _, car, _ in rows), default=0)
     titles = titles or [f"car {number:03}" for number in range(1, most + 1)]
     found = [f"{path}: no such file" for path, _, _ in rows if not (folder / path).is_file()]
@@ -104,7 +104,7 @@ def _source(folder: Path, rows: list[tuple[str, int, bool]], titles: list[str]) 
 
 
 def _either(folder: Path, name: str) -> Path | None:
-    """Return the file in a folder or in its devkit."""
+    """Return the file in a folder or in its ``devkit``, or None."""
     return next((path for path in (folder / "devkit" / name, folder / name) if path.is_file()), None)
 
 
@@ -123,10 +123,10 @@ def _read(file: Path | None, fields: tuple[str, ...]) -> list[tuple[Any, ...]]:
 
 
 def _matlab(file: Path) -> dict[str, Any]:
-    from scipy.io import loadmat  # only this dataset needs it
+    from scipy.io import loadmat  # imported here: only this dataset needs it
 
     try:
         values: dict[str, Any] = loadmat(str(file), squeeze_me=True)
-    except Exception as error:  # what a damaged file raises is not limited
+    except Exception as error:  # a damaged file may raise anything
         raise CofimaError(f"{file} is damaged, or not a MATLAB file of version 5 ({error})") from error
     return values

@@ -1,4 +1,4 @@
-"""Checks of a source: of the list of its images, and of every image by reading it."""
+"""Checks of a source: of its list of images, and of every image by decoding it."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class Contents:
     """Hashes and faults of the images of a source.
 
     Attributes:
-        train, test: The hash of each image's content, in order.
-        faults: The images that cannot be read, and why.
-        shared: The names of test images that are copies of a training image.
-        similar: Test images that are not, but look nearly the same as one, each with its name.
+        train, test: Content hash of each image, in order.
+        faults: Unreadable images, with reasons.
+        shared: Names of test images that are exact copies of a training image.
+        similar: Test images that are near duplicates of a training image, with its name.
     """
 
     train: list[str]
@@ -51,9 +51,9 @@ def verify(source: Source, progress: Progress = SILENT) -> Contents:
 
 
 def checked(source: Source, options: DataOptions, path: Path) -> Source:
-    """Return the source with the identity of its split; raise one error with all that makes it unusable.
+    """Return the source with the identity of its split; raise one error that lists all problems.
 
-    A source that lists ``all`` images as training images is split by the seed.
+    A source with the variant ``all``, which lists all images as training images, is split by the seed.
     """
     if source.variant == "all" and not source.test:
         source = source.split_by_seed(options)
@@ -70,12 +70,12 @@ def checked(source: Source, options: DataOptions, path: Path) -> Source:
 
 
 def count_problem(source: Source, info: DatasetInfo) -> str | None:
-    """Return the difference between a source and every published split, or None."""
+    """Return how a source differs from every published split, or None if it matches one."""
     counts = len(source.train), len(source.test)
     if counts in info.faults:
         return info.faults[counts][1]
     expected = list(info.variants.values())
-    # of a split by seed or by a file only the sum is known
+    # for a split by seed or by a file, only the sum is known
     given = source.facts["split"] == "given"
     fits = counts in expected if given else sum(counts) in map(sum, expected)
     if fits and len(source.class_names) == info.classes:

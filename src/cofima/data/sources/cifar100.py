@@ -1,4 +1,4 @@
-"""CIFAR-100: 32 x 32 photographs of 100 kinds of things, as its authors pack it for Python."""
+"""CIFAR-100: 32 x 32 photographs of 100 classes, in its authors' Python version."""
 
 import tarfile
 import zlib
@@ -48,7 +48,7 @@ INFO = DatasetInfo(
         ),
     ),
 )
-MOST_BYTES = 200_000_000  # of a file in the archive; the largest has 155 million
+MOST_BYTES = 200_000_000  # maximum size of a file in the archive; the largest has 155 million
 FOLDERS = ("cifar-100-python", "cifar100", "cifar-100")
 MD5 = {
     "train": "16019d7e3df5f24257cddd939b257f8d",
@@ -58,7 +58,7 @@ MD5 = {
 
 
 def find_copies(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder; open none."""
+    """Yield the copies below a folder, without opening them."""
     for folder in folders_named(root, FOLDERS):
         if all((folder / name).is_file() for name in MD5):
             yield Copy("python", folder, partial(_open, folder))
@@ -91,7 +91,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 def _unpacked(archive: Path) -> dict[str, bytes]:
-    """Read the three files out of the archive, in memory."""
+    """Read the three files of the archive into memory."""
     wanted = {f"cifar-100-python/{name}": name for name in MD5}
     found: dict[str, bytes] = {}
     try:
@@ -99,11 +99,11 @@ def _unpacked(archive: Path) -> dict[str, bytes]:
             for member in tar:
                 if member.name not in wanted:
                     continue
-                # never a link, which could lead anywhere or in a circle, nor a hole of any size
+                # no links, which may point anywhere or form a cycle, and no sparse files of any size
                 if not member.isreg() or member.issparse() or member.size > MOST_BYTES:
                     raise tarfile.ReadError(f"{member.name} is not a file of CIFAR-100")
                 file = tar.extractfile(member)
-                assert file is not None  # as of every regular file
+                assert file is not None  # true for every regular file
                 found[wanted[member.name]] = file.read()
     except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
         raise CofimaError(f"{archive} is damaged or not complete ({error}); get it again") from error
@@ -114,7 +114,7 @@ def _unpacked(archive: Path) -> dict[str, bytes]:
 
 
 def _values(name: str, content: bytes, found: list[str]) -> dict[str, Any]:
-    """Return the values of one of the files; append its problem, if any, to ``found``."""
+    """Return the values of a file; append its problem, if any, to ``found``."""
     try:
         values = plain_dict(content)
         wrong = _wrong_meta(values) if name == "meta" else _wrong_part(values)

@@ -38,7 +38,7 @@ LISTS = ("images.txt", "train_test_split.txt", "image_class_labels.txt")
 
 
 def find_copies(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder; open none."""
+    """Yield the copies below a folder, without opening them."""
     folders = list(folders_named(root, FOLDERS))
     for folder in folders:
         if all((folder / name).is_file() for name in LISTS):
@@ -56,7 +56,7 @@ def _open_raw(folder: Path) -> Source:
     found += [f"{name}: no such file" for name in paths.values() if not (folder / "images" / name).is_file()]
     if found:
         raise first_problems(f"cub200 in {folder}", found)
-    # class ids count from 1, in the order of the folders' names
+    # class ids start at 1, in the order of the folders' names
     ids = sorted({*classes.values()}, key=int)
     number = {one: label for label, one in enumerate(ids)}
     titles = dict.fromkeys(ids, "") | {classes[key]: path.split("/")[0] for key, path in paths.items()}
@@ -68,7 +68,7 @@ def _open_raw(folder: Path) -> Source:
 
 
 def _table(file: Path, found: list[str]) -> dict[str, str]:
-    """Read lines of a key and a value."""
+    """Read a file with a key and a value per line; append its problem, if any, to ``found``."""
     try:
         rows = [line.split(maxsplit=1) for line in file.read_text("utf-8").splitlines() if line.strip()]
     except OSError as error:

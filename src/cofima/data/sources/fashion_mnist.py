@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 28 x 28 gray samples of ten kinds of clothes, in the idx files of MNIST."""
+"""Fashion-MNIST: 28 x 28 grayscale images of ten kinds of clothes, in the idx format of MNIST."""
 
 import gzip
 import struct
@@ -49,7 +49,7 @@ STEMS = {"train": "train", "test": "t10k"}
 
 
 def find_copies(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder; open none."""
+    """Yield the copies below a folder, without opening them."""
     for folder in folders_named(root, FOLDERS):
         for place in (folder, folder / "raw"):
             if all(_file(place, stem, kind) for stem in STEMS.values() for kind in ("images", "labels")):
@@ -81,7 +81,7 @@ def _file(folder: Path, stem: str, kind: str) -> Path | None:
 
 
 def _array(file: Path | None, kind: str, found: list[str]) -> NDArray[np.uint8] | None:
-    """Read an idx file: two zero bytes, 8 for bytes, the number of axes, their lengths, the values."""
+    """Read an idx file: two zero bytes, 8 for the type uint8, number of axes, their lengths, values."""
     assert file is not None
     axes = 3 if kind == "images" else 1
     try:

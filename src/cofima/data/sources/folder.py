@@ -1,4 +1,4 @@
-"""Class folders as a dataset: a user's own ``folder:PATH``, and copies of known datasets laid out so."""
+"""Class folders as a dataset: a user's own ``folder:PATH``, and copies of known datasets in this layout."""
 
 import os
 from collections import Counter
@@ -26,9 +26,9 @@ TRAIN_AND_TEST = "train/CLASS/*.jpg and test/CLASS/*.jpg (or val)"
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """A user's own folder of images; a share of each class is tested on where it is not split yet.
+    """User's own folder of images; without a test part, a share of each class is used for testing.
 
-    Unlike other sources, an unsplit folder is split once its images are read: those left out do not count.
+    Unlike other sources, an unsplit folder is split after its images are read, without the skipped ones.
     """
 
     listing: Listing
@@ -38,7 +38,7 @@ class Folder:
 
     @property
     def name(self) -> str:
-        """Return the path."""
+        """Path as text."""
         return str(self.listing.path)
 
     def blocks(self) -> Sequence[Sequence[Sample]]:
@@ -46,7 +46,7 @@ class Folder:
         return ([Sample(f"{file.part}/{file.key}", 0, file.path.read_bytes) for file in self.listing.files],)
 
     def usable(self, faults: Sequence[Sequence[str]], skip_unreadable: bool) -> Usable:
-        """Raise one error with everything that is wrong, or leave out what may be skipped; then split."""
+        """Raise one error that lists all problems, or skip those that may be skipped; then split."""
         files = self.listing.files
         bad = [(file, fault) for file, fault in zip(files, faults[0], strict=True) if fault]
         rows = [row for row, fault in enumerate(faults[0]) if not (fault and skip_unreadable)]
@@ -69,7 +69,7 @@ class Folder:
         return Usable(tuple(names), train, test, facts, self._warnings(len(bad), len(left_out)))
 
     def source(self) -> Source:
-        """Return the folder as a source, as if every image could be read."""
+        """Return the folder as a source, assuming that every image is readable."""
         files = self.listing.files
         usable = self.usable([[""] * len(files)], self.options.skip_unreadable)
         train, test = (
@@ -97,7 +97,7 @@ class Folder:
         )
 
     def _split_id(self) -> str:
-        """Name the split; its hash, not this name, tells two folders of one name apart."""
+        """Return the name of the split; its hash, not this name, distinguishes folders of the same name."""
         variant = seeded_name(self.options) if self.listing.unsplit else "given"
         return f"{PREFIX}{normalize_name(self.listing.path.resolve().name)}:{variant}"
 
@@ -120,14 +120,14 @@ class Folder:
 
 
 def path_of(name: str, root: Path | None) -> Path:
-    """Return the folder of a dataset's name: below ``root``, or $COFIMA_DATA, or here if it is not there."""
+    """Return the folder of a dataset: below ``root``, by default $COFIMA_DATA or the working directory."""
     path = expand(name.removeprefix(PREFIX))
     shared = expand(os.environ.get("COFIMA_DATA") or ".")
     return root / path if root is not None else shared / path if exists(shared / path) else path
 
 
 def check(name: str, root: Path | None) -> str | None:
-    """Return the problem with the name, or None."""
+    """Return the problem with the name, or None if it is valid."""
     if not name.removeprefix(PREFIX).strip():
         return f"dataset '{name}' needs a path: 'folder:PATH'"
     try:
@@ -143,12 +143,12 @@ def check(name: str, root: Path | None) -> str | None:
 
 
 def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Folder:
-    """List the images of a folder by the name of the dataset."""
+    """List the images of a folder, given the name of the dataset."""
     return Folder(list_images(path_of(name, options.root)), options)
 
 
 def _left_out(listing: Listing, usable: list[ImageFile]) -> dict[str, str]:
-    """Return the reason for each class that cannot be both learned and tested."""
+    """Return, by class, why it cannot be both trained and tested."""
     counts = Counter((file.class_name, file.part) for file in usable)
     reasons = {name: _too_few(name, listing, counts) for name in sorted(listing.folders)}
     return {name: reason for name, reason in reasons.items() if reason}
@@ -170,7 +170,7 @@ def has_train_and_test(folder: Path) -> bool:
 
 
 def train_test_copies(info: DatasetInfo, folders: Iterable[Path]) -> Iterator[Copy]:
-    """Yield the copies of a dataset that are laid out in ``train`` and ``test`` (or ``val``)."""
+    """Yield the copies of a dataset with folders ``train`` and ``test`` (or ``val``)."""
     for folder in folders:
         if has_train_and_test(folder):
             yield Copy("folders", folder, partial(_open_train_test, info, folder))
@@ -179,14 +179,14 @@ def train_test_copies(info: DatasetInfo, folders: Iterable[Path]) -> Iterator[Co
 def _open_train_test(info: DatasetInfo, folder: Path) -> Source:
     """List a copy of a dataset with ``train`` and ``test`` (or ``val``).
 
-    Classes are numbered in the order of their folders' names, as in torchvision, on which published
-    orders of classes rest, or as ``info.class_key`` orders them.
+    Classes are numbered in the order of their folders' names, as in torchvision, which published class
+    orders are based on, or in the order of ``info.class_key``.
     """
     listing = list_images(folder, f"{info.name} in {folder}")
     names = sorted(listing.folders, key=info.class_key)
     number = {name: label for label, name in enumerate(names)}
     parts = [[file for file in listing.files if file.part == part] for part in ("train", "test")]
-    # the part belongs to a sample's name only where both parts have such a path
+    # a sample's name includes the part only if both parts have images of the same path
     both = {file.key for file in parts[0]} & {file.key for file in parts[1]}
     train, test = (
         [Sample(f.name if both else f.key, number[f.class_name], f.path.read_bytes) for f in part]

@@ -1,7 +1,7 @@
-"""Readers of other libraries, kept from what a data file could make them do.
+"""Sandbox for readers of other libraries, against code hidden in data files.
 
-They unpickle, and Pillow starts Ghostscript for some files. Both can run any code that the file's author
-likes. Python tells its audit hooks of each such attempt before it happens, and one that raises prevents it.
+Some readers unpickle, and Pillow runs Ghostscript for some files; both can execute arbitrary code of the
+file's author. Python calls audit hooks before each such operation, and a hook that raises prevents it.
 """
 
 import sys
@@ -28,7 +28,7 @@ _here = threading.local()
 
 @contextmanager
 def restrained() -> Iterator[None]:
-    """Refuse to unpickle anything but plain values and arrays, and to start programs, in this thread."""
+    """Forbid this thread to unpickle anything but plain values and arrays, or to start programs."""
     _install()
     before = getattr(_here, "restrained", False)
     _here.restrained = True
@@ -40,7 +40,7 @@ def restrained() -> Iterator[None]:
 
 @cache
 def _install() -> None:
-    sys.addaudithook(_hook)  # for the life of the process: hooks cannot be taken back
+    sys.addaudithook(_hook)  # permanent: audit hooks cannot be removed
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, or local folders that its library understands: ``hf:NAME``."""
+"""Datasets of the Hugging Face hub, or local folders in its formats: ``hf:NAME``."""
 
 from functools import partial
 from pathlib import Path
@@ -20,21 +20,21 @@ _LABELS = ("label", "fine_label", "labels")
 
 
 def check(name: str, root: Path | None = None) -> str | None:
-    """Return the problem with the name, or None."""
+    """Return the problem with the name, or None if it is valid."""
     return None if name.removeprefix(PREFIX).strip() else f"dataset '{name}' needs a name: 'hf:NAME'"
 
 
 def missing_library() -> str | None:
-    """Return a message if the library is not installed."""
+    """Return a message if the library is not installed, else None."""
     from importlib.util import find_spec
 
     return None if find_spec("datasets") else "hf:NAME needs the library datasets: pip install 'cofima[hf]'"
 
 
 def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source:
-    """List the images of a dataset by its name on the hub, ``NAME`` or ``NAME@CONFIGURATION``.
+    """List the images of a dataset, given its name on the hub, ``NAME`` or ``NAME@CONFIGURATION``.
 
-    A folder of this name below ``data.root``, $COFIMA_DATA or here goes first.
+    A folder of this name below ``data.root``, $COFIMA_DATA or the working directory takes precedence.
     """
     if problem := missing_library():
         raise CofimaError(problem)
@@ -59,12 +59,12 @@ def _load(path: str, configuration: str | None) -> Any:
     try:
         with quick_hub():
             return load_dataset(path, configuration)
-    except Exception as error:  # the library raises what its many parts raise
+    except Exception as error:  # the library raises errors of many kinds
         raise CofimaError(f"hf:{path} could not be loaded: {error}") from error
 
 
 def _columns(name: str, features: Any) -> tuple[str, str]:
-    """Return the column of the images and that of the classes."""
+    """Return the names of the image column and the class column."""
     from datasets import ClassLabel, Image
 
     images = [key for key, feature in features.items() if isinstance(feature, Image)]

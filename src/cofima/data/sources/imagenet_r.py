@@ -1,4 +1,4 @@
-"""ImageNet-R: renditions (art, cartoons, toys, ...) of 200 classes of ImageNet, without an official split."""
+"""ImageNet-R: renditions (art, cartoons, toys, ...) of 200 ImageNet classes, without an official split."""
 
 import tarfile
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ INFO = DatasetInfo(
     url=URL,
     crop=0.08,
     download=Download(
-        "imagenet-r.tar",  # as it is: images are read out of it
+        "imagenet-r.tar",  # not unpacked: images are read directly from the archive
         (
             RemoteFile(
                 "imagenet-r.tar",
@@ -46,7 +46,7 @@ FOLDERS = ("imagenet-r", "imagenetr")
 
 
 def find_copies(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder; open none."""
+    """Yield the copies below a folder, without opening them."""
     folders = list(folders_named(root, FOLDERS))
     yield from train_test_copies(INFO, folders)
     unsplit = [folder for folder in folders if _has_wnids(folder)]
@@ -64,12 +64,12 @@ def _open_lists(path: Path, lists: Path) -> Source:
 
 
 def _everything(path: Path) -> Source:
-    """List all images as training images; they are dealt out afterwards."""
+    """List all images as training images; they are split afterwards."""
     paths = _in_tar(path) if path.is_file() else _in_folder(path)
     names = sorted({name.split("/")[0] for name in paths})
     number = {name: label for label, name in enumerate(names)}
     samples = [Sample(name, number[name.split("/")[0]], read) for name, read in paths.items()]
-    # exactly 24,000 + 6,000, as the papers say and their tables demand
+    # the papers report exactly 24,000 + 6,000 images, which per-class rounding would miss
     return replace(INFO.source((samples, []), names, "all"), exact_share=True)
 
 
@@ -79,7 +79,7 @@ def _in_folder(folder: Path) -> dict[str, partial[bytes]]:
 
 
 def _in_tar(archive: Path) -> dict[str, partial[bytes]]:
-    """Find where in the archive each image lies, so that it can be read without unpacking anything."""
+    """Return a reader for each image at its offset in the archive, so that nothing is unpacked."""
     size = archive.stat().st_size
     found: dict[str, partial[bytes]] = {}
     try:
@@ -102,7 +102,7 @@ def _in_tar(archive: Path) -> dict[str, partial[bytes]]:
 
 
 def _read_part(archive: Path, start: int, size: int) -> bytes:
-    with archive.open("rb") as file:  # one handle for each image: many threads may read at once
+    with archive.open("rb") as file:  # one handle per call, since many threads read at the same time
         file.seek(start)
         return file.read(size)
 

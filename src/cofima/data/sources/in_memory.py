@@ -1,4 +1,4 @@
-"""Datasets in memory: scikit-learn's scanned digits, and blobs that are drawn."""
+"""In-memory datasets: scikit-learn's scanned digits, and generated blobs."""
 
 import colorsys
 import math
@@ -25,22 +25,22 @@ NAMES = {
     "blobs": "6 classes of generated colored blobs, for a quick trial",
     "digits": "1,797 scanned handwritten digits of 8 x 8 pixels, 10 classes (scikit-learn)",
 }
-# multiples of an irrational number spread evenly over a circle, whatever the number of classes
+# multiples of an irrational number spread evenly over a circle, for any number of classes
 _HUE, _TURN = (math.sqrt(5) - 1) / 2, math.sqrt(2)
 
 
 def load(name: str, side: int, options: DataOptions) -> Dataset:
-    """Return one of the datasets with images of ``side`` pixels."""
+    """Return a dataset of this module with images of ``side`` pixels."""
     return digits(side, options) if name == "digits" else blobs(side=side, seed=options.split_seed)
 
 
 def digits(side: int, options: DataOptions) -> Dataset:
-    """Return 1,797 digits of 8 x 8 pixels, enlarged to ``side``; a share of each class is tested on."""
+    """Return 1,797 digits of 8 x 8 pixels, enlarged to ``side``; a share of each class is for testing."""
     scans = torch.from_numpy(_scans())
     labels = scans[:, -1].long()
     gray = (scans[:, :-1] * (255 / 16)).round().to(torch.uint8).view(-1, 1, 8, 8)
     gray = interpolate(gray, size=(side, side), mode="bicubic", antialias=True)
-    # three views of one gray channel: a third of the memory
+    # expand makes three views of one gray channel, for a third of the memory
     images = ImageSet(gray.expand(-1, 3, -1, -1), torch.arange(len(labels)), labels)
     tested = choose_images(images, lambda count: share_of(count, options.test_fraction), options.split_seed)
     names = tuple(map(str, range(10)))
@@ -48,7 +48,7 @@ def digits(side: int, options: DataOptions) -> Dataset:
 
 
 def blobs(classes: int = 6, per_class: int = 20, side: int = 16, seed: int = 0) -> Dataset:
-    """Return images of one colored blob on noise; the class is its color and its place.
+    """Return images of one colored blob on noise; the class determines its color and position.
 
     Each class has ``per_class`` training images and half as many test images.
     """
@@ -63,7 +63,7 @@ def blobs(classes: int = 6, per_class: int = 20, side: int = 16, seed: int = 0) 
 
 
 def source_of(dataset: Dataset) -> Source:
-    """Return a dataset in memory as a source."""
+    """Return an in-memory dataset as a source."""
 
     def samples(images: ImageSet) -> list[Sample]:
         return [
@@ -79,9 +79,9 @@ def source_of(dataset: Dataset) -> Source:
 
 
 def _scans() -> NDArray[np.float64]:
-    """Return scikit-learn's scans, a row each: 64 gray levels from 0 to 16, and the digit.
+    """Return scikit-learn's scans, one per row: 64 gray levels from 0 to 16, and the digit.
 
-    They are read from its file, since importing it takes seconds, and nothing else of it is needed.
+    They are read from its data file, since importing scikit-learn takes seconds.
     """
     package = find_spec("sklearn")
     assert package is not None  # a requirement of this package
@@ -104,7 +104,7 @@ def _dataset(
 
 
 def _draw(label: int, count: int, side: int, generator: torch.Generator) -> Tensor:
-    """Draw ``count`` images of one class: uint8 [count, 3, side, side]."""
+    """Generate ``count`` images of one class: uint8 [count, 3, side, side]."""
     turn = 2 * math.pi * label * _TURN
     place = torch.tensor([math.sin(turn), math.cos(turn)]) * 0.3 + 0.5
     center = place + 0.02 * torch.randn(count, 2, generator=generator)

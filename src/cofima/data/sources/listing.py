@@ -1,6 +1,6 @@
-"""Listing images: of a folder with a folder per class, perhaps in train and test, or of a CSV file.
+"""Listing of images in class folders, with or without train and test parts, or in a CSV file.
 
-Datasets that are folders, and what ``learn``, ``extend`` and ``evaluate`` read, are all listed here.
+Used for datasets in folders, and for the inputs of ``learn``, ``extend`` and ``evaluate``.
 """
 
 import csv
@@ -30,43 +30,43 @@ TRAIN, TESTS = "train", ("test", "val")  # names of folders
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file, its class, and its part: ``train``, ``test``, or ``all`` of an unsplit folder."""
+    """Image file with its class and part: ``train``, ``test``, or ``all`` for an unsplit folder."""
 
     path: Path
     part: str
     class_name: str
-    key: str  # its path below the part, the same on every machine
+    key: str  # path below the part, the same on every machine
 
     @property
     def name(self) -> str:
-        """Return the path below the folder; ``val`` is called ``test``."""
+        """Path below the folder; ``val`` is renamed to ``test``."""
         return self.key if self.part == "all" else f"{self.part}/{self.key}"
 
 
 @dataclass
 class Listing:
-    """The images of a folder or a CSV file, not read yet."""
+    """Images of a folder or a CSV file, not read yet."""
 
     path: Path
     parts: dict[str, Path]
     folders: dict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))  # by class
     files: list[ImageFile] = field(default_factory=list)
     stray: list[Path] = field(default_factory=list)  # images outside the class folders
-    unused: list[str] = field(default_factory=list)  # folders beside train and test
-    wrong: list[str] = field(default_factory=list)  # what cannot be skipped
+    unused: list[str] = field(default_factory=list)  # folders other than train and test
+    wrong: list[str] = field(default_factory=list)  # problems that cannot be skipped
 
     @property
     def unsplit(self) -> bool:
-        """Return True if there are no parts for training and testing."""
+        """True if there are no separate training and test parts."""
         return "all" in self.parts
 
     @property
     def classes(self) -> list[str]:
-        """Return the names of the classes that have images, sorted."""
+        """Sorted names of the classes with images."""
         return sorted({file.class_name for file in self.files})
 
     def only(self, part: str) -> "Listing":
-        """Return the listing with the files of a part, or all where there are no parts."""
+        """Return the listing with the files of one part, or all files if there are no parts."""
         return replace(self, files=[file for file in self.files if file.part in (part, "all")])
 
     def of(self, classes: Collection[str]) -> "Listing":
@@ -77,9 +77,9 @@ class Listing:
     def read(
         self, pixel_format: PixelFormat, *, skip_unreadable: bool = False, progress: Progress = SILENT
     ) -> "LabeledImages":
-        """Read the images into memory; unreadable ones are one error, or are left out with a warning."""
+        """Read the images into memory; raise one error for all unreadable ones, or skip them and warn."""
         samples = [Sample(file.name, 0, file.path.read_bytes) for file in self.files]
-        # never into the cache on disk: who learns from photographs may have to delete them afterwards
+        # never cached on disk: users may have to delete their photographs after training
         loaded = load(samples, pixel_format, on_disk=False, progress=progress)
         bad = [f"{file.path}: {f}" for file, f in zip(self.files, loaded.faults, strict=True) if f]
         good = [at for at, fault in enumerate(loaded.faults) if not fault]
@@ -96,11 +96,14 @@ class Listing:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images to train on, held-out ones that may decide something, and those that accuracy is reported on.
+    """Training images, held-out images for model selection, and images for the reported accuracy.
 
     Attributes:
-        tested: The last are a test part of the user's own, from which nothing must be learned.
-        copied: Rows of the pixels that show an image that is there more than once.
+        train: Training images.
+        choose: Held-out images for decisions such as early stopping.
+        report: Images on which accuracy is reported.
+        tested: True if ``report`` is the user's own test set, which must not influence training.
+        copied: Rows of pixels of images that occur more than once.
     """
 
     train: ImageSet
@@ -112,7 +115,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class LabeledImages:
-    """Images in memory: uint8 pixels in one format, and the file of each with a hash of it."""
+    """In-memory images: uint8 pixels in one format, with the file and content hash of each."""
 
     pixels: Tensor
     files: list[ImageFile]
@@ -122,14 +125,14 @@ class LabeledImages:
         return len(self.files)
 
     def images(self, classes: list[str]) -> ImageSet:
-        """Return the images, labeled by the places of their classes in ``classes``."""
+        """Return the images, labeled by the index of their class in ``classes``."""
         return image_set(self.pixels, self.labels(classes))
 
     def split(self, names: Collection[str], classes: list[str], share: float, seed: int) -> Split:
         """Split the images of the classes ``names``, labeled as in ``classes``.
 
-        A test part is what accuracy is reported on, and a share of the rest may decide; without one, the
-        two have every other image of the share that is held out.
+        If there is a test part, accuracy is reported on it, and a held-out share of the rest is for model
+        selection; otherwise the two alternate among the held-out share.
         """
         wanted, images = set(names), self.images(classes)
         mine = torch.tensor([file.class_name in wanted for file in self.files], dtype=torch.bool)
@@ -143,19 +146,19 @@ class LabeledImages:
         return Split(train, may_choose, reported, bool(test.any()), copied.long())
 
     def labels(self, classes: list[str]) -> Tensor:
-        """Return the place of each image's class in ``classes``; -1 where it is not among them."""
+        """Return the index of each image's class in ``classes``; -1 if it is not among them."""
         number = {name: place for place, name in enumerate(classes)}
         return torch.tensor([number.get(file.class_name, -1) for file in self.files], dtype=torch.int64)
 
     @property
     def tested(self) -> Tensor:
-        """A mask of the test part."""
+        """Mask of the test part."""
         return torch.tensor([file.part == "test" for file in self.files], dtype=torch.bool)
 
     def held_out(self, share: float, seed: int) -> Tensor:
-        """Return a mask of held-out images: a share of each class of five or more, none of a test part.
+        """Return a mask of held-out images: a share of each class of five or more, without the test part.
 
-        An image that is there twice is never held out: its copy would have been trained on.
+        An image that occurs twice is never held out, since its copy could be a training image.
         """
         often = Counter(self.hashes)
         chosen = choose_per_class(
@@ -172,7 +175,7 @@ class LabeledImages:
 
 
 def find_images(path: Path) -> Listing:
-    """List the images of a folder or a CSV file; everything that is wrong with it is one error."""
+    """List the images of a folder or a CSV file; raise one error that lists all problems."""
     if path.is_dir():
         listing = list_images(path)
     elif path.suffix.lower() == ".csv" and path.is_file():
@@ -190,7 +193,8 @@ def find_images(path: Path) -> Listing:
 def list_images(root: Path, where: str = "") -> Listing:
     """List the images below ``root``: ``train/`` and ``test/`` (or ``val/``), or one folder per class.
 
-    What is wrong with the folder is an error at ``where``, if that is given, and else left to the caller.
+    If ``where`` is given, problems of the folder raise an error with this title; otherwise they are left to
+    the caller.
     """
     try:
         listing = _list(root)
@@ -204,7 +208,7 @@ def list_images(root: Path, where: str = "") -> Listing:
 
 
 def normalize_name(name: str) -> str:
-    """Return a name as it is shown and compared: composed Unicode, no outer spaces, no undecodable bytes."""
+    """Normalize a name: composed Unicode, no surrounding whitespace, no undecodable bytes."""
     return unicodedata.normalize("NFC", name.encode("utf-8", "replace").decode()).strip()
 
 
@@ -227,7 +231,7 @@ def _list(root: Path) -> Listing:
 
 
 def _list_csv(path: Path) -> Listing:
-    """List rows of path and label; paths are relative to the file's own folder."""
+    """List the rows of path and label of a CSV file; paths are relative to its folder."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -253,7 +257,7 @@ def _list_csv(path: Path) -> Listing:
 
 
 def _duplicate_class_names(listing: Listing) -> list[str]:
-    """Return a problem for each class name that is spelled in more than one way."""
+    """Return a problem for each class name with more than one spelling."""
     spellings: dict[str, list[Path]] = defaultdict(list)
     for name, folders in listing.folders.items():
         spellings[name.casefold()] += folders
@@ -265,7 +269,7 @@ def _duplicate_class_names(listing: Listing) -> list[str]:
 
 
 def _is_part(folder: Path | None) -> bool:
-    """Return True for a lone part, full of class folders; False for a class that is called ``train``."""
+    """Return True for a single part with class folders; False for a class that is named ``train``."""
     return folder is not None and bool(_folders(folder)) and not _images_in(folder)
 
 
@@ -290,7 +294,7 @@ def _add_class(listing: Listing, part: str, folder: Path) -> None:
 
 
 def images_below(folder: Path) -> list[Path]:
-    """Return the images at any depth below a folder, also behind links."""
+    """Return the images at any depth below a folder, following links."""
     try:
         return [path for path in _walk(folder, {folder.resolve()}) if _is_image(path)]
     except OSError as error:
@@ -298,7 +302,7 @@ def images_below(folder: Path) -> list[Path]:
 
 
 def _walk(folder: Path, seen: set[Path]) -> Iterator[Path]:
-    """Yield the files below ``folder`` by name, each real folder once: links cannot lead in a circle."""
+    """Yield the files below ``folder`` by name; each real folder is visited once, so links cannot cycle."""
     for entry in _entries(folder):
         if not entry.is_dir():
             yield entry
@@ -320,7 +324,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    # a link to nothing counts: reading it says what is wrong
+    # broken links are included, so that reading them reports the problem
     return path.suffix.lower() in SUFFIXES and (path.is_file() or path.is_symlink())
 
 

@@ -1,4 +1,4 @@
-"""Datasets that plugins bring: a function that lists the images, under a name of its own."""
+"""Datasets defined by plugins: functions that list images, registered under a name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Lister = Callable[[DataOptions], Source]
 
 @dataclass(frozen=True)
 class PluginDataset:
-    """A dataset of a plugin: a line about it, the function that lists its images, the plugin's name."""
+    """Dataset of a plugin: description, function that lists its images, and name of the plugin."""
 
     about: str
     lister: Lister
@@ -22,7 +22,17 @@ class PluginDataset:
 
 
 def dataset(name: str, about: str) -> Callable[[Lister], Lister]:
-    """Announce a function of a plugin as the dataset ``name``; it lists images and reads none."""
+    """Decorate a plugin's function as the dataset ``name``; the function lists images without reading them.
+
+    Args:
+        name: Name of the dataset, on the command line and in configurations.
+        about: One-line description.
+
+    Example::
+
+        @dataset("shapes", "circles and squares, drawn")
+        def shapes(options: DataOptions) -> Source: ...
+    """
 
     def mark(lister: Lister) -> Lister:
         setattr(lister, _MARK, (name, about))
@@ -32,7 +42,7 @@ def dataset(name: str, about: str) -> Callable[[Lister], Lister]:
 
 
 def plugin_datasets() -> dict[str, PluginDataset]:
-    """Return the datasets of all plugins by their names."""
+    """Return the datasets of all plugins by name."""
     found: dict[str, PluginDataset] = {}
     for plugin in plugins.loaded():
         for member in list(vars(plugin.module).values()):
@@ -48,7 +58,7 @@ def plugin_datasets() -> dict[str, PluginDataset]:
 
 
 def find(name: str, options: DataOptions) -> Source:
-    """List the images of a plugin's dataset; its split gets a hash, as any other."""
+    """List the images of a plugin's dataset, with the hash of its split."""
     source = plugin_datasets()[name].lister(options)
     if not isinstance(source, Source):
         raise CofimaError(

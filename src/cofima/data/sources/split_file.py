@@ -1,4 +1,4 @@
-"""Split files: manifests, which ``cofima data prepare`` writes, pairs of lists, and lists of test images."""
+"""Split files: manifests written by ``cofima data prepare``, pairs of lists, and lists of test images."""
 
 import json
 import warnings
@@ -16,16 +16,16 @@ from cofima.data.loading.loader import Sample
 from cofima.data.sources.base import Source
 from cofima.data.sources.checks import Contents
 
-FORMAT = 1  # of manifests
-_MOST_CHARACTERS = 200_000_000  # millions of images
+FORMAT = 1  # version of the manifest format
+_MOST_CHARACTERS = 200_000_000  # enough for millions of images
 
 
 def split_by_file(source: Source, file: Path) -> Source:
-    """Return the source with its images trained and tested on as a file says.
+    """Return the source with its images split as a file says.
 
     The file is a manifest of ``cofima data prepare`` (.jsonl), a YAML or JSON file with the lists
     ``train`` and ``test``, a folder with the lists ``*_train.yaml`` and ``*_test.yaml`` (keys ``data`` and
-    ``targets``), or a text file with the name of one test image in each line.
+    ``targets``), or a text file with the name of one test image per line.
     """
     with _explained(file):
         train, test = _lists(file)
@@ -35,7 +35,7 @@ def split_by_file(source: Source, file: Path) -> Source:
 def split_by_names(
     source: Source, variant: str, train: Iterable[str] | None, test: Iterable[str], where: str
 ) -> Source:
-    """Return the source with the images of these names trained and tested on; without ``train``, the rest."""
+    """Return the source split by image names; if ``train`` is None, all others are training images."""
     everything = {picture.name: picture for picture in [*source.train, *source.test]}
     unknown: list[str] = []
     tested = _take(everything, test, unknown)
@@ -64,9 +64,9 @@ def two_lists(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def write_manifest(source: Source, contents: Contents, folder: Path | None = None) -> Path:
-    """Write every image of a source, with its label, part and hash, as JSON lines; return the path.
+    """Write name, label, part and hash of every image of a source as JSON lines; return the path.
 
-    The first line identifies the split and holds a hash of the others.
+    The first line identifies the split and contains a hash of the others.
     """
     rows = "".join(f"{json.dumps(row)}\n" for row in _rows(source, contents))
     head = {
@@ -92,7 +92,7 @@ def write_manifest(source: Source, contents: Contents, folder: Path | None = Non
 
 
 def read_manifest(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the head and the rows of a manifest; one that was changed or cut is refused."""
+    """Return the header and rows of a manifest; raise if it was modified or truncated."""
     try:
         first, _, rest = path.read_text("utf-8").partition("\n")
         head = json.loads(first)
@@ -106,7 +106,7 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 @contextmanager
 def _explained(file: Path) -> Iterator[None]:
-    """Turn errors in a split file into one sentence."""
+    """Convert errors in a split file to a :class:`CofimaError`."""
     try:
         yield
     except OSError as error:
@@ -118,7 +118,7 @@ def _explained(file: Path) -> Iterator[None]:
 def _lists(file: Path) -> tuple[list[str] | None, list[str]]:
     if file.is_dir():
         return two_lists(file)
-    if file.exists() and not file.is_file():  # reading it might never end
+    if file.exists() and not file.is_file():  # reading it might block forever
         raise ValueError("it is a pipe or a device")
     if file.suffix == ".jsonl":
         rows = read_manifest(file)[1]
@@ -145,7 +145,7 @@ def _names(values: Any) -> list[str]:
 
 
 def _take(everything: dict[str, Sample], names: Iterable[str], unknown: list[str]) -> dict[str, Sample]:
-    """Find images by name, or by the last two parts of a path that was made on another machine."""
+    """Find images by name, or by the last two components of a path from another machine."""
     found = {}
     for name in names:
         short = "/".join(name.split("/")[-2:])

@@ -1,4 +1,4 @@
-"""Any dataset class of torchvision by its name: ``torchvision:Flowers102``."""
+"""Dataset classes of torchvision by name: ``torchvision:Flowers102``."""
 
 import inspect
 import sys
@@ -24,7 +24,7 @@ _SUPPLIED = ("root", "train", "split", "transform", "target_transform", "downloa
 
 
 def check(name: str, root: Path | None = None) -> str | None:
-    """Return the problem with the name, or None."""
+    """Return the problem with the name, or None if it is valid."""
     known = _classes()
     kind = name.removeprefix(PREFIX)
     if kind in known and _unpickles(known[kind]):
@@ -33,7 +33,7 @@ def check(name: str, root: Path | None = None) -> str | None:
 
 
 def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source:
-    """List the images of a torchvision dataset that has been downloaded."""
+    """List the images of a downloaded torchvision dataset."""
     kind = _classes()[name.removeprefix(PREFIX)]
     tried: list[str] = []
     for root in search_roots(options.root):
@@ -53,7 +53,7 @@ def find(name: str, options: DataOptions, progress: Progress = SILENT) -> Source
 
 
 def _classes() -> dict[str, Any]:
-    """Return the dataset classes that need no argument but a root and a split, by name."""
+    """Return the dataset classes that need no arguments other than root and split, by name."""
     from torchvision import datasets
 
     found = {name: getattr(datasets, name) for name in datasets.__all__}
@@ -67,13 +67,13 @@ def _usable(kind: Any) -> bool:
 
 
 def _unpickles(kind: Any) -> bool:
-    """Return True if a class trusts a pickle without comparing it with a published hash first."""
+    """Return True if a class loads a pickle without first comparing it with a published hash."""
     source = inspect.getsource(sys.modules[kind.__module__])
     return "pickle.load" in source and not hasattr(kind, "_check_integrity")
 
 
 def _make(kind: Any, root: Path) -> tuple[Any, Any, str]:
-    """Build the training and the test part by the signature; a dataset with neither is one part."""
+    """Build the training and test part according to the signature; a class without parts is one part."""
     arguments = inspect.signature(kind.__init__).parameters
     if "train" in arguments:
         return kind(str(root), train=True), kind(str(root), train=False), "official"
@@ -83,7 +83,7 @@ def _make(kind: Any, root: Path) -> tuple[Any, Any, str]:
     for split in ("test", "val", "valid"):
         try:
             return train, kind(str(root), split=split), f"train+{split}"
-        except ValueError:  # this split is not among those of the class
+        except ValueError:  # the class has no such split
             continue
     raise RuntimeError("it has a split 'train', but no test, val or valid")
 
@@ -107,7 +107,7 @@ def _source(
 
 
 def _labels(part: Any, progress: Progress) -> list[int]:
-    """Return the labels, without decoding the images where the dataset keeps labels apart."""
+    """Return the labels, without decoding images if the dataset stores labels separately."""
     kept = next((getattr(part, key) for key in _LABELS if hasattr(part, key)), None)
     if kept is None or len(kept) != len(part):
         places = progress.track(range(len(part)), len(part), "reading labels")
@@ -121,7 +121,7 @@ def _labels(part: Any, progress: Progress) -> list[int]:
 
 
 def _pixels(part: Any, number: int) -> NDArray[np.uint8]:
-    with restrained():  # an image that is not loaded yet is decoded by convert
+    with restrained():  # Pillow loads lazily: convert may be what decodes the image
         return np.asarray(part[number][0].convert("RGB"))
 
 

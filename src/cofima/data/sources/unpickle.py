@@ -1,4 +1,4 @@
-"""The one pickle that is read: plain values and arrays of bytes, nothing that could run code."""
+"""Restricted unpickler for CIFAR-100: plain values and arrays of bytes, nothing that could run code."""
 
 import io
 import pickle
@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 
 class _Kind:
-    """Stand for numpy's ``dtype``; numpy's own would believe whatever a file says of it."""
+    """Replacement for numpy's ``dtype``, which would trust any state in a file."""
 
     def __init__(self, code: str = "", *more: object) -> None:
         self.code = code
 
     def __setstate__(self, state: object) -> None:
-        """Ignore byte order and flags: a byte has none."""
+        """Ignore byte order and flags, which bytes do not have."""
 
 
 class _Array:
-    """Stand for numpy's ``ndarray``, and hold one of bytes."""
+    """Replacement for numpy's ``ndarray``, for arrays of bytes only."""
 
     values: NDArray[np.uint8]
 
@@ -44,14 +44,14 @@ def _encode(text: str, encoding: str) -> bytes:
 ALLOWED = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Kind,
-    ("numpy.core.multiarray", "_reconstruct"): _empty,  # its names in old and new numpy
+    ("numpy.core.multiarray", "_reconstruct"): _empty,  # names in old and new versions of numpy
     ("numpy._core.multiarray", "_reconstruct"): _empty,
-    ("_codecs", "encode"): _encode,  # how Python 3 writes bytes for Python 2
+    ("_codecs", "encode"): _encode,  # used by Python 3 to write bytes for Python 2
 }
 
 
 class _Plain(pickle.Unpickler):
-    """Refuse every name but those of an array."""
+    """Unpickler that accepts only the names needed for arrays."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
@@ -60,7 +60,7 @@ class _Plain(pickle.Unpickler):
 
 
 def plain_dict(content: bytes) -> dict[str, Any]:
-    """Return the dictionary that a pickle holds; a ValueError says why it is not plain data."""
+    """Return the dictionary in a pickle; raise ValueError if it is not plain data."""
     try:
         found = _Plain(io.BytesIO(content), encoding="latin1").load()
         if not isinstance(found, dict):

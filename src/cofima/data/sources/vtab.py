@@ -1,4 +1,4 @@
-"""VTAB for class-incremental learning: ten classes of each of five datasets, in the order of the datasets."""
+"""VTAB for class-incremental learning: ten classes from each of five datasets, in order of datasets."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from cofima.data.sources.listing import list_images
 
 
 def _numeric(name: str) -> tuple[int, str]:
-    """Sort numbers by their value, so that unpadded ones stay in the order of the datasets."""
+    """Return a sort key by numeric value, so that unpadded numbers stay in the order of the datasets."""
     return (int(name), name) if name.isdecimal() else (-1, name)
 
 
@@ -44,11 +44,11 @@ INFO = DatasetInfo(
     fixed_order=True,  # the five datasets arrive one after the other
 )
 FOLDERS = ("vtab", "vtab-cil")
-ORDER = ("resisc45", "dtd", "pets", "eurosat", "flowers")  # of the published benchmark
+ORDER = ("resisc45", "dtd", "pets", "eurosat", "flowers")  # order of the published benchmark
 
 
 def find_copies(root: Path) -> Iterator[Copy]:
-    """Yield the copies below a folder; open none."""
+    """Yield the copies below a folder, without opening them."""
     folders = list(folders_named(root, FOLDERS))
     yield from train_test_copies(INFO, folders)
     for folder in folders:

@@ -4,6 +4,7 @@ A recipe's ``grid`` maps keys to lists of values, ``{method: [coma, cofima], see
 Cartesian product; a list of such maps means the union of their products.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -127,4 +128,5 @@ def _matches(settings: Mapping[str, Any], item: str) -> bool | None:
         if not isinstance(value, Mapping) or part not in value:
             return None
         value = value[part]
-    return str(value) in [text.strip() for text in wanted.split(",")]
+    texts = {str(value), json.dumps(value)}  # true and null as recipes write them
+    return any(text.strip() in texts for text in wanted.split(","))

@@ -1,1 +1,1 @@
-"""Components that methods are composed of."""
+"""Components shared by methods."""

@@ -1,7 +1,7 @@
-"""Small modules that adapt a frozen vision transformer: adapters, scale and shift, deep prompts.
+"""Parameter-efficient tuning of a frozen vision transformer: adapters, scale and shift, deep prompts.
 
-They are attached to existing modules by hooks: the backbone keeps all its names and gains
-theirs (``blocks.0.adapter.down.weight``), so that its weights are saved and loaded as ever.
+The modules are attached to the backbone by hooks. The backbone keeps all its parameter names and gains new
+ones (``blocks.0.adapter.down.weight``), so that its weights are saved and loaded as usual.
 """
 
 import math
@@ -26,37 +26,37 @@ IN_A_BLOCK = ("norm1", "attn", "norm2", "mlp")
 
 
 class Adapt(BaseModel):
-    """Options of the adaptation of a backbone to the first task. The defaults are RanPAC's."""
+    """Options for adapting a backbone to the first task. The defaults are RanPAC's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     epochs: Annotated[int, Field(ge=0)] = 20
-    """Passes over the first task's images."""
+    """Epochs on the first task."""
     batch_size: Annotated[int, Field(ge=1)] = 48
     """Images per step."""
     lr: Annotated[float, Field(gt=0)] = 0.01
-    """Learning rate at the start; it falls along a cosine, epoch by epoch."""
+    """Initial learning rate; it decays along a cosine, per epoch."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of SGD."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
-    """Weight decay of everything that is trained."""
+    """Weight decay of all trained parameters."""
     width: Annotated[int, Field(ge=1)] = 64
-    """Width of an adapter."""
+    """Bottleneck width of an adapter."""
     scale: float = 0.1
-    """Factor of an adapter's output."""
+    """Scale of an adapter's output."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Dropout inside an adapter, in training."""
     tokens: Annotated[int, Field(ge=1)] = 5
-    """Prompt tokens of each block, for vpt."""
+    """Prompt tokens per block, for vpt."""
 
     def train(self, precision: Literal["fp32", "bf16"]) -> TrainOptions:
-        """Return this as the options of the batch loop; all that moves learns at one rate."""
+        """Return options of the training loop; all trained parameters share one learning rate."""
         same = self.model_dump(include={"epochs", "batch_size", "lr", "momentum", "weight_decay"})
         return TrainOptions(**same, backbone_lr_scale=1.0, schedule="cosine", precision=precision)
 
 
 class Inserted(nn.Module):
-    """A module that changes the output of the one it is attached to, while it is on."""
+    """Base class of modules that change the output of the module they are attached to, while on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Inserted(nn.Module):
 
 
 class Adapter(Inserted):
-    r"""Add :math:`s\, W_{up}\, \mathrm{ReLU}(W_{down}\, x)` beside a block's MLP; it starts as 0."""
+    r"""Adapter parallel to a block's MLP, :math:`s\, W_{up}\, \mathrm{ReLU}(W_{down}\, x)`; initially 0."""
 
     def __init__(self, block: nn.Module, width: int, how: Adapt, generator: torch.Generator) -> None:
         super().__init__()
@@ -78,11 +78,11 @@ class Adapter(Inserted):
         block.register_forward_hook(self.add)
 
     def keep(self, norm: nn.Module, args: tuple[Any, ...]) -> None:
-        """Keep the input of the MLP's branch."""
+        """Store the input of the MLP branch."""
         self.seen: Tensor | None = args[0]
 
     def add(self, block: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Add the adapter's own branch to what the block returns."""
+        """Add the adapter's output to the block's."""
         seen, self.seen = self.seen, None
         assert seen is not None
         if not self.on:
@@ -93,7 +93,7 @@ class Adapter(Inserted):
 
 
 class ScaleShift(Inserted):
-    r"""Turn an output :math:`x` into :math:`\gamma \odot x + \beta`, channel by channel (SSF)."""
+    r"""Scale and shift of an output per channel, :math:`\gamma \odot x + \beta` (SSF)."""
 
     def __init__(self, owner: nn.Module, width: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class ScaleShift(Inserted):
         owner.register_forward_hook(self.change)
 
     def change(self, owner: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Scale and shift what the owner returns."""
+        """Scale and shift the owner's output."""
         if not self.on:
             return output
         shape = (-1, 1, 1) if isinstance(owner, nn.Conv2d) else (-1,)
@@ -110,7 +110,7 @@ class ScaleShift(Inserted):
 
 
 class Prompt(Inserted):
-    """Give a block tokens of its own behind the image's, and take them away after it (VPT-deep)."""
+    """Prompt tokens of one block, appended to its input and removed from its output (VPT-deep)."""
 
     def __init__(self, block: nn.Module, width: int, how: Adapt) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Prompt(Inserted):
 
 
 def unsuited(backbone: nn.Module, petl: Petl) -> str | None:
-    """Return the reason why a backbone cannot be adapted in this way, or None."""
+    """Return why a backbone cannot be adapted in this way, or None if it can."""
     if petl == "none":
         return None
     from timm.models.vision_transformer import VisionTransformer
@@ -145,11 +145,11 @@ def unsuited(backbone: nn.Module, petl: Petl) -> str | None:
 
 
 def insert(backbone: nn.Module, petl: Petl, how: Adapt, generator: torch.Generator) -> list[Inserted]:
-    """Freeze a backbone, attach the modules that adapt it, and return these."""
+    """Freeze a backbone, attach the modules that adapt it, and return them."""
     backbone.requires_grad_(False)
     if petl == "none":
         return []
-    vit: Any = backbone  # so it was found to be before, by :func:`unsuited`
+    vit: Any = backbone  # checked before, by :func:`unsuited`
     layers = [m for m in vit.modules() if isinstance(m, nn.Linear | nn.LayerNorm | nn.Conv2d)]
     owners, width = layers if petl == "ssf" else list(vit.blocks), int(vit.embed_dim)
     make: dict[Petl, Callable[[Any], Inserted]] = {
@@ -172,9 +172,12 @@ def adapt(
     context: Context,
     hooks: Hooks = NO_HOOKS,
 ) -> bool:
-    """Train the inserted modules below a temporary cosine head, on images labeled from 0.
+    """Train the inserted modules with a temporary cosine head, on images labeled from 0.
 
-    With a single class there is nothing to learn: it is switched off, and False is returned.
+    With a single class there is nothing to learn: the modules are switched off.
+
+    Returns:
+        True if the modules were trained.
     """
     learner, classes = Net(backbone, width), int(images.labels.max()) + 1
     if classes == 1:
@@ -186,7 +189,7 @@ def adapt(
     for one in inserted:
         one.requires_grad_(True)
     context = replace(context, train=how.train(context.train.precision))
-    hooks = replace(hooks, stop=None)  # early stopping would score the thrown-away head
+    hooks = replace(hooks, stop=None)  # early stopping would not evaluate this temporary head
     sgd(learner, images, lambda b: cross_entropy(learner(b.images), b.labels), context, task=0, hooks=hooks)
     backbone.requires_grad_(False)
     return True

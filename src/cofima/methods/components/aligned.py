@@ -1,4 +1,4 @@
-"""Base of the SLCA family: a slow learner, averages of weights, and a head made for all classes.
+"""Base class of the SLCA family: a slow learner, weight averaging, and a head fitted to all classes.
 
 The head is aligned with features drawn from class Gaussians, or solved in closed form.
 """
@@ -43,30 +43,30 @@ from cofima.models.head import Head
 from cofima.training.context import Batch
 from cofima.weights.ops import Weights
 
-SLOW_LEARNER = "slow learner with Gaussians"  # the first task of all that differ only in what comes later
+SLOW_LEARNER = "slow learner with Gaussians"  # key of the first task of methods that differ only later
 
 
 @dataclass(eq=False)
 class Aligned(Method):
-    """Remember each class as a Gaussian of its features, and let a head made for all classes predict.
+    """Store a Gaussian of each class's features, and predict with a head fitted to all classes.
 
-    That head is a copy of the trained one, aligned by SGD on features drawn from all Gaussians, or it is
-    solved from class means and one covariance that all classes share (lda), or from sums of hidden
-    features (ridge). The trained head, the raw one, goes on to the next task.
+    The prediction head is a copy of the trained head, aligned by SGD on features drawn from all Gaussians;
+    or it is solved in closed form, from class means and one shared covariance (lda), or from sums of hidden
+    features (ridge). Training of the next task continues with the trained head, called the raw head.
 
-    The methods of this family differ in the weights with which a task ends. One that averages them sets
-    ``averages_with`` and overrides :meth:`share` and :meth:`finish` (and :meth:`trained_fisher`, where
-    the average needs it). Analyses call the same hooks, to average again at another share.
+    The methods of this family differ in the weights at the end of a task. One that averages weights sets
+    ``averages_with`` and overrides :meth:`share` and :meth:`finish` (and :meth:`trained_fisher` if the
+    average needs it). Analyses call the same hooks to average again with another share.
 
     Args:
-        align: Options of the alignment; ``epochs`` 0 leaves it out.
-        alignment: After each task (each_task), or only after the last one planned (end).
-        classifier: The head that predicts: aligned with drawn features (sgd), a linear discriminant analysis
-            (lda), or a ridge regression behind a random projection (ridge). The last two are solved after
-            every task, the first one too.
+        align: Options of the alignment; ``epochs`` 0 disables it.
+        alignment: Time of the alignment: after each task (each_task), or only after the last planned (end).
+        classifier: Prediction head: aligned with drawn features (sgd), linear discriminant analysis (lda),
+            or ridge regression on a random projection (ridge). The last two are solved after every task,
+            including the first.
         closed_form: Options of lda and ridge.
-        drift: Move the statistics of old classes as the features of the task's images moved, by a linear map
-            (linear), or leave them as they were (none).
+        drift: Compensation of feature drift in the statistics of old classes: a linear map, estimated on the
+            task's images before and after training (linear), or none.
     """
 
     align: AlignOptions = field(default_factory=AlignOptions)
@@ -92,43 +92,43 @@ class Aligned(Method):
     aligns_head: ClassVar[bool] = True
     state_schema: ClassVar[tuple[Entry, ...]] = (RAW_HEAD, GAUSSIANS, *DISCRIMINANT, *READOUT)
     averages_with: ClassVar[str] = ""
-    """Weights that the trained ones are averaged with: ``previous`` are those before the task, ``pretrained``
-    those before the first; empty for none."""
+    """Weights that the trained ones are averaged with: those before the task (``previous``), or those before
+    the first task (``pretrained``); empty for none."""
 
     @property
     def restarts(self) -> bool:
-        """True if every task is trained from the weights before the first."""
+        """True if every task is trained from the weights before the first task."""
         return False
 
     @property
     def is_solved(self) -> bool:
-        """True for a discriminant, which also answers each image as if it had not been there."""
+        """True for lda, which also has leave-one-out logits in closed form."""
         return self.classifier == "lda"
 
     @property
     def uses_fisher(self) -> bool:
-        """True if :meth:`trained_fisher` measures anything."""
+        """True if :meth:`trained_fisher` computes Fisher information."""
         return False
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return the entries of the statistics that the head needs, and all others."""
+        """Return all entries except the statistics that the configured head does not need."""
         kept = {"sgd": {GAUSSIANS}, "lda": {*DISCRIMINANT}, "ridge": {*DISCRIMINANT, *READOUT}}
         others = {GAUSSIANS, *DISCRIMINANT, *READOUT} - kept[self.classifier]
         return tuple(entry for entry in self.state_schema if entry not in others)
 
     def head_key(self) -> tuple[Any, ...]:
-        """Return everything that the statistics and the head after a first task depend on."""
+        """Return everything that the statistics and the head after the first task depend on."""
         if self.classifier == "sgd":
             return (self.align.shrink,)
         return (self.classifier, self.closed_form.model_dump())
 
     def cost(self, plan: Plan) -> Cost:
-        """Count the features of the Gaussians, and those before each later task to see them drift."""
+        """Add the features for the Gaussians, and those before each later task to measure drift."""
         drifting = plan.later if self.drift == "linear" else 0
         return super().cost(plan).plus(forward=plan.train + drifting)
 
     def begin(self, task: Task) -> None:
-        """Grow the raw head, and get old classes' features ready where a single class is added."""
+        """Grow the raw head; prepare to draw old classes' features if a single class is added."""
         if task.index == 0:
             self.gaussians = self._restored({})
             self.old_fisher, self.start = Weights(), Weights()
@@ -147,54 +147,55 @@ class Aligned(Method):
             self.draws = self.context.seeds.generator("single class", task.index)
 
     def mean_scale(self, classes: int) -> Tensor | None:
-        """Return SLCA's scale of the first classes' means; None for 1.
+        """Return SLCA's scale of the means of the first ``classes`` classes; None means 1.
 
-        The scale stands for the drift of old classes: it is 1 where that is estimated, and a head in closed
-        form knows none.
+        The scale approximates the drift of old classes. It is 1 if drift is estimated, and closed-form heads
+        do not use it.
         """
         if self.classifier != "sgd" or self.drift == "linear":
             return None
         return mean_scale(task_of_class(self.net.head)[:classes])
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the local cross-entropy; a single new class also competes with old classes' features."""
+        """Return the local loss; for a single new class, add features drawn from old classes."""
         loss = super().loss(batch)
         if len(self.task.classes) == 1:
+            # All labels of the batch are the new class: without old classes, its row would win on any image.
             features, classes = self.old_features.draw_any(batch.shard.whole, self.draws)
             loss = loss + cross_entropy(self.net.head(features), classes)
         return loss
 
     def end(self, task: Task) -> None:
-        """Average at the method's own share, then remember and align."""
+        """Average with the method's own share, store class statistics and align the head."""
         fisher = self.trained_fisher(task)
         self.finish(task, self.share(task, fisher), fisher)
 
     def trained_fisher(self, task: Task) -> Weights:
-        """Return the Fisher information of the trained weights, where the average needs it."""
+        """Return the Fisher information of the trained weights if the average needs it."""
         return {}
 
     def share(self, task: Task, fisher: Weights) -> float:
-        """Return the share of the trained weights in the average; 1 where nothing is averaged."""
+        """Return the share of the trained weights in the average; 1 if nothing is averaged."""
         return 1.0
 
     def finish(self, task: Task, lam: float, fisher: Weights, *, last: bool = False) -> None:
-        """End a task whose training is over.
+        """Finish a task after training.
 
         Args:
             task: The task.
-            lam: Share of the trained weights.
-            fisher: What :meth:`trained_fisher` returned.
-            last: No task follows: leave out what only the next one needs.
+            lam: Share of the trained weights in the average.
+            fisher: Result of :meth:`trained_fisher`.
+            last: No task follows: skip work that only the next task needs.
         """
         self.fit_head(task)
 
     def fit_head(self, task: Task) -> None:
-        """Remember the task's classes by features of the present weights, and make the head for all."""
+        """Store statistics of the task's classes under the current weights, and fit the prediction head."""
         self.remember(task)
         self.align_head(task)
 
     def remember(self, task: Task) -> None:
-        """Keep a Gaussian of each new class's features; pool those of known classes."""
+        """Store a Gaussian of each new class's features; pool those of known classes."""
         with self.timed("statistics"):
             features, labels = self.task_features(task), task.train.labels
             self.remembered = features if self.still else None
@@ -217,14 +218,14 @@ class Aligned(Method):
             )
 
     def task_features(self, task: Task) -> Tensor:
-        """Return the features of the task's images: those that passed since the weights last changed."""
+        """Return the features of the task's images, from the Fisher pass if the weights did not change."""
         part, passed = distributed.current_shard(len(task.train)), self.passed
         self.passed = None
         found = None if passed is None else passed.all(part.stop - part.start)
         return self.features(task.train) if found is None else part.gather(found)
 
     def follow(self, features: Tensor, labels: Tensor) -> None:
-        """Move old classes by the drift that the task's images show; they stay where nothing moved."""
+        """Move the statistics of old classes by the drift estimated on the task's images, if there is any."""
         before, self.before = self.before, None
         if before is None or torch.equal(before, features):
             return
@@ -234,7 +235,7 @@ class Aligned(Method):
         self.facts["notes"].append(f"drift of old classes: alpha {alpha:g}{one}")
 
     def align_head(self, task: Task) -> None:
-        """Make the head that predicts; the raw head goes on to the next task."""
+        """Compute the prediction head; the raw head is kept for the next task."""
         if isinstance(self.gaussians, SharedGaussians):
             with self.timed("solve"):
                 sizes = self.net.head.sizes
@@ -257,7 +258,7 @@ class Aligned(Method):
         return self.net.head if self.aligned is None else self.aligned
 
     def load_head(self, weight: Tensor, bias: Tensor) -> None:
-        """Load the head that predicts; :meth:`restore` puts the raw one into the network."""
+        """Load the prediction head; :meth:`restore` loads the raw head into the network."""
         sizes = self.net.head.sizes
         if self.classifier == "ridge":
             self.readout = self._empty_readout()
@@ -267,14 +268,14 @@ class Aligned(Method):
         self.aligned.to(self.context.device).load_flat(weight, bias)
 
     def left_out_logits(self, features: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the answers of a discriminant, in closed form."""
+        """Return the leave-one-out logits of lda, in closed form; None for other heads."""
         if self.classifier != "lda" or not isinstance(self.gaussians, SharedGaussians):
             return None
         how = self.closed_form
         return left_out_logits(self.gaussians, features, labels, how.priors, how.shrinkage == "loo")
 
     def class_shares(self) -> Tensor | None:
-        """Return the shares of the images, where a discriminant counts them."""
+        """Return the share of images per class if lda uses them as priors."""
         return class_shares(self.gaussians.counts, self.closed_form.priors) if self.is_solved else None
 
     def class_statistics(self) -> Gaussians:
@@ -282,7 +283,7 @@ class Aligned(Method):
         return self.gaussians
 
     def state(self) -> dict[str, Tensor]:
-        """Keep the Gaussians, the raw head beside the predicting one, and what the average needs."""
+        """Return the Gaussians, the raw head, and the Fisher information and start weights if kept."""
         kept = tagged("raw_head", self.net.head.flat()) | tagged("fisher", self.old_fisher)
         kept |= tagged("start", self.start)
         group = "gaussians" if self.classifier == "sgd" else "discriminant"
@@ -290,7 +291,7 @@ class Aligned(Method):
         return kept | (tagged("readout", self.readout.state()) if self.classifier == "ridge" else {})
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state` kept; the predicting head is already loaded."""
+        """Restore the result of :meth:`state`; the prediction head is already loaded."""
         self.net.head.load_flat(**untagged("raw_head", state))
         self.gaussians = self._restored(state)
         if self.classifier == "ridge":
@@ -299,7 +300,7 @@ class Aligned(Method):
         self.start = untagged("start", state, self.context.device)
 
     def _restored(self, state: dict[str, Tensor]) -> ClassGaussians | SharedGaussians:
-        """Return the Gaussians of a state; those of no class if it is empty."""
+        """Return the Gaussians of a state; without classes if the state is empty."""
         if self.classifier == "sgd":
             return ClassGaussians.restore(untagged("gaussians", state), shrink=self.align.shrink)
         return SharedGaussians.restore(untagged("discriminant", state), self.net.head.features)

@@ -1,4 +1,4 @@
-r"""Classifier alignment: train the whole head on features drawn from every class's Gaussian.
+r"""Classifier alignment: train the whole head on features drawn from the Gaussians of all classes.
 
 Zhang et al., "SLCA: Slow Learner with Classifier Alignment for Continual Learning on a Pre-trained
 Model", ICCV 2023, https://arxiv.org/abs/2303.05118. Cross-entropy on normalized logits,
@@ -6,8 +6,8 @@ Model", ICCV 2023, https://arxiv.org/abs/2303.05118. Cross-entropy on normalized
 .. math:: \mathrm{CE}\big(z / (n(z)\,\tau),\ y\big), \qquad
           n(z) = \frac1t \sum_k \left(\lVert z_{[k]} \rVert_2 + 10^{-7}\right)
 
-with :math:`z_{[k]}` the logits of task :math:`k`. Steps are many and small, so that the gradient is written
-out instead of being left to autograd: with :math:`g = \mathrm{softmax}(z / (n \tau)) - e_y` and the task
+with :math:`z_{[k]}` the logits of task :math:`k`. Steps are many and small, so the gradient is computed
+explicitly instead of by autograd: with :math:`g = \mathrm{softmax}(z / (n \tau)) - e_y` and the task
 :math:`k` of class :math:`c`,
 
 .. math:: \frac{\partial\, \mathrm{CE}}{\partial z_c} = \frac{1}{n \tau} \left(g_c -
@@ -31,7 +31,7 @@ from cofima.methods.components.gaussians import Gaussians, Sampler
 from cofima.methods.state import Entry
 from cofima.models.head import Head
 
-AT_ONCE = 2**27  # numbers of drawn features in memory, half a gigabyte: more than the paper's settings need
+AT_ONCE = 2**27  # elements of drawn features in memory, half a gigabyte: the paper's settings need less
 
 RAW_HEAD = Entry("raw_head.", axis="class", merge="average")
 
@@ -42,19 +42,19 @@ class AlignOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     epochs: Annotated[int, Field(ge=0)] = 5
-    """Passes over fresh features; 0 leaves the alignment out."""
+    """Epochs, each on newly drawn features; 0 disables the alignment."""
     samples_per_class: Annotated[int, Field(ge=1)] = 256
-    """Features drawn for each class in each epoch; also the batch size."""
+    """Features drawn per class and epoch; also the batch size."""
     lr: Annotated[float, Field(gt=0)] = 0.01
-    """Learning rate at the start; it falls along a cosine, epoch by epoch."""
+    """Initial learning rate; it decays along a cosine, per epoch."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of SGD."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     """Weight decay of the head."""
     temperature: Annotated[float, Field(gt=0)] = 0.1
-    """Divides the normalized logits; the fewer classes, the larger it must be."""
+    """Temperature of the normalized logits; the fewer classes, the larger it must be."""
     shrink: bool = True
-    """Shrink a class's covariance where its images are fewer than a quarter of the features' width."""
+    """Shrink the covariance of a class with fewer images than a quarter of the feature dimension."""
 
 
 class AlignContext(Protocol):
@@ -62,15 +62,15 @@ class AlignContext(Protocol):
 
     @property
     def seeds(self) -> Seeds:
-        """Random streams."""
+        """Seeds of the random number generators."""
 
     @property
     def device(self) -> torch.device:
-        """The device of the head."""
+        """Device of the head."""
 
     @property
     def progress(self) -> Progress:
-        """Receives the epochs."""
+        """Progress display of the epochs."""
 
 
 def align(
@@ -81,15 +81,15 @@ def align(
     context: AlignContext,
     task: int,
 ) -> Head:
-    """Return an aligned copy of ``head``; the head itself does not change.
+    """Return an aligned copy of ``head``; the head itself is not changed.
 
     Args:
-        head: The head, whose blocks are the tasks.
-        gaussians: The Gaussian of each class.
-        scale: The scale of each class's mean, if not 1.
+        head: The head, with one block per task.
+        gaussians: Gaussian of each class.
+        scale: Scale of each class's mean; None means 1.
         how: Options of the alignment.
         context: The training context.
-        task: The task's index.
+        task: Index of the task.
     """
     aligned = copy.deepcopy(head)
     if how.epochs == 0:
@@ -117,24 +117,24 @@ def align(
 
 
 def loss_gradient(logits: Tensor, labels: Tensor, member: Tensor, temperature: float) -> Tensor:
-    """Return the gradient at the logits of the mean loss over a batch; ``member`` is :func:`membership`."""
+    """Return the gradient of the mean loss over a batch at the logits; ``member``: :func:`membership`."""
     norms = task_norms(logits, member)
     norm = norms.mean(1, keepdim=True) + 1e-7
     gradient = torch.softmax(logits / (norm * temperature), 1)
     gradient[torch.arange(len(labels), device=labels.device), labels] -= 1
     along = (gradient * logits).sum(1, keepdim=True) / norm
-    # where all logits of a task are 0, its norm has no gradient
+    # if all logits of a task are 0, its norm has no gradient
     pull = torch.where(norms > 0, along / norms, 0) @ (member.T / member.shape[1])
     return gradient.addcmul_(pull, logits, value=-1).div_(norm * (temperature * len(labels)))
 
 
 def task_norms(logits: Tensor, member: Tensor) -> Tensor:
-    """Return the norm of each sample's logits of each task [samples, tasks]."""
+    """Return the norm of the logits per sample and task [samples, tasks]."""
     return (logits.square() @ member).sqrt()
 
 
 def membership(sizes: Sequence[int], like: Tensor) -> Tensor:
-    """Return 1 where a class belongs to a task [classes, tasks]; tasks that lost all classes are left out."""
+    """Return a one-hot matrix of each class's task [classes, tasks], without tasks that lost all classes."""
     kept = torch.tensor([size for size in sizes if size], device=like.device)
     return one_hot(torch.repeat_interleave(kept)).to(like.dtype)
 
@@ -149,8 +149,8 @@ def _batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Draw one epoch of features, shuffled, in as many batches as there are classes.
 
-    An epoch that is larger than memory should hold is drawn in several rounds, each with features of every
-    class, and is shuffled within each.
+    An epoch of more than ``AT_ONCE`` elements is drawn in several rounds, each with features of every class
+    and shuffled separately.
     """
     chance, shuffle = seeds.generator("gaussians", task, epoch), seeds.generator("alignment", task, epoch)
     most = max(1, AT_ONCE // (classes * sampler.means.shape[1]))

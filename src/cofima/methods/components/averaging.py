@@ -1,4 +1,4 @@
-"""Averaging of weights in place, with batch normalization and the distance moved."""
+"""In-place weight averaging, with updated batch normalization statistics."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,10 +21,10 @@ START = Entry("start.", merge="last", same_start=True)
 def averaged_in_place(
     module: nn.Module, old: Weights, lam: float, task: Task, context: Context, *, moved: bool = True
 ) -> Iterator[Weights]:
-    """Yield the module's own weights, to be overwritten by an average with ``old`` at the share ``lam``.
+    """Yield the module's own weights, to be overwritten with their average with ``old`` at share ``lam``.
 
-    Batch normalization is then estimated anew on the task's images; not, for methods that average the
-    backbone alone, where its parameters have not ``moved``.
+    On exit, batch normalization statistics are re-estimated on the task's images if needed. Methods that
+    average only the backbone pass ``moved=False`` if training did not change its parameters.
     """
     weights = module.state_dict()
     with refreshed(module, old, weights, lam, plain_batches(task.train, context, "batch norm"), moved=moved):
@@ -41,13 +41,13 @@ def refreshed(
     *,
     moved: bool = True,
 ) -> Iterator[None]:
-    """Estimate batch normalization anew on exit, by batches of inputs with labels, if that is called for.
+    """Re-estimate batch normalization statistics on exit, from batches of inputs and labels, if needed.
 
-    The average of two running variances is not the variance of the averaged network. It is not called for
-    where training left the statistics alone, nor at the endpoints of the average, which have statistics
-    of their own.
+    The average of two running variances is not the variance of the averaged network. No new estimate is
+    needed if training did not change the statistics, or at the endpoints of the average, which have their
+    own.
     """
-    stale = moved and 0 < lam < 1 and statistics_moved(old, weights)
+    stale = moved and 0 < lam < 1 and statistics_moved(old, weights)  # before the average overwrites them
     yield
     if stale:
         refresh_batchnorm(module, batches)

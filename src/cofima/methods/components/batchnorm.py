@@ -1,4 +1,4 @@
-"""Running statistics of batch normalization, estimated anew for merged weights."""
+"""Re-estimation of batch normalization statistics for merged weights."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,14 +10,14 @@ from cofima.training.loop import batchnorm_layers
 
 
 def statistics_moved(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
-    """Return True if training changed running statistics; otherwise they need no new estimate."""
+    """Return True if training changed the running statistics; if not, they need no new estimate."""
     kept = [key for key in old if key.endswith((".running_mean", ".running_var"))]
     return any(not torch.equal(old[key].to(new[key]), new[key]) for key in kept)
 
 
 @torch.no_grad()
 def refresh_batchnorm(net: nn.Module, batches: Iterable[tuple[Any, Any]]) -> bool:
-    """Replace running means and variances by their average over ``batches``; return False without any."""
+    """Replace running means and variances by averages over ``batches``; return False without BatchNorm."""
     layers = batchnorm_layers(net)
     if not layers:
         return False
@@ -26,7 +26,7 @@ def refresh_batchnorm(net: nn.Module, batches: Iterable[tuple[Any, Any]]) -> boo
     net.eval()
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum = None  # a cumulative average: every batch weighs the same
+        layer.momentum = None  # cumulative average: every batch has the same weight
         layer.train()
     for images, _ in batches:
         net(images)

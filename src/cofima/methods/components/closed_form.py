@@ -1,4 +1,4 @@
-"""Heads in closed form: solved from sums over all images, without drawing features and without epochs."""
+"""Closed-form heads: solved from sums over all images, without drawn features or epochs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
@@ -25,27 +25,27 @@ Shrinkage = Annotated[float, Field(gt=0, le=1)] | Literal["oas", "loo"]
 
 
 class ClosedFormOptions(BaseModel):
-    """Options of heads in closed form."""
+    """Options of closed-form heads."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     priors: Priors = "equal"
-    """For lda: all classes are equally likely, or as likely as they have images (counts)."""
+    """For lda: class priors, all equal or proportional to the number of images (counts)."""
     shrinkage: Shrinkage = "loo"
-    """For lda, share of the identity in the covariance: computed (oas), or best for images left out (loo)."""
+    """For lda: share of the identity in the covariance; by formula (oas), or leave-one-out loss (loo)."""
     projection: Annotated[int, Field(ge=1)] = 10_000
     """For ridge: number of hidden features."""
     ridge: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    """For ridge: strength of the regularization; auto: best on a fifth of each task's training images."""
+    """For ridge: regularization strength; auto: best on a held-out fifth of each task's training images."""
 
 
 def shrink(
     gaussians: SharedGaussians, features: Tensor, labels: Tensor, how: ClosedFormOptions, classifier: str
 ) -> str:
-    """Set the shrinkage after a task with these images; return the choice in words.
+    """Set the shrinkage after a task with these images; return a description of the choice.
 
-    The losses of images that earlier tasks left out count too. Only a discriminant is worth leaving out
-    images: what it would get wrong, other heads do not.
+    Leave-one-out losses of earlier tasks are included. They are losses of a discriminant and say nothing
+    about other heads, which use the formula (oas) instead.
     """
     if how.shrinkage == "loo" and classifier == "lda":
         losses = leave_one_out_losses(gaussians, features, labels, how.priors)
@@ -62,14 +62,14 @@ def shrink(
 
 
 def discriminant_head(gaussians: SharedGaussians, how: ClosedFormOptions, sizes: Sequence[int]) -> Head:
-    """Return the head of the linear discriminant analysis."""
+    """Return the head of linear discriminant analysis."""
     head = Head(gaussians.width, sizes)
     head.load_flat(*discriminant(gaussians, how.priors))
     return head
 
 
 class RidgeReadout:
-    """Ridge regression on hidden features behind a random projection, over all images so far."""
+    """Ridge regression on randomly projected features, over all images so far."""
 
     def __init__(self, features: int, how: ClosedFormOptions, seeds: Seeds) -> None:
         self.blank = ProjectedHead(features, how.projection, seeds.generator("projection"))
@@ -77,14 +77,14 @@ class RidgeReadout:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all images; the projection stays."""
+        """Reset the sums over images; the projection is kept."""
         self.sums, self.chosen, self.judges = RidgeSums.empty(self.how.projection), 1.0, 2
 
     def add(self, features: Tensor, labels: Tensor, classes: int, task: int) -> str:
-        """Add a task's images, and choose the strength by them; return the choice in words.
+        """Add a task's images and select the ridge on them; return a description of the choice.
 
-        A task of fewer classes than the one that chose chooses nothing: it would suit its few classes, and
-        one class is told from none, whatever the strength.
+        A task with fewer classes than the one that selected the ridge does not change it: its choice would
+        suit only these few classes, and a single class leaves nothing to tell apart.
         """
         self.sums.add_images(self.blank, features, labels, classes)
         mine = len(torch.unique(labels))
@@ -96,23 +96,23 @@ class RidgeReadout:
         return f"ridge {self.chosen:g}"
 
     def solve(self) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the regression; the strength grows until it can be solved."""
+        """Return weight and bias of the regression; the ridge is increased until it can be solved."""
         weight, self.chosen = self.sums.solve(self.chosen)
         return weight, torch.zeros(len(weight))
 
     def solved(self, sizes: Sequence[int]) -> ProjectedHead:
-        """Return the head with the weights of the regression."""
+        """Return a head with the weights of the regression."""
         head = self.blank.with_blocks(sizes)
         head.load_flat(*self.solve())
         return head
 
     def state(self) -> dict[str, Tensor]:
-        """Return the sums and the strength; of the projection only a sample, to recognize it."""
+        """Return the sums and the ridge, and a few elements of the projection to verify it."""
         ridge, judges = torch.tensor(self.chosen, dtype=torch.float64), torch.tensor(self.judges)
         return vars(self.sums) | {"ridge": ridge, "judges": judges, "projection": self.blank.sample()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the sums, if the projection is the one that they were made with."""
+        """Restore the sums; raise if they were computed with another projection."""
         if not torch.equal(state["projection"], self.blank.sample()):
             raise CofimaError("this version of torch draws another random projection from the same seed")
         self.sums, self.chosen = RidgeSums(state["packed"], state["cross"]), float(state["ridge"])

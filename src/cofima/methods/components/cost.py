@@ -1,18 +1,18 @@
-"""The cost of a run in images that pass through the network, for a first estimate of its time.
+"""Cost of a run in images passed through the network, for a rough estimate of its time.
 
-Only the network counts; alignment, ridge regressions and the reading of files are small beside it.
+Only the network is counted; alignment, ridge regression and file reading are small in comparison.
 """
 
 from dataclasses import dataclass
 
 from cofima.core.progress import STEP
 
-FISHER_PASS = 1.3  # one image's part in an exact Fisher pass, in training steps
+FISHER_PASS = 1.3  # cost of an image in an exact Fisher pass, relative to a training step
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of a run: images of all its tasks together, which are taken to be equally large."""
+    """Size of a run: total numbers of images; tasks are assumed to be equally large."""
 
     epochs: int
     train: int
@@ -21,22 +21,22 @@ class Plan:
 
     @property
     def later(self) -> float:
-        """Training images of all tasks but the first."""
+        """Training images of all tasks except the first."""
         return self.train * (self.tasks - 1) / self.tasks
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Images in training steps, and images that pass forward only, over a whole run."""
+    """Cost of a whole run: images in training steps, and images in forward-only passes."""
 
     steps: float
     forward: float
 
     @property
     def work(self) -> float:
-        """All of it in forward passes."""
+        """Total cost in forward passes."""
         return STEP * self.steps + self.forward
 
     def plus(self, steps: float = 0, forward: float = 0) -> "Cost":
-        """Return this and more."""
+        """Return this cost plus another."""
         return Cost(self.steps + steps, self.forward + forward)

@@ -1,13 +1,13 @@
-r"""Linear discriminant analysis: class means and one covariance for all, and the head that they give.
+r"""Linear discriminant analysis: class means, one shared covariance, and the resulting head.
 
-With the means :math:`M` [d, C], the scatter within classes summed over all of them and divided by
-:math:`N - C` as :math:`S`, and the share :math:`a` of the identity,
+With the means :math:`M` [d, C], the within-class scatter of all classes divided by :math:`N - C` as
+:math:`S`, and the share :math:`a` of the identity,
 
 .. math:: S_a = (1 - a) S + a \frac{\operatorname{tr} S}{d} I, \qquad
           W = S_a^{-1} M, \qquad b_c = -\tfrac12 \mu_c^\top S_a^{-1} \mu_c + \log \pi_c
 
-The sums of several models, and of later images, add up. They are kept in double precision: there is one
-matrix, not one a class, and every later task adds to it and solves with it.
+Sums of several models, or of later images, are additive. They are kept in double precision: there is only
+one matrix, not one per class, and every later task adds to it and solves with it.
 """
 
 import math
@@ -21,25 +21,26 @@ from torch.nn.functional import cross_entropy
 
 from cofima.methods.components.gaussians import RIDGE, Gaussians
 from cofima.methods.state import Entry
+from cofima.weights.decompositions import eigh
 
 Priors = Literal["equal", "counts"]
-SHARES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 1.0)  # among which images choose
-DOUBT = 0.01  # share of answers that may be wrong anyhow: to be surer than that earns a share nothing
-AT_ONCE = 1024  # images whose distances are in memory at a time
+SHARES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 1.0)  # candidates of leave-one-out
+DOUBT = 0.01  # label smoothing of the leave-one-out loss: more confidence than this gains nothing
+AT_ONCE = 1024  # images per chunk, to bound the memory for distances
 
 
 @dataclass
 class SharedGaussians(Gaussians):
-    """Gaussians with one covariance for all classes.
+    """Gaussians with one covariance shared by all classes.
 
     Attributes:
-        width: Number of features.
-        centers: The mean of each class, in double precision.
-        sizes: The number of images of each class.
-        scatter: The sum over all images of (x - mean)(x - mean)^T [d, d]; only its lower triangle counts.
-        degrees: Its degrees of freedom, N - C; it keeps those of a class that was removed.
-        shrinkage: The share of the identity in the covariance.
-        losses: The log-loss at each of ``SHARES``, summed over all images that were left out to choose.
+        width: Feature dimension.
+        centers: Mean of each class, in double precision.
+        sizes: Number of images of each class.
+        scatter: Sum over all images of (x - mean)(x - mean)^T [d, d]; only its lower triangle is used.
+        degrees: Degrees of freedom of ``scatter``, N - C; still includes those of removed classes.
+        shrinkage: Share of the identity in the covariance.
+        losses: Leave-one-out loss at each of ``SHARES``, summed over images.
     """
 
     width: int
@@ -57,23 +58,23 @@ class SharedGaussians(Gaussians):
 
     @property
     def means(self) -> list[Tensor]:
-        """The mean of each class."""
+        """Mean of each class, in single precision."""
         return [mean.float() for mean in self.centers]
 
     @property
     def counts(self) -> list[int]:
-        """The number of images of each class."""
+        """Number of images of each class."""
         return self.sizes
 
     def add(self, features: Tensor) -> None:
-        """Remember the next class by the features of its images [images, width]."""
+        """Add the next class, given the features of its images [images, width]."""
         features = features.double().cpu()
         self.centers.append(features.mean(0))
         self.sizes.append(len(features))
         self._add_scatter(features - features.mean(0), len(features) - 1)
 
     def pool(self, label: int, features: Tensor) -> None:
-        """Add more images of a known class, exactly as if they had been there from the start."""
+        """Add more images of a known class; the result is as if all images had been added at once."""
         features = features.double().cpu()
         old, new = self.sizes[label], len(features)
         gap = features.mean(0) - self.centers[label]
@@ -83,7 +84,7 @@ class SharedGaussians(Gaussians):
         self.sizes[label] = old + new
 
     def move(self, matrix: Tensor) -> None:
-        """Move all classes as a linear map moves features, as row vectors ``x @ matrix``."""
+        """Apply a linear map of features, ``x @ matrix`` for row vectors, to all classes."""
         self.centers = [mean @ matrix for mean in self.centers]
         lower = self.scatter.tril()
         self.scatter = matrix.T @ (lower + lower.tril(-1).T) @ matrix
@@ -94,22 +95,22 @@ class SharedGaussians(Gaussians):
 
     @property
     def within(self) -> Tensor:
-        """Return S, the covariance within classes as it is; 0 where every class has one image."""
+        """S, the within-class covariance before shrinkage; 0 if every class has one image."""
         lower = self.scatter.tril()
         return (lower + lower.tril(-1).T) / max(self.degrees, 1)
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Return eigenvalues and eigenvectors of the scatter; computed once as long as it stays the same."""
+        """Return eigenvalues and eigenvectors of the scatter; cached until it changes."""
         if self._spectrum is None or self._spectrum[0] is not self.scatter:
-            values, vectors = torch.linalg.eigh(self.within * self.degrees)
+            values, vectors = eigh(self.within * self.degrees)
             self._spectrum = (self.scatter, values.clamp(min=0), vectors)
         return self._spectrum[1:]
 
     def factor(self) -> Tensor:
-        """Return the lower triangular factor of S_a, in double precision."""
+        """Return the Cholesky factor of S_a, in double precision."""
         within = self.within
         variance = float(within.trace()) / self.width
-        if variance == 0:  # no class has two images that differ: no direction is like another
+        if variance == 0:  # no class has two different images: there is no scatter to estimate from
             return math.sqrt(RIDGE) * torch.eye(self.width, dtype=torch.float64)
         share = self.shrinkage
         while True:
@@ -119,11 +120,11 @@ class SharedGaussians(Gaussians):
             if not found.info:
                 factor: Tensor = found.L
                 return factor
-            share = min(1.0, 10 * share)  # a share so small that rounding decides
+            share = min(1.0, 10 * share)  # too small a share: the matrix is singular up to rounding
 
     @torch.inference_mode()
     def nearest(self, features: Tensor, left_out: Tensor | None = None) -> Tensor:
-        """Return the Mahalanobis distance of each feature to the class that is nearest."""
+        """Return the Mahalanobis distance of each feature to its nearest class."""
         factor = self.factor()
 
         def white(rows: Tensor) -> Tensor:
@@ -134,19 +135,20 @@ class SharedGaussians(Gaussians):
         parts = [torch.cdist(white(some), means).amin(1) for some in torch.split(features, AT_ONCE)]
         near = torch.cat(parts).float()
         if left_out is not None and (mine := left_out >= 0).any():
-            near[mine] = self._nearest_left_out(features[mine], left_out[mine])
+            near[mine] = self._nearest_left_out(features[mine], left_out[mine], factor)
         return near
 
-    def _nearest_left_out(self, features: Tensor, labels: Tensor) -> Tensor:
-        r"""Return the distance of each image that is among those remembered, as if it were not.
+    def _nearest_left_out(self, features: Tensor, labels: Tensor, factor: Tensor) -> Tensor:
+        r"""Return leave-one-out distances of images that the statistics include.
 
-        Its own class is farther without it: with :math:`z = x - \mu_c` and :math:`a = z^\top S_a^{-1} z`,
+        Without an image, its own class is farther away: with :math:`z = x - \mu_c` and
+        :math:`a = z^\top S_a^{-1} z`, the squared distance is
 
         .. math:: \Big(\frac{n}{n-1}\Big)^2 \frac{a}{1 - \frac{1 - s}{N - C} \frac{n}{n-1} a}
 
-        (Sherman and Morrison's formula; s is the shrinkage). Other classes are as far as they are.
+        (Sherman-Morrison formula; s is the shrinkage). Distances to other classes are unchanged.
         """
-        factor, means = self.factor(), torch.stack(self.centers)
+        means = torch.stack(self.centers)
         counts = torch.tensor(self.sizes, dtype=torch.float64)[labels]
         less = counts / (counts - 1).clamp(min=1)
         white = torch.linalg.solve_triangular(factor, features.double().T, upper=False).T
@@ -157,15 +159,15 @@ class SharedGaussians(Gaussians):
         return distances.scatter(1, labels[:, None], alone.sqrt()[:, None]).amin(1).float()
 
     def span(self, label: int) -> tuple[Tensor, float]:
-        """Return R and s of a class's covariance as R^T R + s I."""
+        """Return R and s of a class's covariance R^T R + s I."""
         return self.factor().T.contiguous().float(), 0.0
 
     def spans(self) -> list[tuple[Tensor, float]]:
-        """Return the span of every class, which is the same one."""
+        """Return the span of every class; all are equal."""
         return [self.span(0)] * len(self)
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything as tensors."""
+        """Return all statistics as tensors."""
         if not self.centers:
             return {}
         down, across = torch.tril_indices(self.width, self.width)
@@ -180,7 +182,7 @@ class SharedGaussians(Gaussians):
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor], width: int) -> "SharedGaussians":
-        """Return the statistics that :meth:`state` stored."""
+        """Return statistics from the result of :meth:`state`."""
         if not state:
             return cls(width)
         made = cls(width, list(state["classes.means"]), state["classes.counts"].tolist())
@@ -192,7 +194,7 @@ class SharedGaussians(Gaussians):
 
 
 def pool_means(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of a class that several models remember, by their counts."""
+    """Return the mean of a class over several models, weighted by their numbers of images."""
     counts = torch.stack([row["counts"] for row in rows])
     means = torch.stack([row["means"] for row in rows])
     return {"means": (counts[:, None] * means).sum(0) / counts.sum(), "counts": counts.sum()}
@@ -217,27 +219,27 @@ def discriminant(gaussians: SharedGaussians, priors: Priors) -> tuple[Tensor, Te
 
 
 def log_priors(gaussians: SharedGaussians, priors: Priors) -> Tensor:
-    """Return the logarithm of each class's probability before its image is seen, but for a constant."""
+    """Return the log prior of each class, up to a constant."""
     found = class_shares(gaussians.counts, priors)
     return torch.zeros(len(gaussians), dtype=torch.float64) if found is None else found.log()
 
 
 def class_shares(counts: Sequence[int], priors: Priors) -> Tensor | None:
-    """Return the share of all images that each class has; None where classes count alike."""
+    """Return each class's share of all images; None for equal priors."""
     images = torch.tensor(counts, dtype=torch.float64)
     return None if priors == "equal" else images / images.sum()
 
 
 def oas(within: Tensor, images: int) -> float:
-    r"""Return the shrinkage of the oracle approximating estimator, from two traces and the number of images.
+    r"""Return the shrinkage of the oracle approximating shrinkage (OAS) estimator.
 
     Chen, Wiesel, Eldar and Hero, "Shrinkage Algorithms for MMSE Covariance Estimation", 2010,
-    https://arxiv.org/abs/0907.4698, as scikit-learn has it:
+    https://arxiv.org/abs/0907.4698, as implemented in scikit-learn:
 
     .. math:: \frac{\operatorname{tr} S^2 + \operatorname{tr}^2 S}
                    {(N + 1) (\operatorname{tr} S^2 - \operatorname{tr}^2 S / d)}
 
-    Unlike Ledoit and Wolf's it needs no fourth moments, which sums over images do not keep.
+    Unlike that of Ledoit and Wolf, it needs no fourth moments, which the sums over images do not contain.
     """
     squares, square = float(within.square().sum()), float(within.trace()) ** 2
     below = (images + 1) * (squares - square / len(within))
@@ -245,7 +247,7 @@ def oas(within: Tensor, images: int) -> float:
 
 
 def choose_shrinkage(gaussians: SharedGaussians, losses: Tensor | None) -> float:
-    """Return the share with the least loss; the computed one where nothing could be left out, or compared."""
+    """Return the share with the lowest leave-one-out loss; that of :func:`oas` if there are no losses."""
     if losses is None or not losses.any():
         return oas(gaussians.within, gaussians.degrees + len(gaussians))
     return SHARES[int(losses.argmin())]
@@ -254,15 +256,15 @@ def choose_shrinkage(gaussians: SharedGaussians, losses: Tensor | None) -> float
 def leave_one_out_losses(
     gaussians: SharedGaussians, features: Tensor, labels: Tensor, priors: Priors
 ) -> Tensor | None:
-    """Return the log-loss at each of ``SHARES``, summed over images that are each classified by all others.
+    """Return the leave-one-out loss at each of ``SHARES``, summed over images.
 
-    The loss is that at the best temperature, as a calibrated classifier's: where there are fewer images than
-    features, a discriminant is far too sure. Images that are the only ones of their class are left out; None
-    if there are no others.
+    The loss is taken at the best temperature, as that of a calibrated classifier: with fewer images than
+    features, a discriminant is far too confident. Images without another one of their class are skipped;
+    None if no images remain.
     """
     usable = torch.tensor(gaussians.counts)[labels] > 1
     features, labels = features[usable], labels[usable]
-    if not len(labels) or gaussians.degrees < 2 or float(gaussians.within.trace()) == 0:
+    if not len(labels) or gaussians.degrees < 2 or float(gaussians.scatter.trace()) == 0:
         return None
     parts = [found for _, found in _leave_one_out(gaussians, features, labels, SHARES, priors)]
     each = [calibrated_loss(torch.cat(scores), labels.cpu()) for scores in zip(*parts, strict=True)]
@@ -270,8 +272,8 @@ def leave_one_out_losses(
 
 
 def calibrated_loss(scores: Tensor, labels: Tensor) -> float:
-    """Return the cross-entropy at its best temperature, with some doubt in the labels, summed over images."""
-    from scipy.optimize import minimize_scalar  # here: to describe methods must not wait for it
+    """Return the label-smoothed cross-entropy at the best temperature, summed over images."""
+    from scipy.optimize import minimize_scalar  # imported here: listing methods must not wait for scipy
 
     def loss(cold: float) -> float:
         warm = scores * math.exp(cold)
@@ -283,11 +285,11 @@ def calibrated_loss(scores: Tensor, labels: Tensor) -> float:
 def left_out_logits(
     gaussians: SharedGaussians, features: Tensor, labels: Tensor, priors: Priors, choose: bool
 ) -> Tensor | None:
-    """Return the logits of images that the statistics include, each by all but itself [images, classes].
+    """Return leave-one-out logits of images that the statistics include [images, classes].
 
-    Where images ``choose`` the shrinkage, the answers to one half of them are those at the choice of the
-    other half, on the scale of the head: at another shrinkage logits may be many times as large. None where
-    an image is the only one of its class, or nothing varies.
+    If images ``choose`` the shrinkage, the logits of one half of them use the shrinkage chosen by the other
+    half, rescaled to the head's own logits, since their scale depends strongly on the shrinkage. None if an
+    image is the only one of its class, or if there is no variance.
     """
     counts = torch.tensor(gaussians.counts)
     if not len(labels) or int(counts[labels].min()) < 2 or gaussians.degrees < 2:
@@ -309,17 +311,17 @@ def left_out_logits(
 
 
 def _spread(logits: Tensor) -> float:
-    """Return how far logits are apart, as the root of their mean variance over classes."""
+    """Return the spread of logits: the root of their mean variance over classes."""
     return float(logits.var(1, correction=0).mean().sqrt()) or 1.0
 
 
 def _leave_one_out(
     gaussians: SharedGaussians, features: Tensor, labels: Tensor, shares: Sequence[float], priors: Priors
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    r"""Yield labels and, for each shrinkage, logits of some images at a time, each by all but itself.
+    r"""Yield labels and, for each shrinkage, leave-one-out logits of a chunk of images.
 
-    Exact for a fixed share of the identity, in closed form: without an image with :math:`z = x - \mu_c`
-    the scatter is less by :math:`\frac{n}{n-1} z z^\top`, whose inverse follows by Sherman and Morrison's
+    Closed form, exact for a fixed share of the identity: without an image with :math:`z = x - \mu_c`, the
+    scatter decreases by :math:`\frac{n}{n-1} z z^\top`, so that its inverse follows from the Sherman-Morrison
     formula, and the mean is :math:`\mu_c - z / (n-1)`. One eigendecomposition serves all shares.
     """
     counts, features = torch.tensor(gaussians.counts, dtype=torch.float64), features.double().cpu()

@@ -1,13 +1,13 @@
-r"""Drift of old classes' statistics, estimated from images that the old and the new backbone both see.
+r"""Compensation of feature drift in the statistics of old classes, estimated on the current task's images.
 
-:math:`F_0` [n, d] are the features of the current task's images under the backbone in which the statistics
-are expressed, :math:`F_1` those of the same images under the one that replaces it. Old classes move by
+:math:`F_0` [n, d] are the features of these images under the backbone that the statistics were computed
+with, :math:`F_1` their features under the new backbone. Statistics of old classes are mapped by
 
 .. math:: A = I + E, \qquad E = (F_0^\top F_0 + \rho I)^{-1} F_0^\top (F_1 - F_0), \qquad
           \rho = \alpha \operatorname{tr}(F_0^\top F_0) / d
 
-There is no offset: in directions that no image shows, features stay where they are instead of being moved
-all alike. Few images cannot throw the means away either, as
+There is no offset: in directions that no image spans, features are left unchanged instead of all being
+shifted alike. A few images cannot displace the means arbitrarily either, since
 :math:`\lVert E \rVert \le \lVert F_1 - F_0 \rVert / (2 \sqrt\rho)`.
 """
 
@@ -16,12 +16,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from cofima.weights.decompositions import eigh
+
 ALPHAS = (0.01, 0.1, 1.0, 10.0, 100.0)
-ONE_CLASS = 1.0  # alpha where no class can be left out
+ONE_CLASS = 1.0  # alpha if no class can be left out
 
 
 def drift_map(before: Tensor, after: Tensor, alpha: float) -> Tensor:
-    """Return A [d, d], in double precision; a feature as a row vector moves to ``x @ A``."""
+    """Return A [d, d], in double precision; it maps a feature, as a row vector, to ``x @ A``."""
     before, after = before.double(), after.double()
     count, width = before.shape
     rho = _rho(before, alpha)
@@ -37,9 +39,9 @@ def drift_map(before: Tensor, after: Tensor, alpha: float) -> Tensor:
 
 
 def choose_alpha(before: Tensor, after: Tensor, labels: Tensor) -> float:
-    """Return the alpha whose map is best on a class that it has not seen, each left out once.
+    """Return the best alpha in leave-one-class-out cross-validation.
 
-    That is how the map is used: on classes of which there are no images.
+    This matches the use of the map: on classes without images.
     """
     if len(torch.unique(labels)) < 2:
         return ONE_CLASS
@@ -50,19 +52,19 @@ def choose_alpha(before: Tensor, after: Tensor, labels: Tensor) -> float:
 def left_out_residuals(
     before: Tensor, after: Tensor, labels: Tensor, alphas: Sequence[float]
 ) -> Iterator[Tensor]:
-    r"""Yield, for each alpha, what is missing to F_1 where each class is moved by the map of the others.
+    r"""Yield, for each alpha, the residuals to F_1 when each class is mapped by the map of the others.
 
-    In closed form: with the hat matrix :math:`H = F_0 (F_0^\top F_0 + \rho I)^{-1} F_0^\top`, the residuals
-    of a class that is left out are :math:`(I - H_{cc})^{-1}` times those of the map of all.
+    Closed form: with the hat matrix :math:`H = F_0 (F_0^\top F_0 + \rho I)^{-1} F_0^\top`, the residuals of
+    a left-out class are :math:`(I - H_{cc})^{-1}` times those of the map of all classes.
     """
     before = before.double()
     moved = after.double() - before
     count, width = before.shape
     if count < width:
-        values, vectors = torch.linalg.eigh(before @ before.T)
+        values, vectors = eigh(before @ before.T)
         basis = vectors * values.clamp(min=0).sqrt()
     else:
-        values, vectors = torch.linalg.eigh(before.T @ before)
+        values, vectors = eigh(before.T @ before)
         basis = before @ vectors
     values, cross = values.clamp(min=0), basis.T @ moved
     for alpha in alphas:
@@ -77,7 +79,7 @@ def left_out_residuals(
 
 def _rho(before: Tensor, alpha: float) -> float:
     scale = float(before.square().sum()) / before.shape[1]
-    return alpha * scale if scale else 1.0  # features that are all 0 do not move
+    return alpha * scale if scale else 1.0  # all features are 0: any positive value gives the identity map
 
 
 def _factor(gram: Tensor) -> Tensor:

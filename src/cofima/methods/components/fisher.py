@@ -1,4 +1,4 @@
-"""Fisher information of the weights on a task: its options, its estimates, and sums over tasks."""
+"""Fisher information of the weights on a task: options, estimates, and sums over tasks."""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
@@ -28,33 +28,33 @@ class FisherOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     labels: Literal["data", "sampled", "exact"] = "data"
-    """Labels of the data (empirical Fisher), one drawn from the model, or the exact expectation."""
+    """Labels of the data (empirical Fisher), one label drawn from the model, or the exact expectation."""
     logits: Literal["seen", "local"] = "seen"
-    """Softmax over all classes seen, or over the task's own."""
+    """Softmax over all classes seen, or over the task's classes only."""
     norm: Literal["none", "mean"] = "none"
-    """Divide by the mean over all weights, so that a task with a larger loss does not weigh more."""
+    """Divide by the mean over all weights, so that a task with a larger loss does not count more."""
     clip: Annotated[float, Field(gt=0)] | None = None
-    """Cut larger values off."""
+    """Upper bound to which values are clipped."""
 
 
 class AverageFisherOptions(FisherOptions):
-    """Options of the Fisher information where it weighs an average of two models."""
+    """Options of the Fisher information that weights an average of two models."""
 
     share: Literal["free", "equal"] = "free"
-    """Length of the step: as the two Fishers have it, or lam times the way, by a factor of the new Fisher."""
+    """Length of the step: as the Fishers give it, or, by scaling the new Fisher, lam times the distance."""
 
 
 class KeptFisherOptions(AverageFisherOptions):
-    """Options of the Fisher information that a model keeps for the next average."""
+    """Options of the Fisher information that a model stores for the next average."""
 
     kept: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which it is kept for the next task; bfloat16 takes half the room."""
+    """Precision in which it is stored for the next task; bfloat16 takes half the space."""
 
 
 class PassingFeatures:
-    """Features of images, kept on their way to the head while something else is measured of each batch.
+    """Features recorded by a hook while the Fisher information of each batch is computed.
 
-    They are those that a pass of their own would compute, bit for bit: of the same weights and batches.
+    This saves a separate pass over the images, and is bit-identical to it: same weights, same batches.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class PassingFeatures:
         self._now: Tensor | None = None
 
     def watch(self, net: Net, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches; of one that the network sees in parts only, no features are kept."""
+        """Yield the batches and record their features; a batch that the network sees in parts is skipped."""
         hook = net.backbone.register_forward_hook(self._keep)
         try:
             for images, labels in batches:
@@ -73,7 +73,7 @@ class PassingFeatures:
             hook.remove()
 
     def all(self, count: int) -> Tensor | None:
-        """Return the features of ``count`` images, or None if those of some are missing."""
+        """Return the features of ``count`` images, or None if some are missing."""
         return torch.cat(self.rows) if sum(map(len, self.rows)) == count > 0 else None
 
     def _keep(self, module: nn.Module, given: Any, features: Tensor) -> None:
@@ -85,7 +85,7 @@ def task_fisher(
     net: Net, task: Task, context: Context, how: FisherOptions, passing: PassingFeatures | None = None
 ) -> Weights:
     """Return the Fisher information of ``net`` on a task's training images, without augmentation."""
-    local = how.logits == "local" and len(task.classes) > 1  # one logit alone has no information
+    local = how.logits == "local" and len(task.classes) > 1  # the softmax of a single logit is constant
     part, generator = (
         distributed.current_shard(len(task.train)),
         context.seeds.generator("fisher", task.index),
@@ -103,7 +103,7 @@ def task_fisher(
 
 
 def scaled(fisher: Weights, how: FisherOptions) -> Weights:
-    """Return measured Fisher information over its mean, and cut off, where the options say so."""
+    """Normalize and clip Fisher information as the options say."""
     if how.norm == "mean":
         total = sum(float(f.double().sum()) for f in fisher.values())
         count = sum(f.numel() for f in fisher.values())
@@ -116,24 +116,24 @@ def released_fisher(net: Net, task: Task, context: Context) -> Weights:
     order = batches(
         len(task.train), context.train.batch_size, context.seeds.generator("fisher loader", task.index)
     )
-    part = distributed.current_shard(len(order))  # of the batches: the mean gradient of each is squared
+    part = distributed.current_shard(len(order))  # whole batches: the mean gradient of each is squared
     fisher = diagonal_fisher(net, _augmented(task, context, order, part), estimator="batch", training=True)
     return {key: part.mean(f).clamp(max=RELEASED_CLIP) for key, f in fisher.items()}
 
 
 def weighted(fisher: Weights, task: Task, by: Literal["classes", "samples", "tasks"]) -> Weights:
-    """Return Fisher information times the task's weight in a sum over tasks."""
+    """Multiply Fisher information by the task's weight in a sum over tasks."""
     counts = {"classes": task.taught, "samples": len(task.train), "tasks": 1}[by]
     return {key: value * counts for key, value in fisher.items()}
 
 
 def add_fisher(total: Weights, fisher: Weights) -> Weights:
-    """Return the sum over tasks with a task added; new weights enter with their own values."""
+    """Add a task to a sum over tasks; the values of new weights are copied."""
     return {key: _sum(total[key], value) if key in total else value for key, value in fisher.items()}
 
 
 def _sum(total: Tensor, value: Tensor) -> Tensor:
-    """Return the sum; where a tensor has grown, its new rows enter with their own values."""
+    """Return the sum; if a tensor has grown, the values of its new rows are copied."""
     if total.shape == value.shape:
         return total + value
     grown = value.clone()
@@ -142,7 +142,7 @@ def _sum(total: Tensor, value: Tensor) -> Tensor:
 
 
 def _drawn(part: distributed.Shard, batch: int, generator: torch.Generator) -> Iterator[float]:
-    """Return the random numbers that decide this shard's labels: those that one process would draw."""
+    """Return the random numbers for this shard's labels: the same that a single process would draw."""
     sizes = [len(at) for at in ordered_batches(part.whole, batch)]
     numbers = [torch.rand(size, generator=generator, dtype=torch.float64) for size in sizes]
     return iter(torch.cat(numbers)[part.rows].tolist())
@@ -152,7 +152,7 @@ def _augmented(
     task: Task, context: Context, order: list[Tensor], part: distributed.Shard
 ) -> Iterator[tuple[Tensor, Tensor]]:
     augment = context.seeds.generator("fisher augment", task.index)
-    for index in order[: part.start]:  # draw what others use, and vary no image by it
+    for index in order[: part.start]:  # advance the generator past the batches of other processes
         context.view.train(task.train.batch(index[:0])[0], augment, distributed.Shard(0, 0, len(index)))
     for index in context.progress.track(order[part.rows], part.stop - part.start, "fisher"):
         pixels, labels = task.train.batch(index)

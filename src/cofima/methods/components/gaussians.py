@@ -1,12 +1,12 @@
 r"""Class statistics: a Gaussian over the features of each class.
 
-Of :math:`n` images with features of width :math:`d`, a covariance has rank :math:`n - 1` at most. Where
-:math:`n < d/2` it is kept by that many rows :math:`U` [r, d] and one number,
+The covariance of :math:`n` images with :math:`d` features has rank :math:`n - 1` at most. For
+:math:`n < d/2` it is stored as that many rows :math:`U` [r, d] and one number,
 
 .. math:: \Sigma = U^\top U + s I
 
-which is exact, also where it is shrunk (Ledoit and Wolf, 2004), and takes :math:`4 d r` bytes; from
-:math:`n = d/2` on by its Cholesky factor, packed, which takes :math:`2 d (d + 1)`.
+which is exact, also with shrinkage (Ledoit and Wolf, 2004), and takes :math:`4 d r` bytes. For
+:math:`n \ge d/2` its packed Cholesky factor is stored, which takes :math:`2 d (d + 1)` bytes.
 """
 
 import math
@@ -19,21 +19,22 @@ import torch
 from torch import Tensor
 
 from cofima.methods.state import Entry
+from cofima.weights.decompositions import svd
 
 RIDGE = 1e-4  # added to each covariance, as SLCA does
 
 
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    """The features of a class: their mean, and a covariance of few rows or a whole one.
+    """Gaussian of a class's features: mean, and a low-rank or full covariance.
 
     Attributes:
-        mean: The mean [d].
-        rows: U [r, d]; of a whole covariance the lower triangle of its factor, row by row, with zeros at
-            the end, so that it has the width d too.
-        spread: s, which is positive; 0 marks a whole covariance.
+        mean: Mean [d].
+        rows: U [r, d] of a low-rank covariance; for a full covariance, the lower triangle of its Cholesky
+            factor, packed row by row and zero-padded to rows of width d.
+        spread: s, which is positive; 0 marks a full covariance.
         count: Number of images.
-        shrunk: True if the covariance was shrunk, for lack of images.
+        shrunk: True if the covariance was shrunk for lack of images.
     """
 
     mean: Tensor
@@ -44,12 +45,12 @@ class Gaussian:
 
     @property
     def whole(self) -> bool:
-        """Return True if the factor of the covariance is kept, not a few rows."""
+        """True if the covariance is full, False if it is low-rank."""
         return self.spread == 0
 
     @property
     def factor(self) -> Tensor:
-        """Return the lower triangular factor of a whole covariance."""
+        """Cholesky factor of a full covariance."""
         width = len(self.mean)
         factor = torch.zeros(width, width, dtype=self.rows.dtype)
         down, across = torch.tril_indices(width, width)
@@ -58,24 +59,24 @@ class Gaussian:
 
     @property
     def span(self) -> tuple[Tensor, float]:
-        """Return R and s of the covariance as R^T R + s I."""
+        """R and s of the covariance R^T R + s I."""
         return (self.factor.T.contiguous(), 0.0) if self.whole else (self.rows, self.spread)
 
     @property
     def covariance(self) -> Tensor:
-        """Return the covariance."""
+        """Covariance [d, d]."""
         rows, spread = self.span
         return rows.T @ rows + spread * torch.eye(len(self.mean))
 
     @cached_property
     def variance(self) -> float:
-        """Return the variance in a direction, as the mean over all."""
+        """Mean variance over all directions."""
         return float(self.rows.double().square().sum()) / len(self.mean) + self.spread
 
     @cached_property
     def _axes(self) -> tuple[Tensor, Tensor]:
-        """Return the orthonormal directions of the rows, and the variance along each but for the spread."""
-        _, lengths, axes = torch.linalg.svd(self.rows.double(), full_matrices=False)
+        """Orthonormal directions of the rows, and the variance along each, without the spread."""
+        _, lengths, axes = svd(self.rows.double())
         return axes.float(), lengths.square().float()
 
     def distance(self, features: Tensor) -> Tensor:
@@ -84,18 +85,18 @@ class Gaussian:
         if self.whole:
             solved: Tensor = torch.linalg.solve_triangular(self.factor, away.T, upper=False)
             return solved.square().sum(0).sqrt()
-        # Along the axes and beside them. Woodbury's formula is the difference of two large numbers where
-        # the spread is small, and is off by percents in single precision.
+        # Split into the parts along the axes and orthogonal to them. With a small spread, the Woodbury
+        # formula subtracts two large numbers, and is off by percents in single precision.
         axes, variances = self._axes
         along = away @ axes.T
         beside = (away - along @ axes).square().sum(1) / self.spread
         return (beside + (along.square() / (variances + self.spread)).sum(1)).sqrt()
 
     def moved(self, matrix: Tensor) -> "Gaussian":
-        """Return the Gaussian of features that a linear map moves, as row vectors ``x @ matrix``.
+        """Return the Gaussian of linearly mapped features, ``x @ matrix`` for row vectors.
 
-        Exact, but for the spread of a covariance of few rows, which stays the same in all directions: it
-        is scaled by the mean square of the map's stretches, which is exact for a rotation.
+        Exact, except for the spread of a low-rank covariance, which must be equal in all directions: it is
+        scaled by the mean squared singular value of the map, which is exact for a rotation.
         """
         mean = (self.mean.double() @ matrix).float()
         if self.whole:
@@ -107,10 +108,10 @@ class Gaussian:
 
 
 def gaussian(features: Tensor, *, shrink: bool = True) -> Gaussian:
-    """Return the Gaussian of a class's features [images, width]; a single image has no spread but the ridge.
+    """Return the Gaussian of a class's features [images, width]; a single image has only the ridge as spread.
 
-    The unbiased covariance is shrunk, and marked, where the images are fewer than a quarter of the width
-    (unless ``shrink`` is false) or where its factor fails.
+    The unbiased covariance is shrunk, and marked as such, if there are fewer images than a quarter of the
+    width (unless ``shrink`` is false), or if its Cholesky factorization fails.
     """
     features = features.double().cpu()
     (count, width), mean = features.shape, features.mean(0)
@@ -131,9 +132,9 @@ def gaussian(features: Tensor, *, shrink: bool = True) -> Gaussian:
 
 
 def pooled(one: Gaussian, two: Gaussian) -> Gaussian:
-    """Return the Gaussian of the images of two together, by their counts.
+    """Return the Gaussian of the images of two Gaussians together, weighted by their counts.
 
-    Exactly that of all features at once, where nothing was shrunk.
+    Without shrinkage, it is exactly that of all features at once.
     """
     count, width = one.count + two.count, len(one.mean)
     shares = [(part.count - 1) / (count - 1) for part in (one, two)]
@@ -144,7 +145,7 @@ def pooled(one: Gaussian, two: Gaussian) -> Gaussian:
     if not one.whole and not two.whole and len(one.rows) + len(two.rows) + 1 < width / 2:
         within = [math.sqrt(c) * part.rows.double() for c, part in zip(shares, (one, two), strict=True)]
         rows = torch.cat([*within, between[None]]).float()
-        # the ridge is not a part of the images: it is taken out of both, and added once
+        # the ridge is not part of the data: subtract it from both, and add it once
         spread = RIDGE + sum(c * (part.spread - RIDGE) for c, part in zip(shares, (one, two), strict=True))
         return Gaussian(mean, rows, spread, count, shrunk)
     covariance = torch.outer(between, between)
@@ -157,10 +158,10 @@ def pooled(one: Gaussian, two: Gaussian) -> Gaussian:
 
 
 def contrasts(features: Tensor) -> Tensor:
-    """Return one row less than there are images, with the same scatter around their mean: X_c^T X_c.
+    """Return n - 1 rows for n images, with the same scatter X_c^T X_c around the mean.
 
-    Each row is the difference of an image to the mean of those before it, scaled (Helmert's contrasts).
-    Unlike singular vectors they have a sign, and rounding does not turn them.
+    Each row is the scaled difference between an image and the mean of those before it (Helmert contrasts).
+    Unlike singular vectors, the rows have a unique sign, and are stable under rounding.
     """
     before = torch.arange(1, len(features), dtype=features.dtype)[:, None]
     return (features.cumsum(0)[:-1] - before * features[1:]) / (before * (before + 1)).sqrt()
@@ -186,24 +187,24 @@ def ledoit_wolf(centered: Tensor) -> float:
 
 
 class Gaussians(ABC):
-    """A Gaussian for each class, in order of arrival."""
+    """Interface of class statistics: one Gaussian per class, in order of arrival."""
 
     @property
     @abstractmethod
     def means(self) -> list[Tensor]:
-        """The mean of each class."""
+        """Mean of each class."""
 
     @property
     @abstractmethod
     def counts(self) -> list[int]:
-        """The number of images of each class."""
+        """Number of images of each class."""
 
     def __len__(self) -> int:
         return len(self.counts)
 
     @abstractmethod
     def add(self, features: Tensor) -> None:
-        """Remember the next class by the features of its images [images, width]."""
+        """Add the next class, given the features of its images [images, width]."""
 
     @abstractmethod
     def pool(self, label: int, features: Tensor) -> None:
@@ -211,22 +212,22 @@ class Gaussians(ABC):
 
     @abstractmethod
     def move(self, matrix: Tensor) -> None:
-        """Move all classes as a linear map moves features, as row vectors ``x @ matrix``."""
+        """Apply a linear map of features, ``x @ matrix`` for row vectors, to all classes."""
 
     @abstractmethod
     def nearest(self, features: Tensor, left_out: Tensor | None = None) -> Tensor:
-        """Return the Mahalanobis distance of each feature to the class that is nearest.
+        """Return the Mahalanobis distance of each feature to its nearest class.
 
-        ``left_out`` has the class of each image that is among those remembered, and -1 for others: its
-        distance is the one that it would have if it were not, where sums tell that.
+        ``left_out`` gives the class of each image that the statistics include, and -1 for other images. The
+        distances of included images are leave-one-out distances if the statistics allow computing them.
         """
 
     @abstractmethod
     def span(self, label: int) -> tuple[Tensor, float]:
-        """Return R and s of a class's covariance as R^T R + s I."""
+        """Return R and s of a class's covariance R^T R + s I."""
 
     def spans(self) -> list[tuple[Tensor, float]]:
-        """Return R and s of every class."""
+        """Return the span of every class."""
         return [self.span(label) for label in range(len(self))]
 
     def covariance(self, label: int) -> Tensor:
@@ -236,70 +237,71 @@ class Gaussians(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Return everything as tensors; nothing before the first class."""
+        """Return all statistics as tensors; empty before the first class."""
 
 
 @dataclass
 class ClassGaussians(Gaussians):
-    """Gaussians with a covariance each.
+    """Gaussians with one covariance per class.
 
     Attributes:
-        shrink: Shrink the covariance of a class of few images.
+        classes: Gaussian of each class.
+        shrink: Shrink the covariance of a class with few images.
     """
 
     classes: list[Gaussian] = field(default_factory=list)
     shrink: bool = True
-    _summed: tuple[int, float] = (0, 0.0)  # the classes whose variances are summed, and their sum
+    _summed: tuple[int, float] = (0, 0.0)  # cache: number of classes summed, and the sum of their variances
 
     @property
     def means(self) -> list[Tensor]:
-        """The mean of each class."""
+        """Mean of each class."""
         return [one.mean for one in self.classes]
 
     @property
     def counts(self) -> list[int]:
-        """The number of images of each class."""
+        """Number of images of each class."""
         return [one.count for one in self.classes]
 
     @property
     def shrunk(self) -> list[bool]:
-        """The classes whose covariance was shrunk."""
+        """Flag of each class: True if its covariance was shrunk."""
         return [one.shrunk for one in self.classes]
 
     def add(self, features: Tensor) -> None:
-        """Remember the next class by the features of its images [images, width]."""
+        """Add the next class, given the features of its images [images, width]."""
         if len(features) > 1:
             self.classes.append(gaussian(features, shrink=self.shrink))
             return
-        # one image has no spread: borrow the mean variance of the other classes
+        # a single image has no variance: borrow the mean variance of the other classes
         mean = features[0].cpu().float()
         rows = mean.new_zeros(0, len(mean))
         self.classes.append(Gaussian(mean, rows, self._mean_variance() + RIDGE, 1, True))
 
     def pool(self, label: int, features: Tensor) -> None:
-        """Add more images of a known class: the mean and covariance of old and new together, by counts."""
+        """Add more images of a known class: pool mean and covariance, weighted by counts."""
         self.classes[label] = pooled(self.classes[label], gaussian(features, shrink=False))
         self._summed = (0, 0.0)
 
     def move(self, matrix: Tensor) -> None:
-        """Move all classes as a linear map moves features, as row vectors ``x @ matrix``."""
+        """Apply a linear map of features, ``x @ matrix`` for row vectors, to all classes."""
         self.classes = [one.moved(matrix) for one in self.classes]
         self._summed = (0, 0.0)
 
     @torch.inference_mode()
     def nearest(self, features: Tensor, left_out: Tensor | None = None) -> Tensor:
-        """Return the Mahalanobis distance of each feature to the class that is nearest, with all images."""
+        """Return the Mahalanobis distance of each feature to its nearest class; ``left_out`` is ignored."""
         near = torch.full((len(features),), torch.inf)
         for one in self.classes:
             near = torch.minimum(near, one.distance(features))
         return near
 
     def span(self, label: int) -> tuple[Tensor, float]:
-        """Return R and s of a class's covariance as R^T R + s I."""
+        """Return R and s of a class's covariance R^T R + s I."""
         return self.classes[label].span
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything as tensors: one row a class, but for the rows of covariances."""
+        """Return all statistics as tensors: one row per class, except for the rows of covariances."""
         if not self.classes:
             return {}
         return {
@@ -313,7 +315,7 @@ class ClassGaussians(Gaussians):
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor], *, shrink: bool = True) -> "ClassGaussians":
-        """Return the statistics that :meth:`state` stored."""
+        """Return statistics from the result of :meth:`state`."""
         if not state:
             return cls(shrink=shrink)
         rows = torch.split(state["rows"], state["ranks"].tolist())
@@ -321,7 +323,7 @@ class ClassGaussians(Gaussians):
         return cls([Gaussian(*one) for one in zip(state["means"], rows, *columns, strict=True)], shrink)
 
     def _mean_variance(self) -> float:
-        """Return the mean of the classes' variances; 0 of none."""
+        """Return the mean of the classes' variances; 0 without classes."""
         known, total = self._summed
         for one in self.classes[known:]:
             total += one.variance
@@ -330,7 +332,7 @@ class ClassGaussians(Gaussians):
 
 
 def pool_rows(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return a class as one Gaussian where several models remember it: the rows of their states pooled."""
+    """Pool the Gaussians of one class from the states of several models."""
     made = None
     for row in rows:
         spread, count, shrunk = (row[key].item() for key in ("spreads", "counts", "shrunk"))
@@ -345,7 +347,7 @@ GAUSSIANS = Entry("gaussians.", axis="class", merge="pool", pool=pool_rows, ragg
 
 
 def pack(factor: Tensor) -> Tensor:
-    """Return the lower triangle row by row in rows of its width, zeros at the end, in single precision."""
+    """Pack a lower triangle into zero-padded rows of the same width, in single precision."""
     width = len(factor)
     down, across = torch.tril_indices(width, width)
     packed = factor.new_zeros(-(-len(down) // width), width)
@@ -354,27 +356,27 @@ def pack(factor: Tensor) -> Tensor:
 
 
 def by_class(features: Tensor, labels: Tensor) -> dict[int, Tensor]:
-    """Return the features of each class, in their order."""
+    """Return the features of each class, in their original order."""
     order = torch.argsort(labels, stable=True)
     found, counts = torch.unique(labels, return_counts=True)
     return dict(zip(found.tolist(), torch.split(features[order], counts.tolist()), strict=True))
 
 
 def _cholesky(covariance: Tensor) -> Tensor | None:
-    """Return the lower triangular factor, or None where the matrix is not positive definite."""
+    """Return the Cholesky factor, or None if the matrix is not positive definite."""
     result = torch.linalg.cholesky_ex(covariance)
     factor: Tensor = result.L
     return factor if not result.info and bool(torch.isfinite(factor).all()) else None
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """Return the lower triangular factor; of the diagonal alone where rounding leaves no other."""
+    """Return the Cholesky factor; that of the diagonal alone if rounding makes the factorization fail."""
     found = _cholesky(covariance)
     return found if found is not None else torch.diag(covariance.diagonal().clamp(min=RIDGE).sqrt())
 
 
 class Sampler:
-    """Draw features of remembered classes, with the factors unpacked once and the means scaled."""
+    """Sampler of features from class Gaussians, with factors unpacked once and means scaled."""
 
     def __init__(self, gaussians: Gaussians, device: torch.device, scale: Tensor | None = None) -> None:
         means = torch.stack(gaussians.means)
@@ -383,12 +385,12 @@ class Sampler:
         self.device = device
 
     def draw_any(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw features with labels, each of any class as likely as of any other."""
+        """Draw features and labels, with classes chosen uniformly."""
         labels = torch.randint(len(self.means), (count,), generator=generator)
         return self.draw(torch.bincount(labels, minlength=len(self.means)).tolist(), generator)
 
     def draw(self, counts: list[int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw ``counts[c]`` features of each class ``c``, class by class, with their labels."""
+        """Draw ``counts[c]`` features of each class ``c``, in order of classes, with their labels."""
         features = torch.empty(sum(counts), self.means.shape[1], device=self.device)
         parts = torch.split(features, counts)
         for mean, (rows, spread), part in zip(self.means, self.spans, parts, strict=True):
@@ -399,7 +401,7 @@ class Sampler:
     def _fill(
         self, out: Tensor, mean: Tensor, rows: Tensor, spread: float, generator: torch.Generator
     ) -> None:
-        """Draw mean + R^T e + sqrt(s) e' with independent noise e of the rows and e' of all directions."""
+        """Draw mean + R^T e + sqrt(s) e' with independent standard normal e and e'."""
         rank, width = rows.shape
         noise = torch.randn(len(out), rank + (width if spread else 0), generator=generator).to(self.device)
         torch.addmm(mean, noise[:, :rank], rows, out=out)
@@ -408,10 +410,10 @@ class Sampler:
 
 
 def mean_scale(task_of_class: Tensor) -> Tensor:
-    r"""Return the scale of each class's mean, from its task's 0-based index: 1 for the newest task.
+    r"""Return the scale of each class's mean, given the 0-based index of its task; 1 for the newest task.
 
-    Means of older tasks shrink a little, :math:`s_c = 0.9 + 0.1\,\tau_c / t` with the 1-based task
-    :math:`\tau_c` of the class, as SLCA found that fine-tuned features do.
+    Means of older tasks are scaled down slightly, :math:`s_c = 0.9 + 0.1\,\tau_c / t` with the 1-based task
+    :math:`\tau_c` of the class, since SLCA found that fine-tuned features shrink.
     """
     newest = task_of_class.max() + 1
     return 0.9 + 0.1 * (task_of_class + 1) / newest

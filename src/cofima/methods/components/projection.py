@@ -1,7 +1,7 @@
-r"""A head behind a random projection, and the ridge regression that gives its weights.
+r"""Head on randomly projected features, and the ridge regression that determines its weights.
 
 With hidden features :math:`h = \mathrm{ReLU}(P^\top f)`, the sums :math:`G = \sum h h^\top` and
-:math:`Q = \sum h y^\top` over all images so far hold everything that the regression needs:
+:math:`Q = \sum h y^\top` over all images so far are sufficient for the regression,
 :math:`W = (G + \rho I)^{-1} Q`.
 """
 
@@ -14,13 +14,14 @@ from torch.nn.functional import one_hot, relu
 
 from cofima.core import distributed
 from cofima.models.head import Head
+from cofima.weights.decompositions import eigh
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
-AT_ONCE = 1024  # rows or columns of hidden features in memory at a time
+AT_ONCE = 1024  # rows or columns of hidden features per chunk, to bound the memory
 
 
 class ProjectedHead(Head):
-    """A linear head on hidden features; the projection is drawn, never learned and never stored."""
+    """Linear head on hidden features; the random projection is drawn from a seed, not trained or stored."""
 
     def __init__(
         self, features: int, width: int, generator: torch.Generator, sizes: Sequence[int] = ()
@@ -30,7 +31,7 @@ class ProjectedHead(Head):
         self.register_buffer("matrix", torch.randn(features, width, generator=generator), persistent=False)
 
     def with_blocks(self, sizes: Sequence[int]) -> "ProjectedHead":
-        """Return a head of these blocks behind the same projection, which is shared."""
+        """Return a head with blocks of these sizes that shares the projection."""
         head = ProjectedHead.__new__(ProjectedHead)
         Head.__init__(head, self.features, sizes)
         head.register_buffer("matrix", self.matrix, persistent=False)
@@ -41,28 +42,28 @@ class ProjectedHead(Head):
         return relu(features @ self.matrix.to(features))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the logits of every class seen."""
+        """Return the logits of all classes seen."""
         return super().forward(self.hidden(features))
 
     def sample(self) -> Tensor:
-        """Return a few numbers of the projection, to recognize it by."""
+        """Return a few elements of the projection, which identify it."""
         return self.matrix[-1, :16].cpu().clone()
 
 
 @dataclass
 class RidgeSums:
-    """The sums of a ridge regression in float64; of the symmetric one only the lower triangle, packed."""
+    """Sums of a ridge regression in float64; of the Gram matrix, only the packed lower triangle."""
 
     packed: Tensor
     cross: Tensor
 
     @classmethod
     def empty(cls, width: int) -> "RidgeSums":
-        """Return the sums over no image."""
+        """Return the sums over no images."""
         return cls(_zeros(width * (width + 1) // 2), _zeros(width, 0))
 
     def add_images(self, head: ProjectedHead, features: Tensor, labels: Tensor, classes: int) -> None:
-        """Add images by their features; each of several processes sums its shard."""
+        """Add images, given their features; with several processes, each adds its shard."""
         part = distributed.current_shard(len(labels))
         pairs = hidden_pairs(head, features[part.rows], labels[part.rows])
         self.add(pairs, classes, shared=part.shared)
@@ -70,12 +71,12 @@ class RidgeSums:
     def add(self, pairs: Iterable[tuple[Tensor, Tensor]], classes: int, shared: bool = False) -> None:
         """Add hidden features [images, width] with labels; columns of new classes start at 0.
 
-        If ``shared``, the sums of the other processes are added as well.
+        If ``shared``, the sums are reduced over all processes.
         """
         new = _zeros(len(self.cross), classes - self.cross.shape[1])
         self.cross = torch.cat([self.cross, new], dim=1)
         gram = self.gram()
-        if shared and distributed.rank() > 0:  # what was summed before counts once
+        if shared and distributed.rank() > 0:  # the previous sums, which all processes hold, must count once
             gram, self.cross = gram.zero_(), self.cross.zero_()
         for hidden, labels in pairs:
             gram.addmm_(hidden.T, hidden)
@@ -86,14 +87,14 @@ class RidgeSums:
             self.packed[place] = row[: place.stop - place.start]
 
     def gram(self) -> Tensor:
-        """Return the symmetric sum with its lower triangle filled."""
+        """Return the Gram matrix, with only its lower triangle filled."""
         gram = _zeros(len(self.cross), len(self.cross))
         for row, place in zip(gram, self._places(), strict=True):
             row[: place.stop - place.start] = self.packed[place]
         return gram
 
     def solve(self, ridge: float) -> tuple[Tensor, float]:
-        """Return the weights [classes, width], and the ridge, made larger until the sum can be factored."""
+        """Return the weights [classes, width] and the ridge, increased until the factorization succeeds."""
         while True:
             gram = self.gram()
             gram.diagonal().add_(ridge)
@@ -108,14 +109,14 @@ class RidgeSums:
 
 
 def best_ridge(head: ProjectedHead, features: Tensor, labels: Tensor, chance: torch.Generator) -> float:
-    """Return the ridge of the least error on a fifth of the images, fitted on the others."""
+    """Return the ridge with the lowest error on a held-out fifth of the images."""
     order = torch.randperm(len(labels), generator=chance)
     train = max(1, int(0.8 * len(labels)))
     return least(held_out_errors(head, features[order], labels[order], train))
 
 
 def least(errors: Tensor) -> float:
-    """Return the ridge of the least error; the largest of those that differ by rounding only."""
+    """Return the ridge with the lowest error; the largest one if several differ only by rounding."""
     best = (errors <= errors.min() * (1 + 1e-9)).nonzero()
     return RIDGES[int(best.max())]
 
@@ -123,21 +124,21 @@ def least(errors: Tensor) -> float:
 def held_out_errors(
     head: ProjectedHead, features: Tensor, labels: Tensor, train: int, dual: bool | None = None
 ) -> Tensor:
-    r"""Return the mean squared error of each ridge on images after the first ``train``, fitted on these.
+    r"""Return the mean squared error of each ridge: fitted on the first ``train`` images, tested on the rest.
 
     One eigendecomposition serves all ridges: of :math:`H H^\top` (``dual``) or of :math:`H^\top H`,
-    whichever is smaller. Directions that float64 cannot tell from 0 are left out.
+    whichever is smaller. Directions that are 0 within float64 rounding are left out.
     """
-    targets = one_hot(labels - labels.min()).double()  # columns of other classes are 0, and so is their error
+    targets = one_hot(labels - labels.min()).double()  # other classes have targets, and hence errors, of 0
     dual = train <= head.features if dual is None else dual
     if dual:
         kernel = _kernel(head, features)
-        values, vectors = torch.linalg.eigh(kernel[:train, :train])
+        values, vectors = eigh(kernel[:train, :train])
         left, right = kernel[train:, :train] @ vectors, vectors.T @ targets[:train]
     else:
         sums = RidgeSums.empty(head.features)
         sums.add(hidden_pairs(head, features[:train], labels[:train] - labels.min()), targets.shape[1])
-        values, vectors = torch.linalg.eigh(sums.gram())
+        values, vectors = eigh(sums.gram())
         pairs = hidden_pairs(head, features[train:], labels[train:])
         left = torch.cat([hidden @ vectors for hidden, _ in pairs])
         right = vectors.T @ sums.cross
@@ -147,13 +148,13 @@ def held_out_errors(
 
 
 def hidden_pairs(head: ProjectedHead, features: Tensor, labels: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Yield hidden features in float64 with their labels, some rows at a time."""
+    """Yield hidden features in float64 with their labels, chunk by chunk."""
     for some, theirs in zip(torch.split(features, AT_ONCE), torch.split(labels, AT_ONCE), strict=True):
         yield head.hidden(some.double()), theirs
 
 
 def _kernel(head: ProjectedHead, features: Tensor) -> Tensor:
-    """Return the products of all pairs of hidden features, a few columns of them at a time."""
+    """Return the inner products of all pairs of hidden features, computed in chunks of columns."""
     kernel = _zeros(len(features), len(features))
     features = features.double()
     for columns in torch.split(head.matrix, AT_ONCE, dim=1):

@@ -1,4 +1,4 @@
-"""Base of methods with prompts: a frozen vision transformer, prompts found by key, Adam."""
+"""Base class of prompt-based methods: a frozen vision transformer, prompts selected by key, Adam."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,15 @@ Weight = Annotated[float, Field(ge=0)]
 
 @dataclass(eq=False)
 class Prompted(Method):
-    """Learn prompts, their keys and the head; each image takes the prompts whose keys are nearest.
+    """Learn prompts, their keys and the head; each image uses the prompts with the nearest keys.
 
-    The prompts are modules of the network, so that the training loop checks and cleans them as the head.
+    The prompts are modules of the network, so that the training loop checks them and frees their gradients,
+    as it does for the head.
 
     Args:
-        lr: Learning rate of Adam for a batch of 256; it grows and shrinks with ``train.batch_size``.
-        clip: Largest norm of the gradient of a step, which is cut to it.
-        gamma: Weight of the pull of keys towards the queries of the images that use their prompts.
+        lr: Learning rate of Adam for a batch of 256; it is scaled with ``train.batch_size``.
+        clip: Maximum norm of the gradient; larger gradients are clipped to it.
+        gamma: Weight of the term that pulls keys toward the queries of the images that use their prompts.
     """
 
     lr: Annotated[float, Field(gt=0)] = 0.03
@@ -46,35 +47,35 @@ class Prompted(Method):
     sees_features_only: ClassVar[bool] = False
 
     def cost(self, plan: Plan) -> Cost:
-        """Count the queries, each image once."""
+        """Add the queries: one pass per image."""
         return super().cost(plan).plus(forward=plan.train + plan.test)
 
     def hold(self, pool: Pool) -> None:
-        """Keep the prompts."""
+        """Attach the prompts to the network."""
         self.net.prompts = self.pool = pool.to(self.context.device)
 
     def optimizer(self) -> Optimizer:
-        """Return a new Adam over all that is not frozen."""
+        """Return a new Adam optimizer for all trainable parameters."""
         return adam(trainable(self.net), self.lr * self.context.train.batch_size / 256, self.clip)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the local cross-entropy, less ``gamma`` times the similarity of the keys in use."""
+        """Return the local loss minus ``gamma`` times the similarity of the selected keys."""
         similarity = self.similarity(batch.images)
         chosen = self.choose(similarity)
         pull = similarity.gather(1, chosen).sum(1).mean()
         return self.local_loss(self.logits(batch.images, chosen), batch.labels) - self.gamma * pull
 
     def predict(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Let each image find its prompts alone, whatever stands beside it in the batch."""
+        """Return logits; each image selects its prompts independently of the rest of the batch."""
         similarity = self.similarity(images) if queries is None else self.pool.similarity(queries)
         return self.logits(images, self.nearest(similarity))
 
     def score(self, seen: Sequence[Task]) -> Score:
-        """Score with queries that are computed once for all tasks: they come from the backbone alone."""
+        """Evaluate with cached queries, which depend only on the frozen backbone."""
         return evaluate(self.predict, seen, self.context, self.with_queries)
 
     def with_queries(self, images: ImageSet, label: str) -> Iterator[tuple[Tensor, ...]]:
-        """Yield this process's images as they are seen at test time, their queries, and their labels."""
+        """Yield this process's images without augmentation, their queries, and their labels."""
         part = distributed.current_shard(len(images))
         queries, start = self.cached_features(images, label), part.start
         for some, labels in plain_batches(images, self.context, label, part):
@@ -82,25 +83,25 @@ class Prompted(Method):
             start += len(some)
 
     def similarity(self, images: Tensor) -> Tensor:
-        """Return the cosine of each image's query, its feature without prompts, and each key."""
+        """Return the cosine similarity of each image's query (its feature without prompts) and each key."""
         with torch.no_grad():
             query = self.net.features(images)
         return self.pool.similarity(query)
 
     def nearest(self, similarity: Tensor) -> Tensor:
-        """Return the prompts that images take at test time [B, k], from similarities [B, prompts]."""
+        """Return the prompts selected at test time [B, k], given similarities [B, prompts]."""
         return similarity.topk(1).indices
 
     def choose(self, similarity: Tensor) -> Tensor:
-        """Return the prompts that images take in training [B, k]."""
+        """Return the prompts selected in training [B, k]."""
         return self.nearest(similarity)
 
     def logits(self, images: Tensor, chosen: Tensor) -> Tensor:
-        """Return the logits of all classes seen, with the prompts chosen for each image."""
+        """Return the logits of all classes seen, with the prompts selected for each image."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
-        """Keep the prompts and their keys."""
+        """Return the prompts and their keys."""
         return self.pool.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:

@@ -1,9 +1,9 @@
 r"""Prompts for a frozen vision transformer, inserted by hooks.
 
-A prompt is tokens that join the image's own, or a prefix: rows that join the keys and the values of
-an attention, :math:`K = [P_K; K]` and :math:`V = [P_V; V]`, while the queries stay as they are.
-Both are put in by hooks on timm's modules that live as long as a ``with`` block: the network itself
-is not changed, and it computes attention in its own way (fused where timm fuses it).
+A prompt is a set of tokens added to those of the image, or a prefix: rows added to the keys and values of an
+attention layer, :math:`K = [P_K; K]` and :math:`V = [P_V; V]`, with unchanged queries. Both are inserted by
+hooks on timm's modules within a ``with`` block: the network itself is not changed, and attention is computed
+by timm's own code (fused if timm fuses it).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # timm takes seconds to import, and describing a method does 
 
 
 class Pool(nn.Module):
-    """Prompts of one shape, each found by its key."""
+    """Pool of prompts of the same shape, each with a key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,23 +37,23 @@ class Pool(nn.Module):
         return sum(map(len, self.keys))
 
     def add(self, prompts: Tensor, keys: Tensor) -> None:
-        """Add prompts [n, ...] and keys [n, width]; those that were there are frozen from now on."""
+        """Add prompts [n, ...] and keys [n, width]; freeze all earlier ones."""
         self.requires_grad_(False)
         self.prompts.append(nn.Parameter(prompts.detach().clone()))
         self.keys.append(nn.Parameter(keys.detach().clone()))
 
     def similarity(self, query: Tensor) -> Tensor:
-        """Return the cosine of each query [B, width] and each key: [B, prompts]."""
+        """Return the cosine similarity of each query [B, width] and each key: [B, prompts]."""
         return normalize(query, dim=1) @ normalize(torch.cat(list(self.keys)), dim=1).T
 
     def take(self, chosen: Tensor) -> Tensor:
-        """Return the prompts at [B, k]: [B, k, ...]."""
+        """Return the prompts at indices [B, k]: [B, k, ...]."""
         prompts = torch.cat(list(self.prompts))
-        # as prompts[chosen], whose gradient is added up in an order that changes from run to run
+        # equals prompts[chosen], whose gradient is summed in a nondeterministic order
         return embedding(chosen, prompts.flatten(1)).reshape(*chosen.shape, *prompts.shape[1:])
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything as tensors."""
+        """Return the prompts and keys as tensors."""
         return {
             "prompts": torch.cat([block.detach() for block in self.prompts]),
             "keys": torch.cat([block.detach() for block in self.keys]),
@@ -61,7 +61,7 @@ class Pool(nn.Module):
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor]) -> "Pool":
-        """Return the pool that :meth:`state` stored."""
+        """Return a pool from the result of :meth:`state`."""
         pool = cls()
         pool.add(state["prompts"], state["keys"])
         return pool
@@ -73,14 +73,14 @@ def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def voted(chosen: Tensor, pool: int) -> Tensor:
-    """Give every image the prompts that most images chose; ties go to those that are first in the pool."""
+    """Return the prompts chosen by most images, for every image; ties go to the first in the pool."""
     votes = distributed.all_reduce_sum(torch.bincount(chosen.flatten(), minlength=pool))
     winners = votes.sort(descending=True, stable=True).indices[: chosen.shape[1]]
     return winners.expand_as(chosen)
 
 
 def adam(parameters: Sequence[nn.Parameter], lr: float, clip: float | None) -> Adam:
-    """Return Adam that first clips the norm of all gradients together to ``clip``."""
+    """Return an Adam optimizer that clips the total gradient norm to ``clip`` before each step."""
     optimizer = Adam(parameters, lr)
 
     def cut(*_: Any) -> None:
@@ -93,9 +93,9 @@ def adam(parameters: Sequence[nn.Parameter], lr: float, clip: float | None) -> A
 
 @contextmanager
 def tokens_inserted(vit: "VisionTransformer", tokens: Tensor) -> Iterator[slice]:
-    """Insert tokens [B, n, width] into each image's, behind class token and registers; yield their places.
+    """Insert tokens [B, n, width] after the class token and registers; yield their positions.
 
-    They get the position embedding of the class token, where it has one.
+    They get the position embedding of the class token if it has one.
     """
     first = vit.num_prefix_tokens
     if vit.pos_embed is not None and not vit.no_embed_class:
@@ -105,7 +105,7 @@ def tokens_inserted(vit: "VisionTransformer", tokens: Tensor) -> Iterator[slice]
         (x,) = args
         return torch.cat([x[:, :first], tokens.to(x.dtype), x[:, first:]], dim=1)
 
-    handle = vit.norm_pre.register_forward_pre_hook(insert)  # what follows the positions
+    handle = vit.norm_pre.register_forward_pre_hook(insert)  # the first module after position embeddings
     try:
         yield slice(first, first + tokens.shape[1])
     finally:
@@ -113,7 +113,7 @@ def tokens_inserted(vit: "VisionTransformer", tokens: Tensor) -> Iterator[slice]
 
 
 def mean_of_tokens(vit: "VisionTransformer", images: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean output, after the final norm, at the places of inserted tokens."""
+    """Return the mean output, after the final norm, at the positions of the inserted tokens."""
     with tokens_inserted(vit, tokens) as places:
         outputs: Tensor = vit.forward_features(images)
     return outputs[:, places].mean(1)
@@ -121,7 +121,7 @@ def mean_of_tokens(vit: "VisionTransformer", images: Tensor, tokens: Tensor) -> 
 
 @contextmanager
 def prefixes(vit: "VisionTransformer", by_layer: Mapping[int, Tensor]) -> Iterator[None]:
-    """Add prefixes [B, 2, length, width] (first keys, then values) to the attention of these layers."""
+    """Add prefixes [B, 2, length, width] (keys, then values) to the attention of the given layers."""
     handles: list[RemovableHandle] = []
     try:
         for layer, prefix in by_layer.items():
@@ -133,11 +133,11 @@ def prefixes(vit: "VisionTransformer", by_layer: Mapping[int, Tensor]) -> Iterat
 
 
 def _prefix(attention: nn.Module, prefix: Tensor) -> list[RemovableHandle]:
-    """Make room for more tokens, put the prefix where their keys and values are, drop their outputs."""
+    """Prepend dummy tokens, replace their keys and values with the prefix, and drop their outputs."""
     keys, values = prefix.unbind(1)
     rows = torch.cat(
         [torch.zeros_like(keys), keys, values], dim=2
-    )  # their outputs are dropped, so any query will do
+    )  # the outputs of these tokens are dropped, so their queries are arbitrary
     length = rows.shape[1]
 
     def make_room(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -158,7 +158,7 @@ def _prefix(attention: nn.Module, prefix: Tensor) -> list[RemovableHandle]:
 
 
 def prefix_problem(vit: "VisionTransformer", layers: Sequence[int]) -> str | None:
-    """Return the reason why prefixes cannot go into these layers, or None."""
+    """Return why these layers cannot have prefixes, or None if they can."""
     from timm.models.vision_transformer import Attention
 
     if late := [layer for layer in layers if layer >= len(vit.blocks)]:

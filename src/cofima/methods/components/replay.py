@@ -1,4 +1,4 @@
-"""Replay memory: a limited number of training images as uint8 pixels, and their selection."""
+"""Replay memory: a limited number of training images as uint8 pixels, and strategies to select them."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def check_memory_size(size: int, classes: int, each: int = 1) -> None:
 
 
 def empty_memory(images: ImageSet) -> ImageSet:
-    """Return an empty memory for images of this form."""
+    """Return an empty memory for images of the same size as ``images``."""
     return concatenate(images.select(torch.empty(0, dtype=torch.int64)))
 
 
@@ -40,14 +40,14 @@ def memory_state(memory: ImageSet) -> dict[str, Tensor]:
 
 
 def restore_memory(state: dict[str, Tensor]) -> ImageSet:
-    """Return the memory that :func:`memory_state` stored."""
+    """Return a memory from the result of :func:`memory_state`."""
     kept = untagged("memory", state, torch.device("cpu"))
     return image_set(kept["pixels"], kept["labels"])
 
 
 @dataclass(frozen=True, eq=False)
 class Concatenated(Images):
-    """Two image sets as one; pixels are copied only when a batch is read."""
+    """Concatenation of two image sets; pixels are copied only when a batch is read."""
 
     first: ImageSet
     second: ImageSet
@@ -56,7 +56,7 @@ class Concatenated(Images):
         return len(self.first) + len(self.second)
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pixels and labels at ``index``; the second set counts on after the first."""
+        """Return the pixels and labels at ``index``; indices of the second set follow those of the first."""
         late = index >= len(self.first)
         pixels = self.first.pixels.new_empty(len(index), *self.first.pixels.shape[1:])
         labels = torch.empty(len(index), dtype=torch.int64)
@@ -68,9 +68,9 @@ class Concatenated(Images):
 def hold_out(
     memory: ImageSet, images: ImageSet, share: float, generator: torch.Generator
 ) -> tuple[Concatenated, Concatenated]:
-    """Hold images out of both sets; return what is left, and what is held out.
+    """Split both sets; return the training images and the held-out images.
 
-    ``share`` of the images kept of an old class, at least one, and as many of each other class.
+    The number held out per class is ``share`` of the images of an old class in memory, at least one.
     """
     count = max(1, round(share * max(memory.counts().values())))
     out = held_out(torch.cat([memory.labels, images.labels]), count, generator)
@@ -83,26 +83,26 @@ def hold_out(
 def with_exemplars(
     memory: ImageSet, images: ImageSet, quota: int, features: Tensor | None, generator: torch.Generator
 ) -> ImageSet:
-    """Return the first ``quota`` of each class in memory, and the best of each class in ``images``."""
+    """Return the first ``quota`` images per class of the memory, and the best per class of ``images``."""
     best = best_of_each(images.labels, quota, features, generator)
     return concatenate(memory.select(first_of_each(memory.labels, quota)), images.select(best))
 
 
 def by_class(labels: Tensor) -> list[Tensor]:
-    """Return the positions of each class's images, class by class."""
+    """Return the positions of the images of each class, in order of classes."""
     return [(labels == label).nonzero().flatten() for label in sorted(set(labels.tolist()))]
 
 
 def first_of_each(labels: Tensor, count: int) -> Tensor:
-    """Return the positions of the first ``count`` images of each class, class by class."""
+    """Return the positions of the first ``count`` images per class, in order of classes."""
     return torch.cat([labels.new_empty(0), *(mine[:count] for mine in by_class(labels))])
 
 
 def held_out(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return a mask that is true for ``count`` images of each class, drawn by chance.
+    """Return a mask that is true for ``count`` random images per class.
 
-    All classes give the same number: no more than leaves each of them one image. A class with a
-    single image keeps it and gives none.
+    All classes give the same number, limited so that each keeps at least one image. A class with a single
+    image gives none.
     """
     several = [mine for mine in by_class(labels) if len(mine) > 1]
     count = min([count, *(len(mine) - 1 for mine in several)])
@@ -113,16 +113,16 @@ def held_out(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def herding(features: Tensor, count: int) -> Tensor:
-    """Return the positions of ``count`` images whose features have nearly the mean of all, best first.
+    """Return the positions of ``count`` images whose mean feature is close to that of all, best first.
 
-    Greedy, as in iCaRL (Rebuffi et al., CVPR 2017): each next image brings the mean of those chosen as close
-    as it can to the mean of all. Features are taken at unit length. Any first part of the result is
-    itself the choice for a smaller count.
+    Greedy, as in iCaRL (Rebuffi et al., CVPR 2017): each next image brings the mean of the selected features
+    as close as possible to the mean of all. Features are normalized to unit length. Any prefix of the result
+    is the selection for a smaller count.
     """
     points = normalize(features.double(), dim=1)
     mean, total = points.mean(0), torch.zeros(points.shape[1], dtype=torch.float64)
     free = torch.zeros(len(points), dtype=torch.float64)
-    squares = points.square().sum(1) / 2  # all 1/2, but for features that are 0
+    squares = points.square().sum(1) / 2  # all 1/2, except for zero features
     chosen: list[int] = []
     for number in range(1, min(count, len(points)) + 1):
         # |number * mean - total - point|^2 is smallest where this is largest
@@ -134,11 +134,11 @@ def herding(features: Tensor, count: int) -> Tensor:
 
 
 def greedy_balanced(labels: Tensor, held: int, size: int, generator: torch.Generator) -> Tensor:
-    """Return the positions kept when the images after the first ``held`` arrive one by one.
+    """Return the positions kept after the images beyond the first ``held`` arrived one by one.
 
-    GDumb's sampler: an image is taken if its class has fewer than its share of ``size``; if the memory
-    is full, a random image of the largest class makes room. A full memory also takes an image that
-    evens it out: where several classes come at once, the share alone, rounded down, would not.
+    GDumb's sampler: an image is stored if its class has fewer than its share of ``size``; if the memory is
+    full, it replaces a random image of the largest class. A full memory also accepts an image that makes it
+    more balanced, which the share alone, being rounded down, would reject if several classes arrive at once.
     """
     kept: defaultdict[int, list[int]] = defaultdict(list)
     for place, label in enumerate(labels.tolist()):
@@ -154,7 +154,7 @@ def greedy_balanced(labels: Tensor, held: int, size: int, generator: torch.Gener
 
 
 def best_of_each(labels: Tensor, count: int, features: Tensor | None, generator: torch.Generator) -> Tensor:
-    """Return the positions of ``count`` images of each class, by herding or, without features, by chance."""
+    """Return the positions of ``count`` images per class, by herding or, without features, at random."""
     if features is None:
         order = torch.randperm(len(labels), generator=generator)
         return order[first_of_each(labels[order], count)]
@@ -163,10 +163,10 @@ def best_of_each(labels: Tensor, count: int, features: Tensor | None, generator:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Images drawn from a memory for one step: this process's shard of them.
+    """Images drawn from a memory for one step, or this process's shard of them.
 
-    ``weight`` scales a mean over them, and ``known_weight`` a mean over all their known logits, so that
-    the average over processes is the mean over all images drawn: both are 1 in a single process.
+    ``weight`` scales a mean over images, and ``known_weight`` a mean over all their known logits, so that
+    the average over processes is the mean over all images drawn. Both are 1 in a single process.
     """
 
     pixels: Tensor
@@ -181,7 +181,7 @@ class Replayed:
 class Reservoir:
     """Reservoir: a uniform sample of all images seen, with their logits at that time (Vitter, 1985).
 
-    ``known`` says how many classes had logits when an image was taken; columns beyond are 0.
+    ``known`` is the number of classes that had logits when an image was stored; further columns are 0.
     """
 
     def __init__(self, size: int) -> None:
@@ -195,11 +195,11 @@ class Reservoir:
         return min(self.seen, self.size)
 
     def add(self, pixels: Tensor, labels: Tensor, logits: Tensor, generator: torch.Generator) -> None:
-        """Add images to the stream: the n-th takes a random place of 0..n-1, if the memory has that place."""
+        """Add images of the stream; the n-th goes to a random slot of 0..n-1 if the memory has that slot."""
         number = torch.arange(self.seen, self.seen + len(labels))
         drawn = torch.rand(len(labels), generator=generator, dtype=torch.float64) * (number + 1)
         places = torch.where(number < self.size, number, drawn.long()).tolist()
-        last = {place: at for at, place in enumerate(places) if place < self.size}  # later ones win
+        last = {place: at for at, place in enumerate(places) if place < self.size}  # later images win
         to, at = (
             torch.tensor(list(last), dtype=torch.int64),
             torch.tensor(list(last.values()), dtype=torch.int64),
@@ -212,17 +212,17 @@ class Reservoir:
         self.logits[to], self.known[to] = logits.float().cpu()[at], logits.shape[1]
 
     def add_shard(self, batch: distributed.Shard, *part: Tensor, generator: torch.Generator) -> None:
-        """Add a batch of which this process has a shard: its pixels, labels and logits."""
+        """Add a batch, given the pixels, labels and logits of this process's shard."""
         pixels, labels, logits = (batch.gather(rows) for rows in part)
         self.add(pixels, labels, logits, generator)
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return pixels, labels, logits and known of ``count`` images kept (or all), no image twice."""
+        """Return pixels, labels, logits and known of ``count`` images (or all), without replacement."""
         at = torch.randperm(len(self), generator=generator)[:count]
         return self.pixels[at], self.labels[at], self.logits[at], self.known[at]
 
     def replay(self, batch: distributed.Shard, generator: torch.Generator, device: torch.device) -> Replayed:
-        """Draw as many images as the batch has, the same for all processes, and return this one's part."""
+        """Draw as many images as the batch has, the same in all processes; return this process's shard."""
         drawn = self.draw(batch.whole, generator)
         known, part = drawn[3].double(), distributed.current_shard(len(drawn[0]))
         weight = part.weight / batch.weight
@@ -238,7 +238,7 @@ class Reservoir:
 
     @classmethod
     def restore(cls, size: int, state: dict[str, Tensor]) -> "Reservoir":
-        """Return the memory that :meth:`state` stored."""
+        """Return a memory from the result of :meth:`state`."""
         made, kept = cls(size), untagged("memory", state, torch.device("cpu"))
         made.seen = int(kept.pop("seen"))
         made.pixels = torch.empty(size, *kept["pixels"].shape[1:], dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Google's vision transformers: .npz archives with JAX's names, read by timm's own loader."""
+"""Google's vision transformers: .npz archives with JAX names, read by timm's loader."""
 
 import math
 import zipfile
@@ -11,7 +11,7 @@ from torch import nn
 
 from cofima.core.errors import CofimaError, first_problems
 
-_MOST_POSITIONS = 100_001  # of an image of 5,000 x 5,000 pixels
+_MOST_POSITIONS = 100_001  # as for an image of 5,000 x 5,000 pixels
 _LEFT_OUT = ("head/kernel", "head/bias", "pre_logits/kernel", "pre_logits/bias")
 _POSITIONS = "Transformer/posembed_input/pos_embedding"
 _OUTSIDE = {
@@ -40,10 +40,10 @@ _IN_A_BLOCK = {
 
 
 def fill_backbone(module: nn.Module, path: Path) -> str:
-    """Fill a vision transformer from a .npz file; return a description of the conversion.
+    """Load a .npz file into a vision transformer; return a description of the conversion.
 
-    All names and sizes are checked first. Then every weight becomes NaN before timm's loader fills it,
-    so that none can stay as it was.
+    All names and sizes are checked first. Then all weights are set to NaN before timm's loader runs, so that
+    a weight that it does not load is detected.
     """
     if not isinstance(module, VisionTransformer):
         raise CofimaError(
@@ -58,7 +58,7 @@ def fill_backbone(module: nn.Module, path: Path) -> str:
             parameter.fill_(torch.nan)
     try:
         module.load_pretrained(str(path))
-    except Exception as error:  # the right numbers in the wrong order, or damage within an array
+    except Exception as error:  # right sizes but wrong shapes, or a damaged array
         raise CofimaError(f"checkpoint {path}, read as JAX, does not fit this backbone: {error}") from error
     if empty := [name for name, value in module.named_parameters() if value.isnan().any()]:
         raise first_problems(f"checkpoint {path}, read as JAX,", [f"no numbers for {name}" for name in empty])
@@ -70,14 +70,14 @@ def fill_backbone(module: nn.Module, path: Path) -> str:
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every array in an archive, under names without the optimizer's prefix.
+    """Return the shape of every array in an archive, by name without the optimizer's prefix.
 
-    Headers alone are read: an archive of a few bytes may claim arrays of any size.
+    Only headers are read: a tiny archive may claim arrays of any size.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             found = {member.filename: _shape(archive, member) for member in archive.infolist()}
-    except Exception as error:  # zipfile, zlib and numpy each have errors of their own
+    except Exception as error:  # zipfile, zlib and numpy each raise their own errors
         raise CofimaError(
             f"checkpoint {path}: truncated or not a .npz archive of arrays ({error or type(error).__name__})"
         ) from error
@@ -85,7 +85,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _shape(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[int, ...]:
-    """Return the shape of one array; raise if it is not one of numbers, or not as long as it says."""
+    """Return the shape of one array; raise if it is not numeric, or its size does not match its header."""
     if not member.filename.endswith(".npy"):
         raise ValueError(f"{member.filename} is not an array")
     with archive.open(member) as file:
@@ -101,7 +101,7 @@ def _shape(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[int, ...]
 
 
 def _misfits(module: VisionTransformer, shapes: dict[str, tuple[int, ...]]) -> list[str]:
-    """Return every array that is missing, unexpected, or has not as many numbers as the backbone."""
+    """Return all arrays that are missing, unexpected, or differ in size from the backbone's."""
     ours, expected = dict(module.named_parameters()), dict(_OUTSIDE)
     for n in range(len(module.blocks)):
         place = f"Transformer/encoderblock_{n}"

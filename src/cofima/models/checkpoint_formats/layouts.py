@@ -1,6 +1,6 @@
-"""Layouts of published checkpoints, each converted to timm's names.
+"""Key layouts of published checkpoints, and their conversion to timm's names.
 
-A layout is recognized by its keys. Whatever a conversion leaves out or changes is reported.
+A layout is recognized by its keys. Everything that a conversion drops or changes is reported.
 """
 
 import math
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 StateDict = dict[str, Tensor]
-_WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before each name
+_WRAPPERS = ("module.", "_orig_mod.")  # prefixes added by DistributedDataParallel and torch.compile
 
 
 def to_timm(weights: StateDict, module: nn.Module) -> tuple[StateDict, str]:
-    """Return weights under the names of a backbone without classifier, and a description of the change."""
+    """Convert weights to the names of a backbone without classifier; describe the conversion."""
     keys = unwrapped(weights)
     layout, convert = next((name, convert) for name, seen, convert in LAYOUTS if seen(keys))
     kept = _without_classifier(convert(keys), module)
@@ -26,16 +26,16 @@ def to_timm(weights: StateDict, module: nn.Module) -> tuple[StateDict, str]:
 
 
 def _without_decoder(weights: StateDict) -> StateDict:
-    """Leave out what paints or stands for masked patches, in MAE and DINOv2; the other names are timm's."""
+    """Drop the decoder and mask token of MAE and DINOv2; all other names are timm's."""
     return {k: v for k, v in weights.items() if k != "mask_token" and not k.startswith("decoder_")}
 
 
 Recognizer = Callable[[Collection[str]], bool]
-# in this order: the last takes what no other does
+# tried in this order; the last one matches everything
 LAYOUTS: tuple[tuple[str, Recognizer, Callable[[StateDict], StateDict]], ...] = (
-    # the momentum twin and the predictor of MoCo v3 serve the pre-training alone
+    # the momentum encoder and the predictor of MoCo v3 are only used in pre-training
     ("MoCo v3", lambda keys: _any_below(keys, "base_encoder."), lambda w: _below(w, "base_encoder.")),
-    # in a whole DINO checkpoint, the projection head stands beside the backbone
+    # a full DINO checkpoint also has the projection head
     ("DINO", lambda keys: _any_below(keys, "backbone."), lambda w: _below(w, "backbone.")),
     ("MAE", lambda keys: {"mask_token", "decoder_embed.weight"} <= set(keys), _without_decoder),
     ("DINOv2", lambda keys: "mask_token" in keys, _without_decoder),
@@ -53,7 +53,7 @@ def _below(weights: StateDict, prefix: str) -> StateDict:
 
 
 def unwrapped(weights: StateDict) -> StateDict:
-    """Return weights without the prefix that a wrapper put before each name."""
+    """Remove the prefixes that wrappers added to all names."""
     for prefix in _WRAPPERS:
         if weights and all(key.startswith(prefix) for key in weights):
             weights = _below(weights, prefix)
@@ -61,13 +61,13 @@ def unwrapped(weights: StateDict) -> StateDict:
 
 
 def _without_classifier(weights: StateDict, module: nn.Module) -> StateDict:
-    """Leave out the classifier, and the layer before it that timm's old names call ``pre_logits``."""
+    """Drop the classifier, and the layer before it, called ``pre_logits`` in old versions of timm."""
     name = classifier(module)
     return {k: v for k, v in weights.items() if not k.startswith((f"{name}.", "pre_logits."))}
 
 
 def classifier(module: nn.Module) -> str:
-    """Return the name that timm gives to the classifier of a backbone."""
+    """Return timm's name for the classifier of a backbone."""
     name = getattr(module, "pretrained_cfg", {}).get("classifier", "head")
     return name if isinstance(name, str) else "cofima_head"
 
@@ -77,7 +77,7 @@ def _owner(key: str) -> str:
 
 
 def _origins(before: StateDict, after: StateDict) -> set[str]:
-    """Return the keys whose tensors are kept, whatever they are called now."""
+    """Return the original keys of the tensors that were kept, possibly under new names."""
     kept = {id(value) for value in after.values()}
     return {key for key, value in before.items() if id(value) in kept}
 
@@ -99,7 +99,7 @@ def _positions(weights: StateDict, module: nn.Module) -> list[str]:
 
 
 def _batch_counts(weights: StateDict, module: nn.Module) -> list[str]:
-    """Start the counters that files from before torch 0.4.1 do not have; they are never read here."""
+    """Add the batch counters that files from before torch 0.4.1 lack; they are never used here."""
     names = [k for k in module.state_dict() if k.endswith(".num_batches_tracked") and k not in weights]
     has = [k for k in names if k.replace("num_batches_tracked", "running_mean") in weights]
     weights |= {key: torch.tensor(0) for key in has}

@@ -1,4 +1,4 @@
-"""Reader of checkpoints: without running code, converted to timm's names, checked key by key."""
+"""Safe reader of checkpoint files: runs no code, converts to timm's names, checks every key."""
 
 import re
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ from cofima.models.checkpoint_formats import jax
 from cofima.models.checkpoint_formats.layouts import to_timm
 
 FORMATS = ".pth, .pth.tar, .pt, .bin, .safetensors, .npz"
-# where training scripts keep the weights; DINO's teacher is its result
+# keys under which training scripts store the weights; the result of DINO is its teacher
 _NESTED = ("state_dict", "model", "teacher")
 
 
 def load_checkpoint(module: nn.Module, path: Path) -> str:
-    """Fill every parameter of a backbone from a file; return a description of the conversion."""
+    """Load every parameter of a backbone from a file; return a description of the conversion."""
     if path.suffix == ".npz":
         _refuse_absent(path)
         return jax.fill_backbone(module, path)
@@ -34,21 +34,22 @@ def load_checkpoint(module: nn.Module, path: Path) -> str:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read tensors from a .safetensors or torch file; never unpickle anything but tensors."""
+    """Read tensors from a .safetensors or torch file; nothing but tensors is ever unpickled."""
     _refuse_absent(path)
     loaded: Any
     try:
         if path.suffix == ".safetensors":
             loaded = load_file(path)
         else:
-            # mapped, so that a merge holds no whole model; files from before torch 1.6 are no archives
+            # memory-mapped, so that a merge never holds a whole model; files from before torch 1.6 are not
+            # zip archives, and cannot be mapped
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise CofimaError(
             f"checkpoint {path}: truncated or not a checkpoint ({_first_sentence(error)}); files are taken "
             f"as {FORMATS}"
         ) from error
-    except Exception as error:  # pickle.UnpicklingError and what a foreign pickle may raise
+    except Exception as error:  # pickle.UnpicklingError, and anything that a foreign pickle may raise
         raise CofimaError(_refusal(path, error)) from error
     for key in _NESTED:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
@@ -63,7 +64,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _dense(path: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights; raise one error with all that are not plain numbers in memory."""
+    """Return the weights; raise one error that lists all tensors that are not dense real numbers."""
     wrong = [f"{key}: {fault}" for key, value in weights.items() if (fault := _odd(value))]
     if wrong:
         raise first_problems(f"checkpoint {path}", wrong)
@@ -71,12 +72,12 @@ def _dense(path: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _first_sentence(error: Exception) -> str:
-    """Return an error without the advice that torch gives with it."""
+    """Return the first sentence of an error, without torch's advice."""
     return shortened(str(error).strip().partition("\n")[0].partition(". ")[0], 200)
 
 
 def _odd(tensor: Tensor) -> str:
-    """Return the kind of a tensor that has no plain real numbers to copy, or an empty string."""
+    """Return why a tensor is not a dense tensor of real numbers, or an empty string if it is."""
     if tensor.is_meta:
         return "on the device 'meta', which has shapes but no numbers"
     if tensor.is_quantized:
@@ -95,7 +96,7 @@ def _refuse_absent(path: Path) -> None:
 
 
 def _refusal(path: Path, error: Exception) -> str:
-    """Return the message for a file with more than tensors, with a safe way to extract these."""
+    """Return the message for a file with more than tensors, with a safe way to extract them."""
     named = re.search(r"GLOBAL (\S+)", str(error))
     what = f" ({named[1]})" if named else ""
     return (
@@ -110,7 +111,7 @@ def _refusal(path: Path, error: Exception) -> str:
 
 
 def _misfits(there: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
-    """Return every key that is missing, unexpected or of another shape."""
+    """Return all keys that are missing, unexpected or of another shape."""
     wrong = [f"missing: {key}" for key in there if key not in weights]
     wrong += [f"unexpected: {key}" for key in weights if key not in there]
     return wrong + [

@@ -1,10 +1,9 @@
 """Diagonal Fisher information of any classifier: the public function, and the sum over batches.
 
-The work is shared between a fast and a slow way. The fast one (:mod:`per_sample`, :mod:`rules`,
-:mod:`kernels`) gets every sample's squared gradient out of one backward pass over a batch, by a rule for
-each torch function. The slow one (:mod:`reference`) runs one pass per sample and needs no rules.
-:mod:`verify` compares both on two samples, on the actual model, once in a process, and decides parameter
-by parameter.
+There are two implementations. The fast one (:mod:`per_sample`, :mod:`rules`, :mod:`kernels`) computes all
+squared per-sample gradients in one backward pass per batch, with a rule for each torch function. The slow
+one (:mod:`reference`) runs one pass per sample and needs no rules. :mod:`verify` compares the two on two
+samples of the actual model, once per process, and chooses one for each parameter.
 """
 
 from collections.abc import Iterable, Iterator, Set
@@ -44,30 +43,40 @@ def diagonal_fisher(
 
     .. math:: F = \frac1N \sum_{i=1}^N \mathbb E_y \left(\nabla_\theta \log p(y \mid x_i)\right)^2
 
-    Gradients are squared sample by sample, in eval mode and at least single precision, at about the cost of
-    one training epoch: one backward pass serves a whole batch. The result does not depend on how samples
+    Per-sample gradients are squared in eval mode and at least single precision. One backward pass serves a
+    whole batch, so the cost is about that of one training epoch. The result does not depend on how samples
     are batched. Parameters that the fast rules do not cover (or that the model also uses elsewhere) are
     detected and computed one sample at a time. The model, its gradients, hooks and flags, and torch's
-    random streams, are left as they were.
+    random number generators are left unchanged.
 
     Args:
-        model: Any module that maps images to logits, one row for each image; or one for each token of it,
-            whose labels are then those of one sample together.
-        batches: Pairs of images and integer class ids; instead of images also mappings and sequences of
-            tensors, as the model takes them, and one class id for each token, -100 for none.
-        labels: ``data`` takes the given class, ``sampled`` draws one from the model for each sample,
-            ``exact`` takes the expectation over all classes, with one backward pass less than classes.
+        model: Any module that maps images to logits, one row per image; or one row per token, in which case
+            all labels of an image together form one sample.
+        batches: Pairs of images and integer class ids. Images may also be mappings or sequences of tensors,
+            as the model accepts them; class ids may be one per token, with -100 for tokens without a label.
+        labels: ``data`` uses the given class, ``sampled`` draws one from the model for each sample,
+            ``exact`` takes the expectation over all C classes, in C - 1 backward passes.
         estimator: ``sample``, or ``batch``: the square of each batch's mean gradient, averaged over batches,
             as in the code released with CoFiMA (Marouf et al., ECCV 2024). That form is biased: over random
             batches of B samples its mean is about F/B + (1 - 1/B) g^2, with g the mean gradient, so that
             near a minimum it is B times too small, and a short last batch counts as much as a full one.
         columns: Logits that the softmax covers; class ids stay global.
         training: Keep dropout and batch statistics on, as the released code does; only with ``batch``.
-        generator: Source of the sampled labels; by default a fresh one with seed 0.
-        drawn: Uniform numbers that decide the sampled labels, one for each sample, if drawn before.
+        generator: Random number generator for sampled labels; by default a fresh one with seed 0.
+        drawn: Pre-drawn uniform numbers that determine the sampled labels, one per sample.
+
+    Returns:
+        The Fisher information of each parameter, under its name in ``model.named_parameters()``, with its
+        shape and in at least single precision.
 
     Raises:
         CofimaError: An unknown choice, no batches, a target without a logit, or gradients not finite.
+
+    Example::
+
+        loader = DataLoader(train_set, batch_size=64)
+        fisher = diagonal_fisher(model, loader)
+        fisher["head.weight"]  # same shape as model.head.weight, non-negative
     """
     _check_choices(labels, estimator, columns, training)
     generator = generator or torch.Generator().manual_seed(0)
@@ -75,7 +84,7 @@ def diagonal_fisher(
     work = _at_least_single(model)
     with preserved_state(work, training):
         fisher = _Sums(work, chosen, estimator).over(batches)
-    # squares are not negative: their sum is finite if each of them is
+    # squares are non-negative and cannot cancel: their sum is finite if and only if each of them is
     broken = [name for name, values in fisher.items() if not values.sum(dtype=torch.float64).isfinite()]
     if broken:
         raise problems(
@@ -85,7 +94,7 @@ def diagonal_fisher(
 
 
 class _Sums:
-    """Sums of squares so far, and the sets of parameters for the fast and the slow way."""
+    """Running sums of squared gradients, and the parameters of the fast and the slow implementation."""
 
     def __init__(self, model: nn.Module, labels: Labels, estimator: Estimator) -> None:
         self.model, self.labels, self.estimator = model, labels, estimator
@@ -116,7 +125,7 @@ class _Sums:
         ):
             got = f"shapes {tuple(found[0].shape)} and {tuple(targets.shape)}, {targets.dtype}"
             raise CofimaError(f"expected one integer class id for each image, got {got}")
-        # images take the precision of the model, which may be a copy in single precision
+        # cast images to the precision of the model, which may be a float32 copy of a half-precision one
         first = next((p for p in self.model.parameters() if p.is_floating_point()), found[0])
         dtype = first.dtype if first.is_floating_point() else None
         return place(images, first.device, dtype), self.labels.picks(targets)
@@ -129,7 +138,8 @@ class _Sums:
             add_mean(self.model, set(self.totals), images, picks, self.labels, self.totals)
             return 1
         if self.fast is None and len(picks) > 1:
-            # Its squares are not used: whether this process has verified the model before changes no bit.
+            # Squares from verification are discarded: the result must be bit-identical whether or not this
+            # process has verified the model before.
             pair = (take(images, slice(2), len(picks)), picks[:2])
             self.fast, self.slow = verified(self.model, *pair, self.labels)
         self._add_samples(images, picks)
@@ -137,15 +147,15 @@ class _Sums:
 
     def _add_samples(self, images: Inputs, picks: Tensor) -> None:
         slow: Set[str] = set(self.totals)
-        if self.fast and len(picks) > 1:  # one sample alone is no faster the fast way
+        if self.fast and len(picks) > 1:  # the fast implementation gains nothing on a single sample
             _, left = add_batch(self.model, self.fast, images, picks, self.labels, self.totals)
-            slow = self.slow | left
+            slow = self.slow | left  # this batch may use parameters unlike the two verified samples
         if slow:
             add_each(self.model, slow, images, picks, self.labels, self.totals)
 
 
 def _at_least_single(model: nn.Module) -> nn.Module:
-    """Return the model, or a copy in single precision where it holds half-precision weights."""
+    """Return the model itself, or a float32 copy if it has half-precision weights."""
     if not any(p.dtype in _HALF for p in model.parameters()):
         return model
     try:

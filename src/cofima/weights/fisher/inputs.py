@@ -1,4 +1,4 @@
-"""Inputs of a model: a tensor, or mappings and sequences of tensors, with one row for each sample."""
+"""Model inputs: a tensor, or mappings and sequences of tensors, with one row per sample."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 Inputs = Any
-"""A tensor, or a mapping (token ids, masks) or sequence of such; what is no tensor belongs to all samples."""
+"""A tensor, or a mapping (token ids, masks) or sequence of these; other values are shared by all samples."""
 
 
 def apply(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
-    """Return inputs with a function applied to every tensor; mappings become dicts."""
+    """Apply a function to every tensor of the inputs; mappings become dicts."""
     if isinstance(inputs, Tensor):
         return function(inputs)
     if isinstance(inputs, Mapping):
@@ -31,10 +31,10 @@ def tensors(inputs: Inputs) -> Iterator[Tensor]:
 
 
 def take(inputs: Inputs, at: slice, samples: int) -> Inputs:
-    """Return some of the samples; a tensor of another length belongs to all of them."""
+    """Return a slice of the samples; a tensor of another length is shared by all of them."""
     return apply(lambda t: t[at] if t.shape[:1] == (samples,) else t, inputs)
 
 
 def place(inputs: Inputs, device: torch.device, dtype: torch.dtype | None) -> Inputs:
-    """Return inputs on a device, floating-point ones in a precision, without their graph."""
+    """Detach inputs and move them to a device; cast floating-point ones to ``dtype``."""
     return apply(lambda t: t.detach().to(device, dtype if t.is_floating_point() else t.dtype), inputs)

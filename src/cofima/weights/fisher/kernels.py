@@ -1,7 +1,8 @@
-"""Kernels that sum squared per-sample gradients over a batch, one for each kind of parameter.
+"""Kernels that sum squared per-sample gradients over a batch, one per kind of parameter.
 
-A per-sample gradient of a weight is as large as the weight; keeping those of a whole batch would need the
-model's memory times the batch size. Every kernel therefore squares and sums a few samples at a time.
+The per-sample gradient of a weight is as large as the weight itself, so storing those of a whole batch would
+take the model's memory times the batch size. Every kernel therefore squares and sums a few samples at a
+time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,23 +12,24 @@ from torch import Tensor
 from torch.nn import functional
 
 _CACHED = 1 << 17  # elements that stay in a core's cache between two operations
-_BLOCK = 1 << 19  # elements of a product: smaller ones cost more calls than their cache misses
-_SMALL_MAP = 144  # places of a map, below which the calls of a convolution cost more than its sums
-_SPARE = 1 << 26  # elements of memory to spend on an accelerator, where large operations are fast
+_BLOCK = 1 << 19  # elements per matrix product: with smaller blocks, call overhead outweighs cache misses
+_SMALL_MAP = 144  # positions of a feature map, up to which a convolution's call overhead outweighs its work
+_SPARE = 1 << 26  # elements of scratch memory on an accelerator, where large operations are fast
 
 
 def add_products(grad: Tensor, given: Tensor, total: Tensor) -> None:
-    """Add ``sum_b (sum_t grad[b,t] given[b,t]^T)^2`` to ``total``: the weight of a linear map.
+    """Add ``sum_b (sum_t grad[b,t] given[b,t]^T)^2`` to ``total``: the weight of a linear layer.
 
     Shapes: grad (samples, tokens, out), given (samples, tokens, in), total (out, in).
     """
     if grad.shape[1] > 1 and not grad[:, -1].any():
-        # Behind a class token the other rows carry no gradient at all: leaving them out is exact.
+        # After the last attention only the class token reaches the head, and the other tokens have zero
+        # gradient: skipping them is exact.
         kept = grad.any(2).any(0).nonzero()[:, 0]
         grad, given = grad[:, kept], given[:, kept]
     if grad.shape[1] == 1:
-        # One token: the gradient is an outer product, and its square is the outer product of squares. The
-        # sum over samples is then a single matrix product.
+        # One token: the gradient is an outer product, its square the outer product of squares, and the sum
+        # over samples a single matrix product.
         total.addmm_(grad[:, 0].square().T, given[:, 0].square())
     elif grad.device.type == "cpu":
         _products_in_cache(grad, given, total)
@@ -37,7 +39,7 @@ def add_products(grad: Tensor, given: Tensor, total: Tensor) -> None:
 
 
 def _products_in_cache(grad: Tensor, given: Tensor, total: Tensor) -> None:
-    # One sample after the other, a few rows at a time: the product is squared before it leaves the cache.
+    # Sample by sample, a few rows at a time, so that each product is squared before it leaves the cache.
     rows = max(1, _BLOCK // total.shape[1])
     product = total.new_empty(min(rows, total.shape[0]), total.shape[1])
     for start in range(0, total.shape[0], rows):
@@ -54,9 +56,9 @@ def _parts(samples: int, at_once: int) -> Iterator[slice]:
 
 
 def add_sums(factor: Tensor | None, shape: torch.Size, grad: Tensor, total: Tensor) -> None:
-    """Add the squared per-sample gradient of a tensor of ``shape`` that was broadcast over samples.
+    """Add the squared per-sample gradients of a tensor of ``shape`` that was broadcast over samples.
 
-    It was added to its partner (``factor`` is ``None``) or multiplied with ``factor``.
+    The tensor was added to the data (``factor`` is ``None``) or multiplied by ``factor``.
     """
     aligned = (1,) * (grad.ndim - len(shape)) + tuple(shape)
     over = [d for d in range(1, grad.ndim) if aligned[d] == 1 and grad.shape[d] > 1]
@@ -79,7 +81,7 @@ def add_convolution(given: Tensor, weight: Tensor, how: "Convolution", grad: Ten
         _add_shifted(given, weight, how, grad, total)
         return
     for some in _parts(len(grad), how.at_once(given, weight)):
-        # One call for several samples: as groups of a single convolution their gradients stay apart.
+        # One call for several samples: as groups of one convolution, their gradients stay separate.
         g, a = grad[some], given[some]
         n = len(g)
         own = weight.expand(n, *weight.shape).flatten(0, 1)
@@ -100,7 +102,7 @@ def add_convolution(given: Tensor, weight: Tensor, how: "Convolution", grad: Ten
 
 
 def _add_unfolded(given: Tensor, weight: Tensor, how: "Convolution", grad: Tensor, total: Tensor) -> None:
-    # As a linear map of patches: one product of matrices a sample, where the processor is at its best.
+    # A convolution is a linear layer on patches (im2col): one matrix product per sample, which CPUs do best.
     size, dilation, padding, stride = map(tuple, (weight.shape[2:], how.dilation, how.padding, how.stride))
     for some in _parts(len(grad), _CACHED // (weight[0].numel() * grad[0, 0].numel())):
         patches = functional.unfold(given[some], size, dilation, padding, stride)
@@ -108,9 +110,9 @@ def _add_unfolded(given: Tensor, weight: Tensor, how: "Convolution", grad: Tenso
 
 
 def _add_shifted(given: Tensor, weight: Tensor, how: "Convolution", grad: Tensor, total: Tensor) -> None:
-    # Channel by channel, a place of the kernel sees the input shifted by it: the gradient is the sum of the
-    # products with that, which beats a convolution's calls where maps are small. Channels come last, since
-    # there are more of them than places.
+    # In a depthwise convolution, each position of the kernel sees a shifted copy of its channel, and its
+    # gradient is the sum of the products with that copy. For small feature maps this beats the call overhead
+    # of a convolution. Channels come last in memory, since there are more of them than positions.
     down, across = shifts(weight, given, grad, how.stride, how.padding, how.dilation)
     given = given.permute(0, 2, 3, 1)
     for some in _parts(len(grad), _CACHED // grad[0].numel()):
@@ -129,9 +131,9 @@ def shifts(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[list[tuple[slice, slice]]]:
-    """Return for each axis of a map, and each place of a kernel, the inputs that it meets and their outputs.
+    """Return, per axis and kernel position, the slice of inputs it is applied to and that of its outputs.
 
-    Outputs for which it meets the padding are left out: they add nothing.
+    Outputs for which the position falls on padding are left out: they contribute nothing.
     """
     sizes = weight.shape[2:], given.shape[2:], grad.shape[2:]
     return [list(_shifts(*each)) for each in zip(*sizes, stride, padding, dilation, strict=True)]
@@ -141,7 +143,7 @@ def _shifts(
     kernel: int, size: int, out: int, stride: int, padding: int, dilation: int
 ) -> Iterator[tuple[slice, slice]]:
     for place in range(kernel):
-        shift = place * dilation - padding  # output o meets input o * stride + shift
+        shift = place * dilation - padding  # output o is computed from input o * stride + shift
         first = max(0, -(shift // stride))
         last = max(first, min(out, (size - 1 - shift) // stride + 1))
         start = first * stride + shift
@@ -149,7 +151,7 @@ def _shifts(
 
 
 class Convolution:
-    """Stride, padding, dilation and groups of a convolution; uneven padding is applied to its input first."""
+    """Stride, padding, dilation and groups of a convolution; ``padding="same"`` is applied to its input."""
 
     def __init__(
         self,
@@ -173,26 +175,26 @@ class Convolution:
             self.padding = _each(padding, dims)
 
     def is_pointwise(self, weight: Tensor) -> bool:
-        """Return True if every output position sees exactly one input position: a linear map of tokens."""
+        """Return True if each output position sees exactly one input position: a linear layer on tokens."""
         alone = all(size == 1 for size in weight.shape[2:]) and self.groups == 1
         return alone and not any(self.padding) and all(step == 1 for step in self.stride)
 
     def is_full_image(self, given: Tensor) -> bool:
-        """Return True for a convolution of images on the CPU in which every output sees every channel."""
+        """Return True for an ungrouped 2D convolution on the CPU."""
         return given.device.type == "cpu" and given.ndim == 4 and self.groups == 1
 
     def is_small_depthwise(self, weight: Tensor, grad: Tensor) -> bool:
-        """Return True for a convolution channel by channel on the CPU, whose output has few places."""
+        """Return True for a depthwise convolution on the CPU whose output map is small."""
         alone = weight.ndim == 4 and weight.shape[1] == 1 and self.groups == weight.shape[0] > 1
         return alone and grad.device.type == "cpu" and grad.shape[2:].numel() <= _SMALL_MAP
 
     def at_once(self, given: Tensor, weight: Tensor) -> int:
-        """Return the number of samples in one call."""
+        """Return the number of samples per call."""
         if given.device.type != "cpu":
             return _SPARE // weight.numel()
         depthwise = weight.shape[1] == 1 and self.groups > 1
         if given.ndim == 4 and given.is_contiguous(memory_format=torch.channels_last):
-            return 1  # as it lies in memory: several in one call would have to be laid out anew
+            return 1  # several samples as groups of one call would need a copy in another memory format
         return _CACHED // given[0].numel() if depthwise else 1
 
 

@@ -1,4 +1,4 @@
-"""Labels of the Fisher information, as gradients of log p(y|x) with respect to the logits."""
+"""Label modes of the Fisher information, as gradients of log p(y|x) with respect to the logits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from cofima.core.errors import CofimaError, problems
 
 LabelMode = Literal["data", "sampled", "exact"]
 
-IGNORED = -100  # the label of tokens that have none, as everywhere in torch
+IGNORED = -100  # label of tokens without one: the default ``ignore_index`` of torch's losses
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Turn logits into the gradients that one backward pass each carries to the weights.
+    """Gradients at the logits for a label mode, one per backward pass.
 
     Args:
-        mode: Labels of the data, one draw from the model for each sample, or the expectation over all.
-        columns: Logits that the softmax covers; a target ``start`` is its first class.
-        generator: Source of the draws.
-        drawn: Numbers from 0 to 1 that were drawn before, one for each sample in order, instead of it.
+        mode: The given labels, one draw from the model for each sample, or the expectation over all labels.
+        columns: Logits that the softmax covers; the target ``columns.start`` is its first class.
+        generator: Random number generator for sampled labels.
+        drawn: Pre-drawn uniform numbers, one per sample in order, used instead of ``generator``.
     """
 
     mode: LabelMode
@@ -32,7 +32,10 @@ class Labels:
     drawn: Iterator[float] | None = None
 
     def picks(self, targets: Tensor) -> Tensor:
-        """Return what decides each sample's label, drawn once: a sample computed twice has one label."""
+        """Return the targets, or one uniform number per label in mode ``sampled``.
+
+        Drawn once per batch, so that a sample computed both ways (fast and slow) has the same label.
+        """
         if self.mode != "sampled":
             return targets
         if self.drawn is not None:
@@ -42,7 +45,7 @@ class Labels:
         return draws.masked_fill_(_without_label(targets).to(device), torch.nan)
 
     def checked(self, logits: Any, picks: Tensor) -> Tensor:
-        """Return the model's output if it is one finite row of logits for each label."""
+        """Return the model's output; raise unless it is one finite row of logits per label."""
         if not isinstance(logits, Tensor) or logits.shape[:-1] != picks.shape:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             shape = ", ".join(map(str, picks.shape))
@@ -56,7 +59,7 @@ class Labels:
     def directions(self, logits: Tensor, picks: Tensor) -> Iterator[tuple[Tensor, bool]]:
         """Yield each gradient at the logits, and whether more will follow.
 
-        In double precision, as 1 - p loses every digit of a confident prediction in single.
+        Computed in double precision: for a confident prediction, 1 - p loses every digit in single.
         """
         start, stop, _ = self.columns.indices(logits.shape[-1])
         if stop <= start:
@@ -84,7 +87,7 @@ class Labels:
 
 
 def _without_label(picks: Tensor) -> Tensor:
-    """Return the mask of tokens that have no label; a sample of a single label always has one."""
+    """Return the mask of tokens without a label; a sample with a single label always has one."""
     if picks.ndim == 1:
         return torch.zeros_like(picks, dtype=torch.bool)
     return picks.isnan() if picks.is_floating_point() else picks == IGNORED

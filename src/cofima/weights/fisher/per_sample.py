@@ -1,9 +1,9 @@
-"""Squared per-sample gradients out of one backward pass over the whole batch.
+"""Squared per-sample gradients from one backward pass over a whole batch.
 
-Autograd sums a weight's gradient over samples before anybody can square it. But the gradient at the output
-of the function that used the weight is still separate for each sample, and together with the function's
-input it determines the per-sample gradient: for ``y = W x`` it is ``grad_y x^T``. So the forward pass is
-watched, a hook is put on each such output, and the rules turn its gradient into squares.
+Autograd sums a weight's gradient over samples before it can be squared. But the gradient at the output of
+the function that uses the weight is still separate per sample, and together with the function's input it
+determines the per-sample gradient: for ``y = W x`` it is ``grad_y x^T``. So the forward pass is intercepted,
+a hook is registered on each such output, and the rules turn its gradient into squares.
 """
 
 from collections import Counter
@@ -23,24 +23,24 @@ from cofima.weights.ops import Weights
 
 
 class Taps(TorchFunctionMode):
-    """Hooks on the gradient of every torch function in a forward pass that receives a parameter.
+    """Gradient hooks on the output of every torch function in a forward pass that takes a parameter.
 
-    Parameters are recognized where torch functions receive them, not by the module that owns them, so that
-    subclasses, activations fused into a norm, and functional calls are all seen as what they compute. All
-    parameters stay frozen: autograd then spends nothing on summed weight gradients, which nobody needs.
+    Parameters are recognized as arguments of torch functions, not by the module that owns them, so that
+    module subclasses, activations fused into a norm, and functional calls are all covered. All parameters
+    stay frozen, so that autograd does not compute the summed weight gradients, which are not needed.
     """
 
     def __init__(self, names: dict[int, str], samples: int, totals: Weights) -> None:
         super().__init__()
-        self.names = dict(names)  # id of a parameter, or of a reshaped one, to its name
+        self.names = dict(names)  # id of a parameter, or of a reshaped view of it, to its name
         self.wanted: Set[str] = set()
         self.samples = samples
         self.totals = totals
         self.uses: Counter[str] = Counter()
         self.ruled: Counter[str] = Counter()
         self.leaves: list[Tensor] = []
-        self.rows: dict[int, Tensor] = {}  # of tables, some rows of which stand for them
-        self._kept: list[Tensor] = []  # an id means something only while its tensor lives
+        self.rows: dict[int, Tensor] = {}  # id of rows taken from an embedding table, to their indices
+        self._kept: list[Tensor] = []  # keeps tensors alive, since an id may be reused once its owner is gone
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -49,7 +49,7 @@ class Taps(TorchFunctionMode):
         out = func(*args, **kwargs)
         met = [t for t in _tensors((*args, *kwargs.values())) if id(t) in self.names]
         if not met or not any(t.is_floating_point() and id(t) not in self.names for t in _tensors([out])):
-            return out  # no parameter involved, or only asked for its shape
+            return out  # no parameter involved, or no new floating-point tensor (a query such as size())
         if len(met) == 1 and isinstance(out, Tensor) and self._stands_for(out, func, met[0], args, kwargs):
             self.names[id(out)] = self.names[id(met[0])]
             self._kept.append(out)
@@ -59,7 +59,7 @@ class Taps(TorchFunctionMode):
         return self._tap(out, parts) if parts else out
 
     def _stands_for(self, out: Tensor, func: Any, met: Tensor, args: Any, kwargs: Any) -> bool:
-        """Return True if the result is the parameter in another shape, or rows of it for all samples."""
+        """Return True if the result is the parameter reshaped, or rows of it shared by all samples."""
         if id(met) in self.rows:
             return False
         if func is functional.embedding and len(args) > 1 and met is args[1]:
@@ -71,11 +71,11 @@ class Taps(TorchFunctionMode):
 
     def _parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Square]]:
         rule = RULES.get(func)
-        if rule is None or not torch.is_grad_enabled():
+        if rule is None or not torch.is_grad_enabled():  # under no_grad, there is no gradient to hook
             return []
         try:
             parts = rule(self.samples, *args, **kwargs)
-        except TypeError:  # an argument that the rule does not know, such as ``alpha``
+        except TypeError:  # an argument that the rule does not support, such as ``alpha``
             return []
         known = [(p, square) for p, square in parts if p is not None and id(p) in self.names]
         self.ruled.update(self.names[id(p)] for p, _ in known)
@@ -86,9 +86,9 @@ class Taps(TorchFunctionMode):
 
     def _tap(self, out: Tensor, parts: list[tuple[str, Square]]) -> Tensor:
         if not out.requires_grad:
-            # The first layer: start the graph behind it, so that no gradient of the images is computed.
+            # First layer: start the graph at its output, so that no gradient at the images is computed.
             self.leaves.append(out.detach().requires_grad_())
-            out = self.leaves[-1].clone()  # a leaf could not be changed in place
+            out = self.leaves[-1].clone()  # autograd forbids in-place operations on a leaf
         out.register_hook(partial(self._add, parts))  # type: ignore[no-untyped-call]
         return out
 
@@ -98,9 +98,9 @@ class Taps(TorchFunctionMode):
                 square(grad, self.totals[name])
 
     def understood(self) -> set[str]:
-        """Return the parameters that were used exactly once, and by a rule.
+        """Return the parameters that were used exactly once, in a call covered by a rule.
 
-        With two uses the per-sample gradient is a sum of two terms, whose square is not the sum of squares.
+        With two uses, the per-sample gradient is a sum of two terms, whose square is not the sum of squares.
         """
         return {name for name, count in self.uses.items() if count == self.ruled[name] == 1}
 
@@ -125,10 +125,11 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 def add_batch(
     model: nn.Module, names: Set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> tuple[set[str], set[str]]:
-    """Add the squares of one batch for ``names``; all parameters must be frozen.
+    """Add the squared per-sample gradients of one batch for ``names``; all parameters must be frozen.
 
-    Return the parameters that were done, and those that the model used but that were not: of these
-    nothing was added.
+    Returns:
+        The parameters that were added, and those that the model used but that were not: for these,
+        ``totals`` is unchanged.
     """
     known = {id(p): name for name, p in model.named_parameters()}
     taps = Taps(known, len(picks), totals)

@@ -1,6 +1,7 @@
-"""Restore a model and the random streams after a computation on them.
+"""Context manager that restores a model and torch's random number generators.
 
-The Fisher information is a measurement: training after it must go on bit for bit as without it.
+The Fisher information is a measurement: training that continues after it must be bit-identical to training
+without it.
 """
 
 from collections.abc import Iterator
@@ -19,18 +20,18 @@ def preserved_state(model: nn.Module, training: bool = False) -> Iterator[None]:
     buffers = [(b, b.clone()) for b in model.buffers()]
     devices = {t.device for t in (*model.parameters(), *model.buffers())}
     with ExitStack() as stack:
-        # fork_rng: dropout in training mode draws numbers that the training after it must not miss
+        # dropout in training mode consumes random numbers; the training that follows must not notice
         cuda = [d.index or 0 for d in devices if d.type == "cuda"]
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         stack.callback(_restore, modules, params, buffers)
         for kind in {d.type for d in devices} | {"cpu"}:
-            stack.enter_context(torch.autocast(kind, enabled=False))  # squares would underflow in half
+            stack.enter_context(torch.autocast(kind, enabled=False))  # in half precision, squares underflow
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for module, _ in modules:
-            module.training = training  # not train(): what overrides it may change the weights
+            module.training = training  # not train(): an override of it may change the weights
         for p, _, _ in params:
-            p._backward_hooks = None  # a user's hook may mask gradients; ours are of the model as it is
+            p._backward_hooks = None  # a user's hook may mask gradients; the Fisher needs the true ones
             p.requires_grad_(False)
         yield
 

@@ -1,7 +1,7 @@
-"""Reference implementation of squared gradients: one forward and backward pass for each sample.
+"""Reference implementation of squared gradients: one forward and backward pass per sample.
 
-It makes no assumption about the model. The fast rules are checked against it, and parameters that they do
-not cover are computed by it.
+It makes no assumptions about the model. The fast rules are verified against it, and it computes the
+parameters that they do not cover.
 """
 
 from collections.abc import Iterator, Set
@@ -18,7 +18,7 @@ from cofima.weights.ops import Weights
 def add_each(
     model: nn.Module, names: Set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> None:
-    """Add the squared gradient of every single sample, for the parameters ``names``."""
+    """Add the squared per-sample gradients of the parameters ``names``, one sample at a time."""
     for i in range(len(picks)):
         one = slice(i, i + 1)
         add_mean(model, names, take(images, one, len(picks)), picks[one], labels, totals)
@@ -27,13 +27,13 @@ def add_each(
 def add_mean(
     model: nn.Module, names: Set[str], images: Inputs, picks: Tensor, labels: Labels, totals: Weights
 ) -> None:
-    """Add the square of the gradient of the mean over ``images``, for the parameters ``names``."""
+    """Add the square of the mean gradient over ``images``, for the parameters ``names``."""
     with require_grad(model, names) as params:
         logits = labels.checked(model(images), picks)
         if not logits.requires_grad:
             return
         for direction, more in labels.directions(logits.detach(), picks):
-            direction /= len(picks)  # of one image, the gradient itself
+            direction /= len(picks)  # for a single image, this is the per-sample gradient
             grads = torch.autograd.grad(
                 logits, list(params.values()), direction, retain_graph=more, allow_unused=True
             )
@@ -45,7 +45,7 @@ def add_mean(
 
 @contextmanager
 def require_grad(model: nn.Module, names: Set[str]) -> Iterator[Weights]:
-    """Turn gradients of the frozen parameters ``names`` on within the context."""
+    """Enable gradients of the frozen parameters ``names`` within the context."""
     params = {n: p for n, p in model.named_parameters() if n in names and p.is_floating_point()}
     for p in params.values():
         p.requires_grad_(True)

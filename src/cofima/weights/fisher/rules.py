@@ -1,9 +1,9 @@
-"""Rules: for each torch function that keeps samples apart, squares from the gradient at its output.
+"""Rules that turn the gradient at a torch function's output into squared per-sample gradients.
 
-A rule gets the arguments of one call and returns, for each parameter among them, a function that adds the
-squared per-sample gradients once the gradient at the output is known. It returns nothing where samples do
-not lie along the first dimension or would mix, as in batch normalization with batch statistics: an empty
-answer is always correct, since such parameters are left to the reference.
+A rule receives the arguments of one call and returns, for each parameter among them, a function that adds
+the squared per-sample gradients once the gradient at the output is known. It returns an empty list if
+samples do not lie along the first dimension or would mix, as in batch normalization with batch statistics.
+An empty list is always correct, since such parameters are left to the reference.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Square = Callable[[Tensor, Tensor], None]
 """Add squared per-sample gradients to the second argument, given the gradient of the output."""
 
 Parts = list[tuple[Tensor | None, Square]]
-"""The parameters of one call, each with its square; empty where the call does not fit."""
+"""The parameters of one call, each with its :data:`Square`; empty if the rule does not apply."""
 
 Rule = Callable[..., Parts]
 
@@ -40,7 +40,7 @@ def _linear_weight(samples: int, given: Tensor, grad: Tensor, total: Tensor) -> 
 
 
 def affine(samples: int, input: Tensor, mat1: Tensor, mat2: Tensor) -> Parts:
-    """Handle ``input + mat1 @ mat2``: a linear layer on flat tokens, with its weight the other way around."""
+    """Handle ``input + mat1 @ mat2``: a linear layer on flat tokens, with a transposed weight."""
     if not _by_sample(samples, mat1) or input.ndim != 1:
         return []
     return [
@@ -63,14 +63,14 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Parts:
-    """Handle a table whose rows are taken by number: words, and positions where each sample has its own."""
+    """Handle an embedding table with per-sample indices, such as token ids."""
     if max_norm is not None or scale_grad_by_freq or input.ndim == 0 or not _by_sample(samples, input):
         return []
     return [(weight, partial(_taken_rows, samples, input, padding_idx))]
 
 
 def _taken_rows(samples: int, index: Tensor, padding: int | None, grad: Tensor, total: Tensor) -> None:
-    # A word that occurs twice in a sample has the sum of two gradients, which is squared, not each.
+    # If a token occurs twice in a sample, its per-sample gradient is the sum of both: sum first, then square.
     rows, width = total.shape
     sample = torch.arange(samples, device=index.device).repeat_interleave(index.numel() // samples)
     found, at = torch.unique(index.flatten() + sample * rows, return_inverse=True)
@@ -84,9 +84,9 @@ def _taken_rows(samples: int, index: Tensor, padding: int | None, grad: Tensor, 
 def rows_for_all(
     samples: int, input: Tensor, weight: Tensor, padding_idx: int | None = None
 ) -> Tensor | None:
-    """Return the rows of a table that every sample takes, each once, such as positions; otherwise None.
+    """Return the rows of an embedding table that all samples share, each once, such as positions; else None.
 
-    What is taken then stands for the table: its squares are those of its rows.
+    Such a lookup only selects rows, so their squares can be added to the table's at these indices.
     """
     index = input.flatten()
     once = input.shape[:1] == (1,) and samples > 1 and len(torch.unique(index)) == len(index)
@@ -105,6 +105,7 @@ def layer_norm(
     dims = len(normalized_shape)
     if not _by_sample(samples, input) or input.ndim <= dims:
         return []
+    # evaluated in the backward pass: storing the result would take as much memory as the input again
     scaled = partial(functional.layer_norm, input, normalized_shape, None, None, eps)
     return [
         (weight, partial(_trailing_dims, samples, scaled, dims)),
@@ -135,6 +136,8 @@ def _trailing_dims(
 
 
 def _by_sample(samples: int, x: Tensor) -> bool:
+    # Tokens may be flattened into the first dimension, sample after sample. A layer that interleaves samples
+    # passes this test, too, and is caught by the comparison with the reference.
     return len(x) >= samples and len(x) % samples == 0
 
 
@@ -154,7 +157,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Parts:
-    """Handle batch normalization with stored statistics; those of the batch would mix samples."""
+    """Handle batch normalization with running statistics; batch statistics would mix samples."""
     if training or len(input) != samples or running_mean is None or running_var is None:
         return []
     scaled = partial(functional.batch_norm, input, running_mean, running_var, None, None, False, 0.0, eps)
@@ -218,6 +221,7 @@ def _broadcast(samples: int, data: Any, other: Any, factor: Tensor | None) -> Pa
     if not isinstance(data, Tensor) or not isinstance(other, Tensor) or other.ndim > data.ndim:
         return []
     aligned = (1,) * (data.ndim - other.ndim) + tuple(other.shape)
+    # aligned[0] == 1: the parameter must be broadcast over samples, or its rows would belong to samples
     fits = all(b in (1, a) for a, b in zip(data.shape, aligned, strict=True))
     if not fits or data.ndim == 0 or len(data) != samples or aligned[0] != 1:
         return []
@@ -226,7 +230,7 @@ def _broadcast(samples: int, data: Any, other: Any, factor: Tensor | None) -> Pa
 
 def expansion(samples: int, input: Tensor, *sizes: Any) -> Parts:
     """Handle a parameter repeated for every sample, such as a class token."""
-    flat = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+    flat = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes  # (n, ...) or n, ...
     front = len(flat) - input.ndim
     repeated = flat[0] == samples and (front > 0 or input.shape[0] == 1)
     return [(input, partial(add_sums, None, input.shape))] if repeated else []
@@ -249,4 +253,4 @@ RULES |= dict.fromkeys([torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__],
 RULES |= dict.fromkeys([torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__], product)
 
 RESHAPES = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.unsqueeze, torch.unsqueeze, Tensor.flatten}
-"""Functions that only reshape a parameter: its squares keep their order, so the result stands for it."""
+"""Functions that only reshape a parameter: elements keep their order, so the result is treated as it."""

@@ -13,14 +13,14 @@ from cofima.weights.fisher.labels import Labels
 from cofima.weights.fisher.per_sample import add_batch
 from cofima.weights.fisher.reference import add_each, require_grad
 
-_NOISE = 0.1  # of a rounding error of the largest gradients: below it, a gradient is 0 in truth
+_NOISE = 1.0  # in rounding errors of the largest gradients: below it, a gradient is really 0 (0.3 was seen)
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-8}  # well above rounding, well below a missing term
 _SETTINGS = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The parameters of a model whose rules were found to agree, and those that are left to the reference."""
+    """Parameters of a model whose rules agree with the reference, and those left to the reference."""
 
     structure: frozenset[Any]
     fast: frozenset[str] = frozenset()
@@ -35,25 +35,26 @@ def verified(
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Return the parameters whose rules agree with the reference on two ``images``, and the others.
 
-    A rule cannot see everything: a second use of a weight in code that torch functions do not pass, samples
-    that do not lie along the first dimension, samples that influence each other. Each shows as a difference
-    to the reference, or as more than one edge into the parameter in autograd's graph; such a parameter is
-    left to the slow way. Where both ways give rounding errors alone, they agree: the bias of an attention's
-    keys moves no prediction, and must not send every sample the slow way. Two samples are needed: with one,
-    samples cannot influence each other. A parameter that these samples do not reach is in neither set.
+    A rule cannot see everything: a second use of a weight in code that bypasses torch functions, samples
+    that do not lie along the first dimension, samples that influence each other. Each of these shows up as a
+    difference from the reference, or as more than one edge into the parameter in autograd's graph; such a
+    parameter is left to the reference. If both results are pure rounding error, they agree: the bias of
+    attention keys affects no prediction, and must not force the slow implementation. Two samples are needed,
+    since a single one cannot be influenced by others. A parameter that these samples do not reach is in
+    neither set.
 
-    How a model uses its parameters does not depend on their values, so that each is compared once in a
-    process: again only if something else about the model changes, or while its gradient is 0, as that of a
-    branch that starts at 0, which every rule would get right.
+    The way a model uses its parameters does not depend on their values, so each is compared once per
+    process. It is compared again only if something else about the model changes, or as long as its gradient
+    is 0, as in a branch initialized to 0, for which any rule would pass.
     """
     structure, names = _structure(model, images), {name for name, _ in model.named_parameters()}
     known = _VERDICTS.get(model, _Verdict(structure))
-    if not known.structure <= structure:  # more than that new parts were added, such as rows of a head
+    if not known.structure <= structure:  # a known module changed; added ones (rows of a head) are fine
         known = _Verdict(structure)
     if names and names <= known.fast | known.slow:
         return known.fast, known.slow
     edges = _edges(model, take(images, slice(1), len(picks)))
-    if any(edges[name] > 1 for name in known.fast):  # a new part uses them as well
+    if any(edges[name] > 1 for name in known.fast):  # a new module uses known parameters as well
         known = _Verdict(structure)
     new = names - known.fast - known.slow
     exact, fast = ({n: zeros_for(p) for n, p in model.named_parameters() if n in new} for _ in range(2))
@@ -68,20 +69,20 @@ def verified(
 
 
 def zeros_for(p: Tensor) -> Tensor:
-    """Return where the squares of a parameter are summed.
+    """Return zeros for summing the squares of a parameter.
 
-    Squares of half-precision gradients underflow: sums are kept in at least single precision.
+    In at least single precision, since squares of half-precision gradients underflow.
     """
     dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
     return torch.zeros(p.shape, dtype=dtype, device=p.device)
 
 
 def _structure(model: nn.Module, images: Inputs) -> frozenset[Any]:
-    """Return all that may change how a model uses its parameters, in parts, one or more for each module."""
+    """Return everything that determines how a model uses its parameters, as one set of parts."""
     parts: set[Any] = {("images", *((t.shape[1:], t.dtype, t.device) for t in tensors(images)))}
     for name, module in model.named_modules(remove_duplicate=False):
         settings = {key: value for key, value in vars(module).items() if isinstance(value, _SETTINGS)}
-        settings.pop("training")  # measured in eval mode, whatever it is
+        settings.pop("training")  # the Fisher is computed in eval mode regardless of this flag
         hooks = [vars(module).get("forward"), *module._forward_pre_hooks.values()]
         codes = [getattr(hook, "__code__", type(hook)) for hook in (*hooks, *module._forward_hooks.values())]
         parts.add((name, id(module), type(module), *settings.items(), *codes))
@@ -98,7 +99,7 @@ def _agree(fast: Tensor, exact: Tensor, largest: float) -> bool:
 def _edges(model: nn.Module, image: Inputs) -> Counter[str]:
     """Count the edges into each parameter in the graph of one forward pass.
 
-    The comparison alone could miss a second use whose gradient happens to be 0 on these two samples.
+    The comparison alone would miss a second use whose gradient happens to be 0 on these two samples.
     """
     with require_grad(model, {name for name, _ in model.named_parameters()}) as params:
         names = {id(p): name for name, p in params.items()}
