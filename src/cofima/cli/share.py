@@ -188,9 +188,9 @@ def serve(
     max_megapixels: Annotated[int, typer.Option(min=1, help="Maximum megapixels per image.")] = (
         Limits.megapixels
     ),
-    max_total_megabytes: Annotated[int, typer.Option(min=1, help="Maximum megabytes of an hour.")] = (
-        Limits.total_megabytes
-    ),
+    max_total_megabytes: Annotated[
+        int, typer.Option(min=1, help="Maximum megabytes of an hour's uploads.")
+    ] = (Limits.total_megabytes),
     names: Annotated[
         list[str] | None,
         typer.Option("--name", help="Another host name of the page, such as of a proxy; may be repeated."),

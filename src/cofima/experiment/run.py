@@ -119,7 +119,7 @@ def learn_task(
             score = evaluate()
     if not task.known:
         model.tasks.append(task.names)
-    # A process that was killed after training has completed the epochs, and the callback has seen none.
+    # If an earlier process completed the training and was then killed, this callback has seen no epoch.
     return _row(model, task, kind, score, max(epochs.count, checkpoint.epochs_before))
 
 
