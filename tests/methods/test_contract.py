@@ -35,6 +35,7 @@ T = TypeVar("T")
 # Options that change what a method keeps and predicts with, beside every method as it is.
 VARIANTS: dict[str, dict[str, Any]] = {
     "coma lda": {"classifier": "lda"},
+    "cofima power": {"classifier": "lda", "drift": "linear", "closed_form": {"features": "power"}},
     "cofima drift": {"drift": "linear"},
     "weight_ensemble lda drift": {"classifier": "lda", "drift": "linear"},
     "slca ridge": {"classifier": "ridge", "closed_form": {"projection": 64}},

@@ -51,6 +51,10 @@ CASES |= {
 CASES |= {
     "coma, lda": {"method": "coma", "options": {"classifier": "lda"}},
     "coma, lda and drift": {"method": "coma", "options": {"classifier": "lda", "drift": "linear"}},
+    "coma, power": {
+        "method": "coma",
+        "options": {"classifier": "lda", "drift": "linear", "closed_form": {"features": "power"}},
+    },
     "cofima, drift": {"method": "cofima", "options": {"drift": "linear"}},
     "coma, ridge": {
         "method": "coma",

@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.classifier.scoring import draw_features, gaussians_of, raw_logits
+from cofima.classifier.scoring import draw_features, drawn_logits, gaussians_of
 from cofima.store.model import Model
 
 OWN_OFFSET = 20  # minimum number of held-out images for a class to have its own offset
@@ -103,7 +103,7 @@ def calibrate(model: Model, logits: Tensor, labels: Tensor) -> None:
     without: list[int] = [0 if count else each for count in counts.tolist()]
     if gaussians is not None and any(without):
         features, theirs = draw_features(gaussians, without, model)
-        logits, labels = torch.cat([logits, raw_logits(model, features)]), torch.cat([labels, theirs])
+        logits, labels = torch.cat([logits, drawn_logits(model, features)]), torch.cat([labels, theirs])
     found = fit(logits, labels, task_of_class(model), model.method.class_shares())
     model.serving["temperature"] = found.temperature
     if found.offsets.any():

@@ -14,6 +14,7 @@ from cofima.core.wording import count, some
 from cofima.data.image_set import ImageSet
 from cofima.data.sources.listing import LabeledImages, find_images
 from cofima.methods.components.gaussians import Gaussians, Sampler
+from cofima.models.head import PowerHead
 from cofima.store.held_out import HeldOut
 from cofima.store.model import Model
 from cofima.training.loop import plain_batches
@@ -96,6 +97,15 @@ def raw_logits(model: Model, features: Tensor) -> Tensor:
     if not len(features):
         return torch.zeros(0, len(model.classes))
     logits: Tensor = model.method.head()(features.to(model.method.context.device))
+    return logits.float().cpu()
+
+
+@torch.inference_mode()
+def drawn_logits(model: Model, features: Tensor) -> Tensor:
+    """Return the head's logits for features drawn from class statistics, which are normalized already."""
+    head = model.method.head()
+    answer = head.linear if isinstance(head, PowerHead) else head
+    logits: Tensor = answer(features.to(model.method.context.device))
     return logits.float().cpu()
 
 

@@ -1,4 +1,4 @@
-"""Linear head that grows by one block per task, and cosine head."""
+"""Linear head that grows by one block per task, the same on power-normalized features, and cosine head."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,6 +7,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
+
+_SMOOTH = 1e-6  # added to features below the root, whose gradient at 0 would be infinite
 
 
 class Head(nn.Module):
@@ -37,6 +39,10 @@ class Head(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the logits of all classes seen."""
+        return self.linear(features)
+
+    def linear(self, features: Tensor) -> Tensor:
+        """Return the outputs of the blocks."""
         if not len(self.blocks):
             return features.new_zeros(len(features), 0)
         return torch.cat([block(features) for block in self.blocks], dim=1)
@@ -70,6 +76,23 @@ def _block(features: int, size: int) -> nn.Linear:
         block.weight, block.bias = (nn.Parameter(part[:0].detach()) for part in (block.weight, block.bias))
         block.out_features = 0
     return block
+
+
+def power_normalized(features: Tensor) -> Tensor:
+    r"""Return :math:`x_i / \sqrt{|x_i|}`, the signed square root of each feature, scaled to unit length.
+
+    Perronnin, Sánchez and Mensink, "Improving the Fisher Kernel for Large-Scale Image Classification", ECCV
+    2010. A few large features no longer dominate the distance between two images, nor does their length.
+    """
+    return normalize(features * (features.abs() + _SMOOTH).rsqrt(), dim=1)
+
+
+class PowerHead(Head):
+    """Linear head on power-normalized features."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the logits of all classes seen."""
+        return self.linear(power_normalized(features))
 
 
 class CosineHead(Head):

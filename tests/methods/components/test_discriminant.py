@@ -1,5 +1,6 @@
 """Linear discriminant analysis: against scikit-learn, and against leaving images out one by one."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from cofima.methods.components.closed_form import ClosedFormOptions, shrink
+from cofima.methods.components.closed_form import ClosedFormOptions, discriminant_head, shrink
 from cofima.methods.components.discriminant import (
     SHARES,
     SharedGaussians,
@@ -23,6 +24,7 @@ from cofima.methods.components.discriminant import (
     pool_means,
 )
 from cofima.methods.components.gaussians import RIDGE, Sampler
+from cofima.models.head import power_normalized
 
 WIDTH = 6
 
@@ -261,3 +263,45 @@ def test_halves_that_choose_otherwise_answer_on_the_scale_of_the_head(
     assert not torch.allclose(found[first], own[first])
     assert float(other[first].var(1).mean() / own[first].var(1).mean()) > 2
     torch.testing.assert_close(found[first].var(1).mean(), own[first].var(1).mean())
+
+
+# --- power-normalized features ---------------------------------------------------------------------
+
+
+def rooted(features: Tensor) -> Tensor:
+    """Return signed square roots at unit length, by the definition."""
+    roots = features.double().sign() * features.double().abs().sqrt()
+    return roots / roots.norm(dim=1, keepdim=True)
+
+
+def test_power_statistics_are_those_of_rooted_features_of_unit_length() -> None:
+    features, labels = images([9, 7, 12])
+    power = SharedGaussians(WIDTH, shrinkage=0.2, space="power")
+    for label in range(3):
+        power.add(features[labels == label][:5])
+    for label in range(3):
+        power.pool(label, features[labels == label][5:])
+    plain = remembered(rooted(features), labels)
+    near = partial(torch.testing.assert_close, rtol=0, atol=1e-5)
+    near(torch.stack(power.centers), torch.stack(plain.centers))
+    near(power.within, plain.within)
+    near(power.nearest(features, labels), plain.nearest(rooted(features), labels), atol=1e-2)
+    left_out = left_out_logits(power, features, labels, "equal", choose=True)
+    expected = left_out_logits(plain, rooted(features), labels, "equal", choose=True)
+    assert left_out is not None
+    assert expected is not None
+    near(left_out, expected, atol=1e-2)
+    head = discriminant_head(power, ClosedFormOptions(features="power"), [2, 1])
+    weight, bias = discriminant(plain, "equal")
+    near(head(features), (rooted(features) @ weight.T + bias).float(), atol=1e-2)
+    again = SharedGaussians.restore(power.state(), WIDTH, "power")
+    near(again.nearest(features), power.nearest(features))
+
+
+def test_the_root_of_a_feature_that_is_0_has_a_gradient() -> None:
+    features = torch.tensor([[0.0, 4.0, -9.0], [0.0, 0.0, 0.0]], requires_grad=True)
+    found = power_normalized(features)
+    torch.testing.assert_close(found[0].detach(), torch.tensor([0.0, 2.0, -3.0]) / 13**0.5)
+    found.sum().backward()
+    assert features.grad is not None
+    assert features.grad.isfinite().all()

@@ -112,7 +112,7 @@ def not_plain(model: Model) -> str | None:
     if type(method).predict is not Method.predict:
         return f"{method.label} predicts with parts of its own beside backbone and head (prompts)"
     if type(method.head()) is not Head:
-        parts = dict.fromkeys(entry.predicts for entry in method.state_schema if entry.predicts)
+        parts = dict.fromkeys(entry.predicts for entry in method.entries() if entry.predicts)
         return f"{method.label} predicts with {', '.join(parts) or 'a head of its own'} beside the backbone"
     plain = build_empty(model.config.backbone, model.backbone.size).state_dict()
     added = [key for key in method.net.backbone.state_dict() if key not in plain]

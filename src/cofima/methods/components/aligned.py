@@ -19,11 +19,14 @@ from cofima.methods.components.closed_form import (
     ClosedFormOptions,
     RidgeReadout,
     discriminant_head,
+    empty_head,
     shrink,
 )
 from cofima.methods.components.cost import Cost, Plan
 from cofima.methods.components.discriminant import (
     DISCRIMINANT,
+    GROUPS,
+    POWER_DISCRIMINANT,
     SharedGaussians,
     class_shares,
     left_out_logits,
@@ -40,7 +43,7 @@ from cofima.methods.components.gaussians import (
 )
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
-from cofima.training.context import Batch
+from cofima.training.context import NO_HOOKS, Batch, Hooks
 from cofima.weights.ops import Weights
 
 SLOW_LEARNER = "slow learner with Gaussians"  # key of the first task of methods that differ only later
@@ -86,11 +89,22 @@ class Aligned(Method):
                 f"classifier={self.classifier}: the head is solved after every task, so that neither "
                 "alignment=end nor align.epochs=0 can be; they are for classifier=sgd"
             )
+        if self.closed_form.features != "raw" and self.classifier != "lda":
+            raise ValueError(
+                f"closed_form.features={self.closed_form.features}: only for classifier=lda, found "
+                f"classifier={self.classifier}"
+            )
 
     can_refine: ClassVar[bool] = True
     can_refine_one_class: ClassVar[bool] = True  # its Gaussian is pooled with the new images
     aligns_head: ClassVar[bool] = True
-    state_schema: ClassVar[tuple[Entry, ...]] = (RAW_HEAD, GAUSSIANS, *DISCRIMINANT, *READOUT)
+    state_schema: ClassVar[tuple[Entry, ...]] = (
+        RAW_HEAD,
+        GAUSSIANS,
+        *DISCRIMINANT,
+        *POWER_DISCRIMINANT,
+        *READOUT,
+    )
     averages_with: ClassVar[str] = ""
     """Weights that the trained ones are averaged with: those before the task (``previous``), or those before
     the first task (``pretrained``); empty for none."""
@@ -112,8 +126,9 @@ class Aligned(Method):
 
     def entries(self) -> tuple[Entry, ...]:
         """Return all entries except the statistics that the configured head does not need."""
-        kept = {"sgd": {GAUSSIANS}, "lda": {*DISCRIMINANT}, "ridge": {*DISCRIMINANT, *READOUT}}
-        others = {GAUSSIANS, *DISCRIMINANT, *READOUT} - kept[self.classifier]
+        lda = {"raw": DISCRIMINANT, "power": POWER_DISCRIMINANT}[self.closed_form.features]
+        kept = {"sgd": {GAUSSIANS}, "lda": {*lda}, "ridge": {*DISCRIMINANT, *READOUT}}
+        others = {GAUSSIANS, *DISCRIMINANT, *POWER_DISCRIMINANT, *READOUT} - kept[self.classifier]
         return tuple(entry for entry in self.state_schema if entry not in others)
 
     def head_key(self) -> tuple[Any, ...]:
@@ -141,10 +156,22 @@ class Aligned(Method):
             with self.timed("statistics"):
                 self.before = self.features(task.train)
         super().begin(task)
-        if len(task.classes) == 1 and task.index > 0:
+        if len(task.classes) == 1 and task.index > 0 and not self._untrained(task):
             scale = self.mean_scale(task.classes.start)
             self.old_features = Sampler(self.gaussians, self.context.device, scale)
             self.draws = self.context.seeds.generator("single class", task.index)
+
+    def train(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
+        """Train on the task's images; a single class trains nothing if no old feature can be drawn."""
+        if not self._untrained(task):
+            super().train(task, hooks)
+            return
+        self.note("one new class, and power-normalized features of the others: the backbone stays frozen")
+        self.net.eval()
+
+    def _untrained(self, task: Task) -> bool:
+        """Return True for a single class if drawn features of old classes do not fit the raw head."""
+        return len(task.classes) == 1 and task.index > 0 and self.closed_form.features == "power"
 
     def mean_scale(self, classes: int) -> Tensor | None:
         """Return SLCA's scale of the means of the first ``classes`` classes; None means 1.
@@ -229,6 +256,8 @@ class Aligned(Method):
         before, self.before = self.before, None
         if before is None or torch.equal(before, features):
             return
+        if isinstance(self.gaussians, SharedGaussians):
+            before, features = (self.gaussians.prepare(each).float() for each in (before, features))
         alpha = choose_alpha(before, features, labels)
         self.gaussians.move(drift_map(before, features, alpha))
         one = " (one class: none could be left out)" if len(torch.unique(labels)) < 2 else ""
@@ -264,7 +293,7 @@ class Aligned(Method):
             self.readout = self._empty_readout()
             self.aligned = self.readout.blank.with_blocks(sizes)
         else:
-            self.aligned = Head(self.net.head.features, sizes)
+            self.aligned = empty_head(self.net.head.features, sizes, self.closed_form.features)
         self.aligned.to(self.context.device).load_flat(weight, bias)
 
     def left_out_logits(self, features: Tensor, labels: Tensor) -> Tensor | None:
@@ -286,7 +315,7 @@ class Aligned(Method):
         """Return the Gaussians, the raw head, and the Fisher information and start weights if kept."""
         kept = tagged("raw_head", self.net.head.flat()) | tagged("fisher", self.old_fisher)
         kept |= tagged("start", self.start)
-        group = "gaussians" if self.classifier == "sgd" else "discriminant"
+        group = "gaussians" if self.classifier == "sgd" else GROUPS[self.closed_form.features]
         kept |= tagged(group, self.gaussians.state())
         return kept | (tagged("readout", self.readout.state()) if self.classifier == "ridge" else {})
 
@@ -303,7 +332,8 @@ class Aligned(Method):
         """Return the Gaussians of a state; without classes if the state is empty."""
         if self.classifier == "sgd":
             return ClassGaussians.restore(untagged("gaussians", state), shrink=self.align.shrink)
-        return SharedGaussians.restore(untagged("discriminant", state), self.net.head.features)
+        space = self.closed_form.features
+        return SharedGaussians.restore(untagged(GROUPS[space], state), self.net.head.features, space)
 
     def _empty_readout(self) -> RidgeReadout:
         return RidgeReadout(self.net.head.features, self.closed_form, self.context.seeds)

@@ -12,6 +12,7 @@ from cofima.core.seeds import Seeds
 from cofima.methods.components.discriminant import (
     Priors,
     SharedGaussians,
+    Space,
     choose_shrinkage,
     discriminant,
     leave_one_out_losses,
@@ -19,7 +20,7 @@ from cofima.methods.components.discriminant import (
 )
 from cofima.methods.components.projection import ProjectedHead, RidgeSums, best_ridge
 from cofima.methods.state import Entry
-from cofima.models.head import Head
+from cofima.models.head import Head, PowerHead
 
 Shrinkage = Annotated[float, Field(gt=0, le=1)] | Literal["oas", "loo"]
 
@@ -33,6 +34,8 @@ class ClosedFormOptions(BaseModel):
     """For lda: class priors, all equal or proportional to the number of images (counts)."""
     shrinkage: Shrinkage = "loo"
     """For lda: share of the identity in the covariance; by formula (oas), or leave-one-out loss (loo)."""
+    features: Space = "raw"
+    """For lda: features as the backbone gives them (raw), or their signed roots at unit length (power)."""
     projection: Annotated[int, Field(ge=1)] = 10_000
     """For ridge: number of hidden features."""
     ridge: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
@@ -63,9 +66,14 @@ def shrink(
 
 def discriminant_head(gaussians: SharedGaussians, how: ClosedFormOptions, sizes: Sequence[int]) -> Head:
     """Return the head of linear discriminant analysis."""
-    head = Head(gaussians.width, sizes)
+    head = empty_head(gaussians.width, sizes, gaussians.space)
     head.load_flat(*discriminant(gaussians, how.priors))
     return head
+
+
+def empty_head(width: int, sizes: Sequence[int], space: Space) -> Head:
+    """Return a head for features in this space, without weights yet."""
+    return PowerHead(width, sizes) if space == "power" else Head(width, sizes)
 
 
 class RidgeReadout:

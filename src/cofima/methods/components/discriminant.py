@@ -21,9 +21,11 @@ from torch.nn.functional import cross_entropy
 
 from cofima.methods.components.gaussians import RIDGE, Gaussians
 from cofima.methods.state import Entry
+from cofima.models.head import power_normalized
 from cofima.weights.decompositions import eigh
 
 Priors = Literal["equal", "counts"]
+Space = Literal["raw", "power"]
 SHARES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 1.0)  # candidates of leave-one-out
 DOUBT = 0.01  # label smoothing of the leave-one-out loss: more confidence than this gains nothing
 AT_ONCE = 1024  # images per chunk, to bound the memory for distances
@@ -40,6 +42,7 @@ class SharedGaussians(Gaussians):
         scatter: Sum over all images of (x - mean)(x - mean)^T [d, d]; only its lower triangle is used.
         degrees: Degrees of freedom of ``scatter``, N - C; still includes those of removed classes.
         shrinkage: Share of the identity in the covariance.
+        space: ``power`` if all features are power-normalized first.
         losses: Leave-one-out loss at each of ``SHARES``, summed over images.
     """
 
@@ -49,6 +52,7 @@ class SharedGaussians(Gaussians):
     scatter: Tensor = field(default_factory=lambda: torch.empty(0))
     degrees: int = 0
     shrinkage: float = 1.0
+    space: Space = "raw"
     losses: Tensor = field(default_factory=lambda: torch.zeros(len(SHARES), dtype=torch.float64))
     _spectrum: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
 
@@ -66,16 +70,21 @@ class SharedGaussians(Gaussians):
         """Number of images of each class."""
         return self.sizes
 
+    def prepare(self, features: Tensor) -> Tensor:
+        """Return features of the backbone as the statistics see them, in double precision on the CPU."""
+        features = features.double().cpu()
+        return power_normalized(features) if self.space == "power" else features
+
     def add(self, features: Tensor) -> None:
         """Add the next class, given the features of its images [images, width]."""
-        features = features.double().cpu()
+        features = self.prepare(features)
         self.centers.append(features.mean(0))
         self.sizes.append(len(features))
         self._add_scatter(features - features.mean(0), len(features) - 1)
 
     def pool(self, label: int, features: Tensor) -> None:
         """Add more images of a known class; the result is as if all images had been added at once."""
-        features = features.double().cpu()
+        features = self.prepare(features)
         old, new = self.sizes[label], len(features)
         gap = features.mean(0) - self.centers[label]
         between = math.sqrt(old * new / (old + new)) * gap
@@ -128,10 +137,11 @@ class SharedGaussians(Gaussians):
         factor = self.factor()
 
         def white(rows: Tensor) -> Tensor:
-            solved: Tensor = torch.linalg.solve_triangular(factor, rows.double().T, upper=False)
+            solved: Tensor = torch.linalg.solve_triangular(factor, rows.T, upper=False)
             return solved.T
 
         means = white(torch.stack(self.centers))
+        features = self.prepare(features)
         parts = [torch.cdist(white(some), means).amin(1) for some in torch.split(features, AT_ONCE)]
         near = torch.cat(parts).float()
         if left_out is not None and (mine := left_out >= 0).any():
@@ -151,7 +161,7 @@ class SharedGaussians(Gaussians):
         means = torch.stack(self.centers)
         counts = torch.tensor(self.sizes, dtype=torch.float64)[labels]
         less = counts / (counts - 1).clamp(min=1)
-        white = torch.linalg.solve_triangular(factor, features.double().T, upper=False).T
+        white = torch.linalg.solve_triangular(factor, features.T, upper=False).T
         distances = torch.cdist(white, torch.linalg.solve_triangular(factor, means.T, upper=False).T)
         own = distances.gather(1, labels[:, None])[:, 0].square()
         down = (1 - self.shrinkage) / max(self.degrees, 1) * less
@@ -181,11 +191,11 @@ class SharedGaussians(Gaussians):
         }
 
     @classmethod
-    def restore(cls, state: Mapping[str, Tensor], width: int) -> "SharedGaussians":
+    def restore(cls, state: Mapping[str, Tensor], width: int, space: Space = "raw") -> "SharedGaussians":
         """Return statistics from the result of :meth:`state`."""
         if not state:
-            return cls(width)
-        made = cls(width, list(state["classes.means"]), state["classes.counts"].tolist())
+            return cls(width, space=space)
+        made = cls(width, list(state["classes.means"]), state["classes.counts"].tolist(), space=space)
         down, across = torch.tril_indices(width, width)
         made.scatter[down, across] = state["sums.scatter"]
         made.degrees, made.shrinkage = int(state["sums.degrees"]), float(state["shrinkage"])
@@ -200,15 +210,21 @@ def pool_means(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {"means": (counts[:, None] * means).sum(0) / counts.sum(), "counts": counts.sum()}
 
 
-DISCRIMINANT = (
-    Entry("discriminant.classes.", axis="class", merge="pool", pool=pool_means),
-    Entry(
-        "discriminant.sums.",
-        merge="sum",
-        keeps_removed="the covariance that all classes share was measured on its images too",
-    ),
-    Entry("discriminant.shrinkage", merge="last"),
-)
+def _entries(group: str, predicts: str = "") -> tuple[Entry, ...]:
+    return (
+        Entry(f"{group}.classes.", axis="class", merge="pool", pool=pool_means),
+        Entry(
+            f"{group}.sums.",
+            merge="sum",
+            keeps_removed="the covariance that all classes share was measured on its images too",
+        ),
+        Entry(f"{group}.shrinkage", merge="last", predicts=predicts),
+    )
+
+
+GROUPS: dict[Space, str] = {"raw": "discriminant", "power": "power_discriminant"}  # names in the state
+DISCRIMINANT = _entries(GROUPS["raw"])
+POWER_DISCRIMINANT = _entries(GROUPS["power"], "power-normalized features")
 
 
 def discriminant(gaussians: SharedGaussians, priors: Priors) -> tuple[Tensor, Tensor]:
@@ -324,7 +340,7 @@ def _leave_one_out(
     scatter decreases by :math:`\frac{n}{n-1} z z^\top`, so that its inverse follows from the Sherman-Morrison
     formula, and the mean is :math:`\mu_c - z / (n-1)`. One eigendecomposition serves all shares.
     """
-    counts, features = torch.tensor(gaussians.counts, dtype=torch.float64), features.double().cpu()
+    counts, features = torch.tensor(gaussians.counts, dtype=torch.float64), gaussians.prepare(features)
     values, vectors = gaussians.spectrum()
     means = torch.stack(gaussians.centers) @ vectors
     prior = counts.log() if priors == "counts" else torch.zeros_like(counts)
