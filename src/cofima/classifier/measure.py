@@ -230,6 +230,7 @@ def measure(learned: Learned, typed: str = "") -> Learned:
     learned.accuracy = Accuracy.of(answers[fit_to_report], labels[fit_to_report], model.classes)
     calibrate(model, logits, labels)
     model.serving["accuracy"] = {"right": learned.accuracy.right, "images": learned.accuracy.images}
+    model.serving["left_out"] = model.method.sees_features_only and bool((kept.taught & fit_to_report).any())
     for row in learned.rows:  # a row has the tasks up to its own
         row.accuracy, row.sizes = learned.accuracy.by_task(model.tasks[: row.task])
         row.command = typed or row.command
@@ -245,6 +246,13 @@ def chance_right(learned: Learned) -> Tensor:
         drawn = [raw_logits(learned.model, features).argmax(1) == old for features in moved.draws()]
         right[: len(old)] = torch.stack(drawn).double().mean(0)
     return right
+
+
+def why_unseen(model: Model) -> str:
+    """Return why the images that the accuracy is reported on are new to the model."""
+    if model.serving.get("left_out", False):  # also where no feature of them is kept
+        return "each judged by all others"
+    return "held out, and nothing was decided by them"
 
 
 def held_out_accuracy(model: Model) -> Accuracy | None:

@@ -68,11 +68,15 @@ def command_id(photos: Path, how: Any) -> str:
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Plan of the second stage: its options of training, or the reason why there is none."""
+    """Plan of the second stage: its options of training, or the reason why there is none.
+
+    ``repeat`` is the option by which another machine decides the same, where time has decided.
+    """
 
     how: TrainOptions
     said: str = ""
     refused: str = ""
+    repeat: str = ""
 
 
 def plan_fine_tuning(
@@ -106,7 +110,9 @@ def plan_fine_tuning(
         return FineTuning(how, refused=few)
     if effort.decided is not None:
         return FineTuning(
-            _with_epochs(how, effort.decided), "the fine-tuning that was interrupted begins anew"
+            _with_epochs(how, effort.decided),
+            "the fine-tuning that was interrupted begins anew",
+            repeat="" if effort.epochs_given else f"--epochs {effort.decided}",
         )
     if effort.epochs_given:
         return FineTuning(how, f"fine-tuning, at most {how.epochs} epochs as asked")
@@ -128,11 +134,14 @@ def plan_fine_tuning(
         seconds = an_image * first.method.cost(Plan(epochs, images, 0, tasks)).work
         if seconds <= allowed:
             return FineTuning(
-                _with_epochs(how, epochs), f"fine-tuning for {_about(seconds)} at most (--fast leaves it out)"
+                _with_epochs(how, epochs),
+                f"fine-tuning for {_about(seconds)} at most (--fast leaves it out)",
+                repeat=f"--epochs {epochs}",
             )
     return FineTuning(
         how,
         refused=f"not fine-tuned: one epoch would take {_about(seconds)}, more than --minutes allows",
+        repeat="--fast",
     )
 
 

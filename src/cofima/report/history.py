@@ -18,6 +18,11 @@ def history_table(rows: Sequence[HistoryRow]) -> Table:
     return Table("History", columns, [Row([Cell(text) for text in line]) for line in lines], " ".join(merged))
 
 
+def features_kept(rows: Sequence[HistoryRow]) -> int:
+    """Return of how many images features are kept in the folder, after the last change."""
+    return next((row.kept_features for row in reversed(rows) if row.kept_features is not None), 0)
+
+
 def _texts(row: HistoryRow) -> list[str]:
     overall, old = row.overall, row.old
     renamed = row.kind == "rename"
