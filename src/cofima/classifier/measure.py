@@ -250,7 +250,7 @@ def chance_right(learned: Learned) -> Tensor:
 
 def why_unseen(model: Model) -> str:
     """Return why the images that the accuracy is reported on are new to the model."""
-    if model.serving.get("left_out", False):  # also where no feature of them is kept
+    if model.serving.get("left_out", bool(model.kept.taught.any())):  # also where no feature is kept
         return "each judged by all others"
     return "held out, and nothing was decided by them"
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 GRACE = 20  # seconds that the main process gets to print its error; torchrun then ends the others
-TEXT = 12  # columns to which a text may be wrapped; longer words are broken
+TEXT = 15  # columns to which a text may be wrapped; longer words are broken
 UNLIMITED = 10_000  # columns
 TIMES = 27  # columns of a progress line behind its bar: percent, time so far, time left
 BAR = (10, 40)  # columns of the bar, at least and at most

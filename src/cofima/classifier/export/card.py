@@ -83,6 +83,10 @@ def _result(model: Model, percent: float, images: int, what: str) -> EvalResult:
 
 def _facts(model: Model) -> dict[str, Any]:
     """Return the facts about the images that fit on a line each."""
+    rows = [row for row in model.history if row.kind in ("learn", "extend", "more images")]
+    if rows:  # of all folders that it learned from; what is recorded beside is of the first
+        held = sum(row.held_out or 0 for row in rows)
+        return {"learned": sum(row.train_images or 0 for row in rows), "held out": held}
     said = {k: v for k, v in model.data.items() if isinstance(v, str | int | float)}
     return {k: f"`{v}`" if k == "fingerprint" else v for k, v in said.items() if k not in ("name", "folder")}
 
