@@ -118,6 +118,17 @@ def test_long_names_leave_room_for_the_bar_and_the_time_left(width: int) -> None
     assert re.search(r"CoFiMA: .*… · epoch 3/10 \d/2 +━.* 50% +\d:\d\d:\d\d [-\d]:[-\d]+:[-\d]+ left", line)
 
 
+def test_what_is_said_after_an_interruption_stands_on_a_line_of_its_own(terminal: Terminal) -> None:
+    progress = TerminalProgress(terminal.console)
+    items = progress.track(range(4), 4, "images")
+    next(items)
+    with pytest.raises(typer.Exit) as ended, console.interruptible("stopped"):
+        raise KeyboardInterrupt
+    assert ended.value.exit_code == 130
+    assert terminal.text.endswith("\x1b[2Kcofima: interrupted; stopped\n")  # the line of the bar is erased
+    items.close()
+
+
 def test_a_stage_that_fails_takes_its_bar_away(terminal: Terminal) -> None:
     progress = TerminalProgress(terminal.console)
     with pytest.raises(ValueError, match="x"), progress.stage("learning"):

@@ -52,6 +52,7 @@ BAR = (10, 40)  # columns of the bar, at least and at most
 ERASE = Control((ControlType.CARRIAGE_RETURN,), (ControlType.ERASE_IN_LINE, 2))
 _quiet = False
 _starting: Console | None = None
+_bars: Bars | None = None  # those on the screen
 
 
 class PlainConsole(Console):
@@ -253,6 +254,8 @@ def interruptible(
     try:
         yield
     except KeyboardInterrupt as error:
+        if _bars is not None:  # what is interrupted may not take its bar away before this is printed
+            _bars.stop()
         number = getattr(error, "signal", signal.SIGINT)
         say(f"cofima: interrupted; {getattr(error, 'kept', '') or kept}", err())
         raise typer.Exit(128 + number) from None
@@ -357,10 +360,12 @@ class TerminalProgress(Progress):
     @contextmanager
     def _shown(self) -> Iterator[None]:
         """Show the bar until the outermost step or stage ends."""
+        global _bars
         started()
         if not self.depth:
             self.bars.start_task(self.bar)  # the time counts from the first step on
             self.bars.start()
+            _bars = self.bars
         self.depth += 1
         try:
             yield
@@ -368,6 +373,7 @@ class TerminalProgress(Progress):
             self.depth -= 1
             if not self.depth:
                 self.bars.stop()
+                _bars = None
 
 
 def print_runs(runs: Sequence[Run]) -> None:
