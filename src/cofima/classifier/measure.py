@@ -230,7 +230,8 @@ def measure(learned: Learned, typed: str = "") -> Learned:
     learned.accuracy = Accuracy.of(answers[fit_to_report], labels[fit_to_report], model.classes)
     calibrate(model, logits, labels)
     model.serving["accuracy"] = {"right": learned.accuracy.right, "images": learned.accuracy.images}
-    model.serving["left_out"] = model.method.sees_features_only and bool((kept.taught & fit_to_report).any())
+    taught = kept.taught & fit_to_report if model.method.sees_features_only else kept.taught[:0]
+    model.serving["left_out"] = int(taught.sum())
     for row in learned.rows:  # a row has the tasks up to its own
         row.accuracy, row.sizes = learned.accuracy.by_task(model.tasks[: row.task])
         row.command = typed or row.command
@@ -250,9 +251,14 @@ def chance_right(learned: Learned) -> Tensor:
 
 def why_unseen(model: Model) -> str:
     """Return why the images that the accuracy is reported on are new to the model."""
-    if model.serving.get("left_out", bool(model.kept.taught.any())):  # also where no feature is kept
+    accuracy = held_out_accuracy(model)
+    images = 0 if accuracy is None else sum(accuracy.images.values())
+    left_out = model.serving.get("left_out", int(model.kept.taught.sum()))  # also where no feature is kept
+    if not left_out:
+        return "held out, and nothing was decided by them"
+    if left_out >= images:
         return "each judged by all others"
-    return "held out, and nothing was decided by them"
+    return f"{left_out:,} of them each judged by all others, {images - left_out:,} held out"
 
 
 def held_out_accuracy(model: Model) -> Accuracy | None:

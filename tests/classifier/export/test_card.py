@@ -72,7 +72,9 @@ def test_an_accuracy_of_some_classes_is_no_accuracy_of_the_model(folder: Path) -
     model.serving["accuracy"]["right"][three] = model.serving["accuracy"]["images"][three] = 2
     text = model_card(model, "parts")
     assert "75.0 % of 8 images of all classes, held out, and nothing was decided by them." in text
-    model.serving["left_out"] = True
+    model.serving["left_out"] = 6
+    assert "6 of them each judged by all others, 2 held out." in model_card(model, "parts")
+    model.serving["left_out"] = 8
     assert "75.0 % of 8 images of all classes, each judged by all others." in model_card(model, "parts")
     (result,) = ModelCard(text).data.eval_results
     assert result.metric_value == 0.75
