@@ -3,6 +3,7 @@
 The head is aligned with features drawn from class Gaussians, or solved in closed form.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -26,6 +27,7 @@ from cofima.methods.components.discriminant import (
     DISCRIMINANT,
     SharedGaussians,
     class_shares,
+    discriminant,
     left_out_logits,
 )
 from cofima.methods.components.drift import choose_alpha, drift_map
@@ -265,6 +267,13 @@ class Aligned(Method):
         else:
             self.aligned = Head(self.net.head.features, sizes)
         self.aligned.to(self.context.device).load_flat(weight, bias)
+
+    def solved_head(self, state: Mapping[str, Tensor], width: int) -> tuple[Tensor, Tensor] | None:
+        """Return the discriminant of these statistics."""
+        if not self.is_solved:
+            return None
+        kept = SharedGaussians.restore(untagged("discriminant", state), width)
+        return discriminant(kept, self.closed_form.priors)
 
     def left_out_logits(self, features: Tensor, labels: Tensor) -> Tensor | None:
         """Return the answers of a discriminant, in closed form."""
