@@ -5,6 +5,7 @@ Where the backbone stays as it is, every image teaches the head, and each is lef
 other reports.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from cofima.classifier.calibrate import calibrate, honest_answers, remember_distances
 from cofima.classifier.forgetting_check import Moved, moved_features
 from cofima.classifier.scoring import Accuracy, features_of, held_out_logits, logits_of, raw_logits
+from cofima.core.errors import CofimaWarning
 from cofima.core.progress import Progress
 from cofima.core.wording import some
 from cofima.data.image_set import ImageSet, concatenate, join
@@ -29,6 +31,7 @@ from cofima.store.model import Model
 from cofima.training.options import TrainOptions
 
 KEPT_FEATURES = 20  # images of each class
+SAME = 1e-4  # of the largest value: features of one photograph that passed twice differ by less
 PENDING = "fine_tuning"  # in the record of a first stage: the second one, which is not done yet
 
 
@@ -134,7 +137,10 @@ def learn_stage(
     for part in parts:
         rows.append(learn_part(model, part, how, progress, still=still))
         if still:
-            new = new.join(_left_out(model, part))
+            found = _left_out(model, part)
+            if before is not None:
+                _warn_of_repeats(before, found)
+            new = new.join(found)
     method, held_out = model.method, concatenate(*(part.held_out for part in parts))
     if not method.sees_features_only:
         return Learned(model, rows, held_out, None, torch.cat([_choosing(part, still) for part in parts]))
@@ -191,6 +197,25 @@ def _left_out(model: Model, part: Part) -> HeldOut:
         no = torch.zeros(len(test)).bool()
         found = found.join(HeldOut(features_of(model, test), test.labels, no, no, ~no))
     return found
+
+
+def _warn_of_repeats(before: Model, found: HeldOut) -> None:
+    """Say that photographs were learned before, by the features that are kept of some of them."""
+    kept = before.kept.select(before.kept.exact)
+    again = torch.zeros(len(found)).bool()
+    for feature, label in zip(kept.features, kept.labels, strict=True):
+        mine = (found.labels == label).nonzero().flatten()
+        apart = (found.features[mine] - feature).abs().amax(1)  # the last bits depend on the rest of a batch
+        again[mine[apart <= SAME * feature.abs().max()]] = True
+    if again.any():
+        names = some([before.classes[label] for label in torch.unique(found.labels[again]).tolist()])
+        warnings.warn(
+            f"photographs that were learned before are among these (at least {int(again.sum()):,}, of {names}): "
+            "learned twice, they make the accuracy look too high. cofima undo brings the model back; then "
+            "give a folder with the new photographs alone",
+            CofimaWarning,
+            stacklevel=2,
+        )
 
 
 def _held_out(model: Model, parts: Sequence[Part], decided: bool) -> HeldOut:
