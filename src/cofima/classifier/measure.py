@@ -209,9 +209,10 @@ def _warn_of_repeats(before: Model, found: HeldOut) -> None:
         again[mine[apart <= SAME * feature.abs().max()]] = True
     if again.any():
         names = some([before.classes[label] for label in torch.unique(found.labels[again]).tolist()])
+        least = f"at least {int(again.sum()):,}, of {names}"
         warnings.warn(
-            f"photographs that were learned before are among these (at least {int(again.sum()):,}, of {names}): "
-            "learned twice, they make the accuracy look too high. cofima undo brings the model back; then "
+            f"photographs that were learned before are among these ({least}): learned "
+            "twice, they make the accuracy look too high. cofima undo brings the model back; then "
             "give a folder with the new photographs alone",
             CofimaWarning,
             stacklevel=2,
