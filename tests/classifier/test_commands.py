@@ -50,9 +50,13 @@ def test_extend_history_undo_rename_and_remove_class(
     assert cofima.load(model).classes == ["class 0", "class 1", "class 2", "third", "class 4"]
     code, out, _ = run("remove-class", model, "third")
     assert "4 classes are left" in out
+    assert "the state before, which undo returns to, still knows it" in out
+    rows = cofima.load(model).history
+    assert rows[-1].kept_features == rows[-3].kept_features - 10  # those of the class are gone
     code, out, _ = run("history", model)
     for word in ("learn", "extend", "rename", "class 3 -> third", "remove class"):
         assert word in out
+    assert f"Features of {rows[-1].kept_features} images are kept in it" in out
     assert run("undo", model)[0] == 0
     assert "third" in cofima.load(model).classes
     code, _, err = run("undo", model)

@@ -11,7 +11,7 @@ import torch
 import cofima
 from cofima import methods
 from cofima.classifier import measure
-from cofima.core.errors import CofimaError
+from cofima.core.errors import CofimaError, CofimaWarning
 from cofima.experiment.launch import launch
 from cofima.methods.base import Method
 from cofima.store import model_folder
@@ -224,3 +224,12 @@ def test_a_run_s_model_can_be_extended(preset: str, tmp_path: Path, photos: Phot
     clf.save()
     assert model_folder.current(tmp_path / "run").name == "0003"
     assert cofima.load(tmp_path / "run").classes[-1] == "class 6"
+
+
+def test_photographs_that_were_learned_before_are_noticed(
+    model: Path, photos: Photos, tmp_path: Path
+) -> None:
+    folder = photos(tmp_path / "all", (1, 3))  # as the folder of before, with one class more
+    with pytest.warns(CofimaWarning, match=r"learned before .*\(at least 10, of class 1\).*cofima undo"):
+        cofima.load(model).extend(folder, fast=True)
+    cofima.load(model).extend(photos(tmp_path / "more", (1, 3), first=20), fast=True)  # a warning is an error

@@ -28,6 +28,7 @@ def test_evaluate_only_known_leaves_the_others_out_and_names_them(
     code, _, err = run("evaluate", three, both)
     assert code == 2
     assert "class 'class 5' is not known" in err
+    assert "give --only-known" in err
     classifier = cofima.load(three)
     with pytest.warns(
         CofimaWarning, match=r"left out 2 classes that the model does not know: class 5, class 6"

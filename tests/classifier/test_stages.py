@@ -11,7 +11,7 @@ import torch
 import cofima
 from cofima.classifier import classifier as interface
 from cofima.classifier import learn as learning
-from cofima.classifier.measure import PENDING
+from cofima.classifier.measure import PENDING, why_unseen
 from cofima.classifier.stages import Effort, FineTuning, Gain, gain_of, plan_fine_tuning
 from cofima.core.errors import CofimaError
 from cofima.data.sources.listing import find_images
@@ -80,6 +80,31 @@ def test_given_epochs_and_decided_ones_are_not_a_matter_of_time(first: tuple[Any
     given = planned(first, Effort(epochs_given=True), seconds=1e6, wrong=0)
     assert given.how == first[0].config.train
     assert planned(first, Effort(decided=3), seconds=1e6).how.epochs == 3
+
+
+def test_what_time_decided_is_an_option_of_the_command_that_repeats_it(
+    first: tuple[Any, Any],
+    tmp_path: Path,
+    photos: Photos,
+    settings: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert planned(first, Effort(minutes=0.4), seconds=1.0).repeat == "--epochs 6"
+    assert planned(first, Effort(minutes=0.2), seconds=10.0).repeat == "--fast"
+    assert planned(first, Effort(decided=3)).repeat == "--epochs 3"
+    for known in (Effort(epochs_given=True), Effort(epochs_given=True, decided=3), Effort(fast=True)):
+        assert not planned(first, known).repeat
+    assert not planned(first, Effort(), wrong=0).repeat  # refused, on any machine
+    monkeypatch.setattr(Gain, "counts", True)
+    folder = photos(tmp_path / "again", (0, 1, 2))
+    made = learned(folder, settings, minutes=10)
+    assert made.history[0].command.endswith(
+        f"{settings[-1].split('=')[0]}={Path(settings[-1]).name} --epochs 10"
+    )
+    same = learned(folder, settings, epochs=10)
+    assert torch.equal(
+        same.probabilities(sorted(folder.rglob("*.png"))), made.probabilities(sorted(folder.rglob("*.png")))
+    )
 
 
 def test_nothing_is_fine_tuned_that_cannot_be_judged_or_gained(first: tuple[Any, Any]) -> None:
@@ -188,5 +213,6 @@ def test_a_saved_model_keeps_no_features_if_asked(
     assert not len(cofima.load(tmp_path / "m").model.kept)
     assert not (model_folder.current(tmp_path / "m") / FEATURES).exists()
     assert "--fast --no-keep-features" in made.history[0].command
+    assert why_unseen(made.model) == "each judged by all others"  # though nothing kept tells
     made.extend(photos(tmp_path / "new", (2,)), fast=True)
     assert not len(made.model.kept)  # as before

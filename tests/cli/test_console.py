@@ -105,6 +105,30 @@ def test_without_announced_work_the_bar_counts_items(terminal: Terminal) -> None
     assert not progress.bars.live.is_started
 
 
+@pytest.mark.parametrize("width", [72, 80, 120])
+def test_long_names_leave_room_for_the_bar_and_the_time_left(width: int) -> None:
+    screen = Terminal(width)
+    progress = TerminalProgress(screen.console)
+    progress.expect(100)
+    with progress.stage("CoFiMA: Aston Martin V8 Vantage Convertible 2012, Acura TSX Sedan 2012 and 9 more"):
+        for _ in progress.track(range(2), 2, "epoch 3/10"):
+            progress.worked(50)
+            progress.bars.refresh()
+    line = next(line for line in screen.text.replace("\r", "\n").split("\n") if "50%" in line)
+    assert re.search(r"CoFiMA: .*… · epoch 3/10 \d/2 +━.* 50% +\d:\d\d:\d\d [-\d]:[-\d]+:[-\d]+ left", line)
+
+
+def test_what_is_said_after_an_interruption_stands_on_a_line_of_its_own(terminal: Terminal) -> None:
+    progress = TerminalProgress(terminal.console)
+    items = progress.track(range(4), 4, "images")
+    next(items)
+    with pytest.raises(typer.Exit) as ended, console.interruptible("stopped"):
+        raise KeyboardInterrupt
+    assert ended.value.exit_code == 130
+    assert terminal.text.endswith("\x1b[2Kcofima: interrupted; stopped\n")  # the line of the bar is erased
+    items.close()
+
+
 def test_a_stage_that_fails_takes_its_bar_away(terminal: Terminal) -> None:
     progress = TerminalProgress(terminal.console)
     with pytest.raises(ValueError, match="x"), progress.stage("learning"):

@@ -69,5 +69,16 @@ def test_the_page_needs_its_extra_and_a_model(
 def test_help_names_the_extra_and_says_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert "Needs cofima[app]." in cofima("app", "--help")
-    for command in app.registered_commands:  # what typer reads as markup is the docstring, to the letter
-        assert Text.from_markup(command.help or "").plain == inspect.getdoc(command.callback)
+    for command in app.registered_commands:  # what typer reads as markup is the docstring, word by word
+        shown, meant = Text.from_markup(command.help or "").plain, inspect.getdoc(command.callback) or ""
+        assert shown.split() == meant.split()
+        assert [len(part.splitlines()) for part in shown.split("\n\n")] == [1] * len(meant.split("\n\n"))
+
+
+def test_no_option_is_cut_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ("learn", "extend"):
+        text = cofima(command, "--help")
+        assert "…" not in text
+        assert "--keep-features" in text
+        assert "--no-keep-features" in text

@@ -46,6 +46,7 @@ def test_saved_again_or_resized_it_is_found_and_others_are_not() -> None:
         learned[3],
         saved_again(learned[7], 40, 96),
         saved_again(learned[11], 80, 61),
+        learned[13].resize((learned[13].width - 6, learned[13].height - 3)),
         photo(100),
         photo(101),
     ]
@@ -54,6 +55,7 @@ def test_saved_again_or_resized_it_is_found_and_others_are_not() -> None:
         "test0 is train3",
         "test1 is nearly train7",
         "test2 is nearly train11",
+        "test3 is nearly train13",
     ]
 
 
@@ -78,14 +80,25 @@ def test_held_out_copies_are_listed_by_name(tmp_path: Path, form: PixelFormat) -
             photo(number + (10 if part == "test" else 0)).save(path)
     saved_again(photo(2), 60, 90).save(tmp_path / "test" / "cat" / "9.png")
     read = find_images(tmp_path).read(form)
-    out = read.held_out(0.2, 0) | read.tested
-    with pytest.warns(
-        CofimaWarning, match=r"1 held-out photograph .*test/cat/9.png is nearly train/cat/2.png"
-    ):
-        warn_of_copies(read, form, out)
+    said = r"1 held-out photograph .*test/cat/9.png is nearly train/cat/2.png"
+    for out in (read.held_out(0.2, 0) | read.tested, torch.ones(len(read.files)).bool()):
+        with pytest.warns(CofimaWarning, match=said):  # also where its original is held out of fine-tuning
+            warn_of_copies(read, form, out)
     (tmp_path / "test" / "cat" / "9.png").unlink()
     read = find_images(tmp_path).read(form)
     warn_of_copies(read, form, read.held_out(0.2, 0) | read.tested)  # a warning would be an error
+
+
+def test_a_photograph_of_two_classes_is_named(tmp_path: Path) -> None:
+    for number, name in enumerate(["cat", "cat", "dog", "dog"]):
+        (tmp_path / name).mkdir(exist_ok=True)
+        photo(number).save(tmp_path / name / f"{number}.png")
+    photo(1).save(tmp_path / "dog" / "9.png")
+    photo(2).save(tmp_path / "dog" / "8.png")  # the same class: harmless
+    read = find_images(tmp_path).read(PixelFormat(32))
+    none = torch.zeros(len(read.files)).bool()
+    with pytest.warns(CofimaWarning, match=r"in two classes, .*: dog/9.png is cat/1.png$"):
+        warn_of_copies(read, PixelFormat(32), none)
 
 
 def test_a_model_is_not_written_among_its_photographs(tmp_path: Path) -> None:

@@ -61,10 +61,14 @@ def made(tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = model.classes
     model.serving = {
         "temperature": 1.0,
+        "offsets": [0.0, 0.5, 0.0, -0.5],
         "calibrated_on": 4,
         "distances": [[0.5, 1.0]] * 4,
         "accuracy": {"right": dict.fromkeys(names, 1), "images": dict.fromkeys(names, 2)},
+        "left_out": 3,
         "keep_images": 0,
+        "keep_features": True,
+        "fine_tuning": {"epochs": 2, "command": "0" * 64},
     }
     save_model(model, folder)
     return folder

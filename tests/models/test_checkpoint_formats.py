@@ -410,3 +410,10 @@ def test_an_array_that_is_not_there_is_not_waited_for(content: bytes, reason: st
         archive.writestr("cls.npy", content)
     with pytest.raises(CofimaError, match=reason):
         load_checkpoint(vit(), tmp_path / "a.npz")
+
+
+def test_a_text_in_place_of_a_checkpoint_is_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 46\n")
+    with pytest.raises(CofimaError, match=r"a text, which begins 'version https://git-lfs.*pointer"):
+        read_weights(path)

@@ -53,7 +53,9 @@ def remove_class(model: Model, name: str) -> Model:
     ]
     for note in remains:
         model.method.context.progress.say(note)
-    made.history.append(_row(model, "remove class", [name], remains))
+    row = _row(model, "remove class", [name], remains)
+    row.kept_features = None if made.held_out is None else len(made.held_out)
+    made.history.append(row)
     return made
 
 

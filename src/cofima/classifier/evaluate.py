@@ -53,7 +53,13 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a model on a folder or CSV file; of a folder with train and test, on its test part."""
     read = read_known(
-        model, photos, "test", only_known=only_known, skip_unreadable=skip_unreadable, progress=progress
+        model,
+        photos,
+        "test",
+        only_known=only_known,
+        advice="\nTo leave such classes out, give --only-known.",
+        skip_unreadable=skip_unreadable,
+        progress=progress,
     )
     classes = model.classes
     images = read.images(classes)

@@ -171,7 +171,7 @@ def learn_parts(
     if plan.refused:
         first.rows[-1].notes.append(plan.refused)
         progress.say(plan.refused)
-        return first
+        return _repeated(first, plan.repeat)
     save(first.finished(keep, {"epochs": plan.how.epochs, "command": effort.identity}))
     progress.say(f"{_first_answer(first)}; {plan.said}")
     # From a fresh model, not from the first stage: there the head has already seen the held-out images.
@@ -181,7 +181,14 @@ def learn_parts(
     said = f"fine-tuning for at most {count(plan.how.epochs, 'epoch')}, {seconds:.0f} s: {said}"
     progress.say(said)
     best.rows[-1].notes.append(said)
-    return best
+    return _repeated(best, plan.repeat)
+
+
+def _repeated(learned: Learned, option: str) -> Learned:
+    """Record what time decided as an option of the command that repeats it."""
+    for row in learned.rows:
+        row.command = f"{row.command} {option}".strip() if row.command else ""
+    return learned
 
 
 def _better(first: Learned, second: Learned, check: Callable[[Learned], None]) -> tuple[Learned, str]:

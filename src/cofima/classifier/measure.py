@@ -5,6 +5,7 @@ With a frozen backbone the head is fitted on every image, and each image is pred
 (early stopping, which stage to keep), and accuracy is reported on the other.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from cofima.classifier.calibrate import calibrate, honest_answers, remember_distances
 from cofima.classifier.forgetting_check import Moved, moved_features
 from cofima.classifier.scoring import Accuracy, features_of, held_out_logits, logits_of, raw_logits
+from cofima.core.errors import CofimaWarning
 from cofima.core.progress import Progress
 from cofima.core.wording import some
 from cofima.data.image_set import ImageSet, concatenate, join
@@ -29,6 +31,7 @@ from cofima.store.model import Model
 from cofima.training.options import TrainOptions
 
 KEPT_FEATURES = 20  # stored features per class
+SAME = 1e-4  # relative to the largest value: features of the same photograph differ by less
 PENDING = "fine_tuning"  # key in the record of a first stage: the second one, still to be done
 
 
@@ -149,7 +152,10 @@ def learn_stage(
     for part in parts:
         rows.append(learn_part(model, part, how, progress, still=still))
         if still:
-            new = new.join(_left_out(model, part))
+            found = _left_out(model, part)
+            if before is not None:
+                _warn_of_repeats(before, found)
+            new = new.join(found)
     method, held_out = model.method, concatenate(*(part.held_out for part in parts))
     if not method.sees_features_only:
         return Learned(model, rows, held_out, None, torch.cat([_choosing(part, still) for part in parts]))
@@ -209,6 +215,26 @@ def _left_out(model: Model, part: Part) -> HeldOut:
     return found
 
 
+def _warn_of_repeats(before: Model, found: HeldOut) -> None:
+    """Say that photographs were learned before, by the features that are kept of some of them."""
+    kept = before.kept.select(before.kept.exact)
+    again = torch.zeros(len(found)).bool()
+    for feature, label in zip(kept.features, kept.labels, strict=True):
+        mine = (found.labels == label).nonzero().flatten()
+        apart = (found.features[mine] - feature).abs().amax(1)  # the last bits depend on the rest of a batch
+        again[mine[apart <= SAME * feature.abs().max()]] = True
+    if again.any():
+        names = some([before.classes[label] for label in torch.unique(found.labels[again]).tolist()])
+        least = f"at least {int(again.sum()):,}, of {names}"
+        warnings.warn(
+            f"photographs that were learned before are among these ({least}): learned "
+            "twice, they make the accuracy look too high. cofima undo brings the model back; then "
+            "give a folder with the new photographs alone",
+            CofimaWarning,
+            stacklevel=2,
+        )
+
+
 def _held_out(model: Model, parts: Sequence[Part], decided: bool) -> HeldOut:
     """Return the features of held-out images; ``decided`` says if the selection images stopped training."""
     images = concatenate(*(part.held_out for part in parts))
@@ -246,6 +272,8 @@ def measure(learned: Learned, typed: str = "") -> Learned:
     learned.accuracy = Accuracy.of(answers[fit_to_report], labels[fit_to_report], model.classes)
     calibrate(model, logits, labels)
     model.serving["accuracy"] = {"right": learned.accuracy.right, "images": learned.accuracy.images}
+    taught = kept.taught & fit_to_report if model.method.sees_features_only else kept.taught[:0]
+    model.serving["left_out"] = int(taught.sum())
     for row in learned.rows:  # a row covers the tasks up to its own
         row.accuracy, row.sizes = learned.accuracy.by_task(model.tasks[: row.task])
         row.command = typed or row.command
@@ -264,6 +292,18 @@ def chance_right(learned: Learned) -> Tensor:
         drawn = [raw_logits(learned.model, features).argmax(1) == old for features in moved.draws()]
         right[: len(old)] = torch.stack(drawn).double().mean(0)
     return right
+
+
+def why_unseen(model: Model) -> str:
+    """Return why the images that the accuracy is reported on are new to the model."""
+    accuracy = held_out_accuracy(model)
+    images = 0 if accuracy is None else sum(accuracy.images.values())
+    left_out = model.serving.get("left_out", int(model.kept.taught.sum()))  # also where no feature is kept
+    if not left_out:
+        return "held out, and nothing was decided by them"
+    if left_out >= images:
+        return "each judged by all others"
+    return f"{left_out:,} of them each judged by all others, {images - left_out:,} held out"
 
 
 def held_out_accuracy(model: Model) -> Accuracy | None:

@@ -26,20 +26,20 @@ def read_known(
     part: str,
     *,
     only_known: bool = False,
+    advice: str = "",
     skip_unreadable: bool,
     progress: Progress,
 ) -> LabeledImages:
     """Read the images of a folder or CSV file; raise if a class is not one of the model's.
 
     From a folder with ``train`` and ``test``, only ``part`` is read. With ``only_known``, other classes are
-    skipped with a warning that names them.
+    skipped with a warning that names them; ``advice`` tells how to request that.
     """
     found, classes = find_images(path).only(part), model.classes
     unknown = [name for name in found.classes if name not in classes]
     if unknown and not only_known:
-        raise first_problems(
-            str(path), [f"class '{name}' is not known to the model{_hint(name, classes)}" for name in unknown]
-        )
+        wrong = [f"class '{name}' is not known to the model{_hint(name, classes)}" for name in unknown]
+        raise CofimaError(f"{first_problems(str(path), wrong)}{advice}")
     if unknown:
         found = found.of(classes)
         text = f"{path}: left out {count(len(unknown), 'class', 'es')} that the model does not know"

@@ -77,11 +77,13 @@ class FineTuning:
         how: Training options.
         said: Message to the user.
         refused: Reason why there is no second stage, or an empty string.
+        repeat: Option that makes another machine decide the same, if time decided here.
     """
 
     how: TrainOptions
     said: str = ""
     refused: str = ""
+    repeat: str = ""
 
 
 def plan_fine_tuning(
@@ -115,7 +117,9 @@ def plan_fine_tuning(
         return FineTuning(how, refused=few)
     if effort.decided is not None:  # as planned before the interruption: new timings may give another number
         return FineTuning(
-            _with_epochs(how, effort.decided), "the fine-tuning that was interrupted begins anew"
+            _with_epochs(how, effort.decided),
+            "the fine-tuning that was interrupted begins anew",
+            repeat="" if effort.epochs_given else f"--epochs {effort.decided}",
         )
     if effort.epochs_given:
         return FineTuning(how, f"fine-tuning, at most {how.epochs} epochs as asked")
@@ -138,11 +142,14 @@ def plan_fine_tuning(
         seconds = an_image * first.method.cost(Plan(epochs, images, 0, tasks)).work
         if seconds <= allowed:
             return FineTuning(
-                _with_epochs(how, epochs), f"fine-tuning for {_about(seconds)} at most (--fast leaves it out)"
+                _with_epochs(how, epochs),
+                f"fine-tuning for {_about(seconds)} at most (--fast leaves it out)",
+                repeat=f"--epochs {epochs}",
             )
     return FineTuning(
         how,
         refused=f"not fine-tuned: one epoch would take {_about(seconds)}, more than --minutes allows",
+        repeat="--fast",
     )
 
 

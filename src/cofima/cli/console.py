@@ -18,12 +18,21 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.control import Control
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bars
+from rich.progress_bar import ProgressBar
 from rich.segment import ControlType, Segment
 from rich.table import Table as RichTable
 from rich.text import Text
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from cofima.core import torchrun
 from cofima.core.errors import CofimaError, CofimaWarning
@@ -36,11 +45,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 GRACE = 20  # seconds for the main process to print its error; torchrun then ends the others
-TEXT = 12  # minimum width of a text column; longer words are broken
+TEXT = 15  # minimum width of a text column; longer words are broken
 UNLIMITED = 10_000  # columns
+TIMES = 27  # columns of a progress line behind its bar: percent, time so far, time left
+BAR = (10, 40)  # columns of the bar, at least and at most
 ERASE = Control((ControlType.CARRIAGE_RETURN,), (ControlType.ERASE_IN_LINE, 2))
 _quiet = False
 _starting: Console | None = None
+_bars: Bars | None = None  # those on the screen
 
 
 class PlainConsole(Console):
@@ -80,6 +92,19 @@ def started() -> None:
 
 class Command(TyperCommand):
     """Command that shows a line at once, as importing torch takes seconds."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; ``--no-...`` stands with the words of its option, as its own column is cut."""
+        both = [one for one in self.params if isinstance(one, TyperOption) and one.secondary_opts]
+        before = [(param.secondary_opts, param.help) for param in both]
+        for param in both:
+            param.help = f"{param.help} Off: {param.secondary_opts[0]}."
+            param.secondary_opts = []
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for param, (names, text) in zip(both, before, strict=True):
+                param.secondary_opts, param.help = names, text
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; the line disappears before anything else is printed."""
@@ -165,9 +190,14 @@ def register(
     """Add commands, each with an example that starts with the command's name: ``learn photos -o parts``."""
     for function, example in commands:
         # typer parses help as markup, in which "cofima[app]" would be a tag
-        text = escape(inspect.getdoc(function) or "")
+        text = escape(_paragraphs(inspect.getdoc(function) or ""))
         epilog = escape(f"Example: {parent} {example}")
         app.command(example.split()[0], cls=cls, help=text, epilog=epilog)(function)
+
+
+def _paragraphs(text: str) -> str:
+    """Return a text with one line for each paragraph, which any terminal can break where it ends."""
+    return "\n\n".join(" ".join(part.split("\n")) for part in text.split("\n\n"))
 
 
 def set_quiet(quiet: bool) -> None:
@@ -227,9 +257,48 @@ def interruptible(
     try:
         yield
     except KeyboardInterrupt as error:
+        if _bars is not None:  # what is interrupted may not take its bar away before this is printed
+            _bars.stop()
         number = getattr(error, "signal", signal.SIGINT)
         say(f"cofima: interrupted; {getattr(error, 'kept', '') or kept}", err())
         raise typer.Exit(128 + number) from None
+
+
+def _bar_width(console: Console) -> int:
+    return max(BAR[0], min(BAR[1], console.width // 4 - 8))
+
+
+class _Work(ProgressColumn):
+    """Name of the work, as long as bar and times leave room for: of a long one, its step stays."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def render(self, task: Task) -> Text:
+        """Return the name, shortened."""
+        room = max(BAR[0], self.console.width - TIMES - _bar_width(self.console) - 2)
+        text = task.description
+        if len(text) > room:
+            stage, dot, step = text.rpartition(" · ")
+            left = room - len(dot + step) - 1
+            text = (
+                f"{stage[:left].rstrip(' ,')}…{dot}{step}" if stage and left > 0 else f"{step[: room - 1]}…"
+            )
+        return Text(text, no_wrap=True)
+
+
+class _Bar(BarColumn):
+    """Bar that leaves room for the times, whatever the terminal's width."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def render(self, task: Task) -> ProgressBar:
+        """Return the bar."""
+        self.bar_width = _bar_width(self.console)
+        return super().render(task)
 
 
 class TerminalProgress(Progress):
@@ -238,8 +307,8 @@ class TerminalProgress(Progress):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.bars = Bars(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            _Work(console),
+            _Bar(console),
             TaskProgressColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
@@ -294,10 +363,12 @@ class TerminalProgress(Progress):
     @contextmanager
     def _shown(self) -> Iterator[None]:
         """Show the bar until the outermost step or stage ends."""
+        global _bars
         started()
         if not self.depth:
             self.bars.start_task(self.bar)  # elapsed time starts with the first step
             self.bars.start()
+            _bars = self.bars
         self.depth += 1
         try:
             yield
@@ -305,6 +376,7 @@ class TerminalProgress(Progress):
             self.depth -= 1
             if not self.depth:
                 self.bars.stop()
+                _bars = None
 
 
 def print_runs(runs: Sequence[Run]) -> None:

@@ -312,10 +312,13 @@ def _print_evaluation(found: Evaluation) -> None:
 
 def history(model: AnyModel) -> None:
     """Show the history of a model: what it learned, when, from how many images, and its accuracy."""
-    from cofima.report.history import history_table
+    from cofima.report.history import features_kept, history_table
     from cofima.store import model_folder
 
-    print_table(history_table(model_folder.read_history(read_model(model))))
+    rows = model_folder.read_history(read_model(model))
+    print_table(history_table(rows).filled())
+    if kept := features_kept(rows):
+        say(f"Features of {count(kept, 'image')} are kept in it, to measure what later extensions lose")
 
 
 def undo(model: ModelFolder) -> None:
@@ -355,11 +358,15 @@ def remove_class(
 
     with changing(model) as classifier:
         classifier.remove_class(name)
-    say(f"{model}: '{name}' is removed; {len(classifier.classes)} classes are left")
+    left = len(classifier.classes)
+    say(f"{model}: '{name}' is removed; {count(left, 'class', 'es')} {'is' if left == 1 else 'are'} left")
+    say("  the state before, which undo returns to, still knows it until the next change")
 
 
 def _learned(made: Classifier) -> Iterator[str]:
     """Yield the lines about a learned classifier: classes, accuracy, folder, commands to try next."""
+    from cofima.classifier.measure import why_unseen
+
     row, accuracy = made.history[-1], made.accuracy
     yield f"Learned {count(len(made.classes), 'class', 'es')} from {count(row.train_images or 0, 'image')}"
     yield f"  in {_duration(row.seconds['total'])}: {made.model.method.label} on {made.model.backbone.name}"
@@ -368,7 +375,7 @@ def _learned(made: Classifier) -> Iterator[str]:
     else:
         yield (
             f"Accuracy: {accuracy.percent:.1f} % on {count(sum(accuracy.images.values()), 'image')}, "
-            f"{_unseen(made)}"
+            f"{why_unseen(made.model)}"
         )
         yield _least_accurate(accuracy.by_class)
     yield from _kept(made)
@@ -380,6 +387,8 @@ def _learned(made: Classifier) -> Iterator[str]:
 
 def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
     """Yield the lines about an extension: classes, accuracy, drop of old classes, folder."""
+    from cofima.classifier.measure import why_unseen
+
     if outcome.new:
         yield f"Learned {count(len(outcome.new), 'new class', 'es')}: {some(outcome.new)}"
     if outcome.more:
@@ -391,7 +400,7 @@ def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
     else:
         images = sum(outcome.accuracy.images.values())
         on = count(images, "image")
-        yield f"Accuracy on these: {outcome.accuracy.percent:.1f} % on {on}, {_unseen(made)}"
+        yield f"Accuracy on these: {outcome.accuracy.percent:.1f} % on {on}, {why_unseen(made.model)}"
         yield _least_accurate(outcome.accuracy.by_class)
     if outcome.overall.percent is not None and len(outcome.overall.images) > len(outcome.accuracy.images):
         known, images = len(outcome.overall.images), sum(outcome.overall.images.values())
@@ -399,12 +408,6 @@ def _extended(made: Classifier, outcome: Extension) -> Iterator[str]:
         yield f"Accuracy on {known} of {many} classes: {percent:.1f} % on {count(images, 'image')}"
     yield _lost(outcome)
     yield from _kept(made)
-
-
-def _unseen(made: Classifier) -> str:
-    """Return the reason why the images that accuracy is reported on are new to the classifier."""
-    left_out = bool(made.model.kept.taught.any())
-    return "each judged by all others" if left_out else "held out, and nothing was decided by them"
 
 
 def _lost(outcome: Extension) -> str:

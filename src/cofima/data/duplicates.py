@@ -23,7 +23,7 @@ from cofima.data.sources.listing import LabeledImages
 
 SIDE = 16  # pixels per side of a thumbnail
 _SHARE = 0.2  # maximum share of different bits: in flat regions, they are noise
-_MEAN, _MOST = 3.0, 24.0  # mean and maximum difference of thumbnails, in levels of 255
+_MEAN, _MOST = 6.0, 60.0  # mean and maximum difference of the fields of thumbnails, in levels of 255
 _AT_ONCE = 256
 
 
@@ -92,20 +92,41 @@ def thumbnail(image: Image.Image) -> Tensor:
 
 
 def warn_of_copies(read: LabeledImages, pixel_format: PixelFormat, held_out: Tensor) -> None:
-    """Warn about held-out photographs that are copies of training photographs."""
+    """Warn about held-out photographs that are copies of training photographs, and those in two classes."""
     small = thumbnails(pixel_format.decode_test(read.pixels) if pixel_format.whole else read.pixels)
-    parts = []
-    for mask in (held_out, ~held_out):
+
+    def looks(mask: Tensor) -> Looks:
         places = mask.nonzero().flatten().tolist()
         names = [read.files[at].name for at in places]
-        parts.append(Looks(names, [read.hashes[at] for at in places], small[mask]))
-    if found := duplicates(*parts):
+        return Looks(names, [read.hashes[at] for at in places], small[mask])
+
+    # a first answer is taught by all images but a test part's, also by those held out of fine-tuning
+    found = duplicates(looks(held_out & ~read.tested), looks(~held_out & ~read.tested))
+    found += duplicates(looks(read.tested), looks(~read.tested))
+    if found:
         warnings.warn(
             f"{count(len(found), 'held-out photograph')} can be found among those to train on, so accuracy "
             f"will look too high: {some([str(one) for one in found])}",
             CofimaWarning,
             stacklevel=3,
         )
+    if twice := _in_two_classes(read):
+        warnings.warn(
+            f"the same photograph is in two classes, one of which must be wrong: {some(twice)}",
+            CofimaWarning,
+            stacklevel=3,
+        )
+
+
+def _in_two_classes(read: LabeledImages) -> list[str]:
+    """Return the files that have the content of a file of another class before them."""
+    first: dict[str, int] = {}
+    found = []
+    for place, digest in enumerate(read.hashes):
+        at = first.setdefault(digest, place)
+        if digest and read.files[at].class_name != read.files[place].class_name:
+            found.append(f"{read.files[place].name} is {read.files[at].name}")
+    return found
 
 
 def refuse_model_among_photos(photos: Path, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Base class of methods: options as fields, and small hooks around the training of a task."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -212,6 +212,17 @@ class Method:
     def keep_still(self, task: Task) -> None:
         """Train nothing."""
         self.net.eval()
+
+    def solved_head(self, state: Mapping[str, Tensor], width: int) -> tuple[Tensor, Tensor] | None:
+        """Return weight and bias of the head if the state alone determines them, otherwise None.
+
+        Used to merge models that have the same backbone.
+
+        Args:
+            state: As :meth:`state` returns it.
+            width: Number of features.
+        """
+        return None
 
     @property
     def is_solved(self) -> bool:

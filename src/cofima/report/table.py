@@ -1,7 +1,7 @@
 """The table model, from which all formats are rendered."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
@@ -74,6 +74,12 @@ class Table:
     records: Sequence[Mapping[str, object]] = ()
     scaled: bool = False
     style: str = ""
+
+    def filled(self) -> "Table":
+        """Return the table without columns that are empty in every row."""
+        keep = [at for at in range(len(self.columns)) if any(str(row.cells[at]) for row in self.rows)]
+        rows = [replace(row, cells=[row.cells[at] for at in keep]) for row in self.rows]
+        return replace(self, columns=[self.columns[at] for at in keep], rows=rows)
 
     @property
     def heads(self) -> list[tuple[Cell, list[Column]]]:

@@ -51,10 +51,20 @@ class _Serving(BaseModel):
                 raise ValueError("right answers and images are of other classes")
             return self
 
+    class FineTuning(BaseModel):
+        """The second stage of a command that was interrupted: its epochs, and the identity of the command."""
+
+        epochs: Annotated[int, Field(ge=1, le=MOST)]
+        command: str
+
     temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    offsets: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    fine_tuning: FineTuning | None = None
     distances: list[list[Annotated[float, Field(allow_inf_nan=False)]]] = []
     accuracy: Counts | None = None
+    left_out: Number = 0
     keep_images: Number = 0
+    keep_features: bool = True
 
 
 class Record(BaseModel):
@@ -108,6 +118,13 @@ class Record(BaseModel):
     def _can_serve(cls, serving: dict[str, Any]) -> dict[str, Any]:
         _Serving.model_validate(serving)
         return serving
+
+    @model_validator(mode="after")
+    def _one_offset_per_class(self) -> Self:
+        offsets = self.serving.get("offsets")
+        if offsets is not None and len(offsets) != len(self.classes):
+            raise ValueError(f"serving has {len(offsets)} offsets for {len(self.classes)} classes")
+        return self
 
     @property
     def classes(self) -> list[str]:

@@ -15,9 +15,10 @@ from cofima.core.errors import CofimaError
 from cofima.data.image_set import image_set
 from cofima.store import model_folder
 from cofima.store.generation import shared_name
+from cofima.store.held_out import HeldOut
 from cofima.store.history import HistoryRow
 from cofima.store.model import load_model, save_model
-from cofima.store.record import BACKBONE
+from cofima.store.record import BACKBONE, FEATURES
 from fake_hub import Hub, serving
 
 
@@ -70,7 +71,11 @@ def test_an_accuracy_of_some_classes_is_no_accuracy_of_the_model(folder: Path) -
     assert ModelCard(text).data.eval_results is None
     model.serving["accuracy"]["right"][three] = model.serving["accuracy"]["images"][three] = 2
     text = model_card(model, "parts")
-    assert "75.0 % of 8 images of all classes, held out when it last learned" in text
+    assert "75.0 % of 8 images of all classes, held out, and nothing was decided by them." in text
+    model.serving["left_out"] = 6
+    assert "6 of them each judged by all others, 2 held out." in model_card(model, "parts")
+    model.serving["left_out"] = 8
+    assert "75.0 % of 8 images of all classes, each judged by all others." in model_card(model, "parts")
     (result,) = ModelCard(text).data.eval_results
     assert result.metric_value == 0.75
     assert "8 images of all classes" in result.metric_name
@@ -108,7 +113,8 @@ def test_a_model_that_was_learned_says_its_commands(folder: Path) -> None:
     ]
     text = model_card(model, "parts")
     assert "cofima learn" in text
-    assert "| 2 | extend | 1: c | 4 | 50.0 |" in text
+    assert "| 2 | extend | 1: c | 4 | 50.0\\* |" in text
+    assert "- learned: 13\n- held out: 0\n" in text  # by both
     assert "cofima extend MODEL PHOTOS  # c" in text
     assert "cofima rename MODEL c 'the d'" in text
     model.history = [HistoryRow(kind="merge", task=1, classes=["a"]), *model.history[1:2]]
@@ -186,6 +192,23 @@ def test_offline_no_token_bad_name_and_no_network_are_said(
     with pytest.raises(CofimaError, match="cannot be reached"):
         push(folder, "me/parts")
     assert not hub.files
+
+
+def test_features_of_images_are_uploaded_only_if_that_is_said(folder: Path, hub: Hub, tmp_path: Path) -> None:
+    model = load_model(folder)
+    yes = torch.ones(4).bool()
+    model.held_out = HeldOut(torch.ones(4, model.width), torch.tensor([0, 0, 1, 2]), ~yes, ~yes, yes)
+    model.history[-1].kept_features = 4
+    save_model(model, tmp_path / "held")
+    for asked in (False, True):
+        push(tmp_path / "held", "me/parts", with_features=asked)
+        assert any(name.endswith(FEATURES) for name in hub.files) == asked
+        for name, content in hub.files.items():
+            path = tmp_path / f"there {asked}" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        there = load_model(tmp_path / f"there {asked}")
+        assert len(there.kept) == there.history[-1].kept_features == (4 if asked else 0)
 
 
 def test_images_in_a_model_are_uploaded_only_if_that_is_said(

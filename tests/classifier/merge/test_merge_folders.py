@@ -25,6 +25,8 @@ from cofima.weights import average, fisher_average
 
 FIRST, SECOND = ((0, 1), (2, 3)), ((3, 2), (4, 5), (1,))  # share classes 1, 2 and 3, in another order
 
+FIXED = {"shrinkage": 0.3}
+
 
 def pixels(count: int = 5) -> torch.Tensor:
     return torch.randint(
@@ -415,3 +417,25 @@ def test_nan_in_a_head_is_named(pair, tmp_path: Path) -> None:
     with pytest.raises(CofimaError, match=r"broken: \S+ holds NaN or Inf"):
         cofima.merge([pair[1], tmp_path / "broken"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_heads_on_one_backbone_are_solved_anew_for_all_classes(tiny, tmp_path: Path) -> None:
+    """As if one model had learned all classes; averaged rows of two discriminants do not compare."""
+    images = blobs(4, per_class=12, side=16)
+
+    def learned(name: str, groups: list[tuple[int, ...]]) -> Model:
+        config = tiny.config(
+            "cofima", train={"epochs": 0}, options={"classifier": "lda", "closed_form": FIXED}
+        )
+        tiny.run(tmp_path / name, config, from_groups(images, groups))
+        return load_model(tmp_path / name)
+
+    whole = head(learned("whole", [(0, 1), (2, 3)]))
+    for name, groups in (("a", [(0, 1)]), ("b", [(2, 3)])):
+        learned(name, groups)
+    done = cofima.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    found = head(load_model(tmp_path / "out"))
+    assert done.classes == list(found)
+    for name, (row, bias) in whole.items():
+        torch.testing.assert_close(found[name][0], row)
+        torch.testing.assert_close(found[name][1], bias)

@@ -239,7 +239,9 @@ NOTE_WHAT_IS_SAID = """() => {
 def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_path: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     yellow = [str(path) for path in paint(tmp_path / "y", "yellow", 9)]
-    others = [str(paint(tmp_path / "o", name, 1, first=90)[0]) for name in ("red", "green", "blue")]
+    others = [
+        str(path) for name in ("red", "green", "blue") for path in paint(tmp_path / "o", name, 3, first=90)
+    ]
     fake, notes = tmp_path / "fake.png", tmp_path / "notes.txt"
     fake.write_text("no image")
     notes.write_text("no image either")
@@ -261,6 +263,9 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
         for name in ("red", "green", "blue"):
             expect(answers).to_contain_text(name)
         assert answers.evaluate(CUT) == []
+        expect(page.locator("#gallery img")).to_have_count(9)  # three rows
+        wrap = page.locator("#gallery .grid-wrap")
+        assert wrap.evaluate("one => one.scrollHeight <= one.clientHeight")
         page.screenshot(path=keep / "app_ask.png", full_page=True)
         page.get_by_role("tab", name="Add a class").click()
         page.fill("#name textarea, #name input", "yellow")
@@ -301,6 +306,10 @@ def test_in_a_real_browser_predict_add_a_class_see_it_and_undo(served: str, tmp_
         page.click("#undo")
         expect(page.locator("#said")).to_contain_text("Undone")
         expect(page.locator("#head")).to_contain_text("It knows 3 classes")
+        page.click("#undo")
+        expect(page.locator("body")).to_contain_text("there is nothing to undo")
+        page.get_by_role("tab", name="History").click()  # where the error hides nothing
+        expect(page.locator("#history")).not_to_contain_text("Error")
         browser.close()
     assert (keep / "app_add.png").stat().st_size > 10_000
 

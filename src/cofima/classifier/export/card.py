@@ -11,7 +11,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Template
 
-from cofima.classifier.measure import held_out_accuracy
+from cofima.classifier.measure import held_out_accuracy, why_unseen
 from cofima.core.wording import some
 from cofima.report.history import history_table
 from cofima.report.render import markdown, markdown_text
@@ -20,7 +20,6 @@ from cofima.store.hub import is_snapshot
 from cofima.store.model import Model
 
 SHOWN = 200  # classes in a table or a list
-HELD_OUT = "of all classes, held out when it last learned; they also decided when to stop"
 # a local path, as config.json and history.jsonl hold it
 PLACE = re.compile(r"(folder:|(?:of )?(?=/))(.+)")
 
@@ -57,7 +56,7 @@ def model_card(model: Model, name: str, license: str | None = None, library: str
         measured=found,
         held_out=held_out_accuracy(model),
         shown=SHOWN,
-        history=markdown([history_table(model.history)]).rstrip("\n") + "\n",
+        history=markdown([history_table(model.history).filled()]).rstrip("\n") + "\n",
         tasks=[some([markdown_text(each) for each in task], SHOWN) for task in model.tasks],
         data_name=data_name(model),
         facts=_facts(model),
@@ -84,6 +83,10 @@ def _result(model: Model, percent: float, images: int, what: str) -> EvalResult:
 
 def _facts(model: Model) -> dict[str, Any]:
     """Return the facts about the images, as single-line values."""
+    rows = [row for row in model.history if row.kind in ("learn", "extend", "more images")]
+    if rows:  # sums over all folders it learned from; the record's own facts are those of the first
+        held = sum(row.held_out or 0 for row in rows)
+        return {"learned": sum(row.train_images or 0 for row in rows), "held out": held}
     said = {k: v for k, v in model.data.items() if isinstance(v, str | int | float)}
     return {k: f"`{v}`" if k == "fingerprint" else v for k, v in said.items() if k not in ("name", "folder")}
 
@@ -142,7 +145,7 @@ def measured(model: Model) -> tuple[float, int, str] | None:
     """
     held_out = held_out_accuracy(model)
     if held_out is not None and held_out.percent is not None and set(held_out.images) >= set(model.classes):
-        return held_out.percent, sum(held_out.images.values()), HELD_OUT
+        return held_out.percent, sum(held_out.images.values()), f"of all classes, {why_unseen(model)}"
     last = model.history[-1] if model.history else None
     if last is not None and last.kind == "task" and last.overall is not None and None not in last.accuracy:
         return last.overall, sum(last.sizes), "of all classes, which it was tested on"

@@ -77,6 +77,8 @@ def without_places(generation: Generation, left_out: Collection[str] = ()) -> di
     Files that are ``left_out`` are not listed in config.json.
     """
     rows = [HistoryRow.model_validate(without_paths(row.model_dump())) for row in generation.history()]
+    if rows and FEATURES in left_out:
+        rows[-1].kept_features = 0
     history = dump_rows(rows).encode()
     record = Record.model_validate(without_paths(generation.record.model_dump()))
     files = {name: digest for name, digest in record.files.items() if name not in left_out}

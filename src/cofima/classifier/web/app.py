@@ -22,6 +22,7 @@ T = TypeVar("T")
 # files of any type: the session reports a file that is not an image, while the browser would silently drop it
 UPLOAD: dict[str, Any] = {"file_count": "multiple", "height": 220}
 ANSWERS = {"image": "20%", "answer": "22%", "probability": "18%", "nearest classes": "40%"}  # column widths
+STYLE = "#gallery .grid-wrap { max-height: none; }"  # gradio would show one and a half rows, and scroll
 CHANGES = ["class", "before %", "after %", "change"]
 
 
@@ -66,7 +67,12 @@ def build(session: Session) -> Any:
             asked = gradio.File(label="Drop images here", elem_id="asked", **UPLOAD)
             ask = gradio.Button("Name the classes", variant="primary", elem_id="ask")
             gallery = gradio.Gallery(
-                label="Answers", columns=4, height="auto", object_fit="contain", interactive=False
+                label="Answers",
+                columns=4,
+                height="auto",
+                object_fit="contain",
+                interactive=False,
+                elem_id="gallery",
             )
             answers = gradio.Dataframe(
                 headers=list(ANSWERS),
@@ -134,7 +140,7 @@ def build(session: Session) -> Any:
                 show_progress_on=[said],
             )
         unsure.click(lambda: gradio.update(visible=False), None, confirm, api_visibility="private")
-        undo.click(go_back, None, state, api_visibility="private")
+        undo.click(go_back, None, state, api_visibility="private", show_progress_on=[said])
         page.load(
             lambda: (_head(session), _history(session)), None, [head, history], api_visibility="private"
         )
@@ -176,6 +182,7 @@ def serve(
             ssr_mode=False,
             enable_monitoring=False,
             app_kwargs={"middleware": [guard]},
+            css=STYLE,
         )
     except OSError as error:
         raise CofimaError(f"the page cannot be served on {host}: {error}") from error

@@ -3,6 +3,7 @@
 The head is aligned with features drawn from class Gaussians, or solved in closed form.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -29,6 +30,7 @@ from cofima.methods.components.discriminant import (
     POWER_DISCRIMINANT,
     SharedGaussians,
     class_shares,
+    discriminant,
     left_out_logits,
 )
 from cofima.methods.components.drift import choose_alpha, drift_map
@@ -295,6 +297,14 @@ class Aligned(Method):
         else:
             self.aligned = empty_head(self.net.head.features, sizes, self.closed_form.features)
         self.aligned.to(self.context.device).load_flat(weight, bias)
+
+    def solved_head(self, state: Mapping[str, Tensor], width: int) -> tuple[Tensor, Tensor] | None:
+        """Return the discriminant of these statistics."""
+        if not self.is_solved:
+            return None
+        space = self.closed_form.features
+        kept = SharedGaussians.restore(untagged(GROUPS[space], state), width, space)
+        return discriminant(kept, self.closed_form.priors)
 
     def left_out_logits(self, features: Tensor, labels: Tensor) -> Tensor | None:
         """Return the leave-one-out logits of lda, in closed form; None for other heads."""

@@ -50,6 +50,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"as {FORMATS}"
         ) from error
     except Exception as error:  # pickle.UnpicklingError, and anything that a foreign pickle may raise
+        if (text := _as_text(path)) is not None:
+            raise CofimaError(
+                f"checkpoint {path}: not a checkpoint but a text, which begins '{text}'; perhaps a page or a "
+                "pointer (git LFS) was downloaded in place of the file"
+            ) from error
         raise CofimaError(_refusal(path, error)) from error
     for key in _NESTED:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
@@ -74,6 +79,17 @@ def _dense(path: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def _first_sentence(error: Exception) -> str:
     """Return the first sentence of an error, without torch's advice."""
     return shortened(str(error).strip().partition("\n")[0].partition(". ")[0], 200)
+
+
+def _as_text(path: Path) -> str | None:
+    """Return the beginning of a file that is a text, or None; a pickle begins with a control character."""
+    with path.open("rb") as file:
+        start = file.read(60)
+    try:
+        text = start.decode("ascii").strip().partition("\n")[0]
+    except UnicodeDecodeError:
+        return None
+    return text if text.isprintable() else None
 
 
 def _odd(tensor: Tensor) -> str:
