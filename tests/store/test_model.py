@@ -123,8 +123,7 @@ def test_a_loaded_model_predicts_the_same_bits(config, tmp_path: Path) -> None:
         assert torch.equal(again.method.state()[key], value), key
 
 
-@pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
-@pytest.mark.parametrize("method", ["seq_ft", "cofima"])
+@pytest.mark.parametrize(("method", "network"), [("seq_ft", "resnet_test"), ("cofima", "vit_test")])
 def test_plain_timm_loads_the_weights(network: str, method: str, tiny, tmp_path: Path) -> None:
     model = launch(tiny.config(method, network, train={"epochs": 1}), tmp_path / "model")
     generation = model_folder.read(tmp_path / "model")
