@@ -22,6 +22,7 @@ import bare
 import cofima
 import epoch
 import features
+import first_answer
 import fisher
 import fisher_price
 import grid
@@ -33,6 +34,7 @@ import pipeline
 import scaling
 
 SECTIONS = (
+    first_answer,
     fisher,
     fisher_price,
     averaging,

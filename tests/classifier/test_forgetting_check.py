@@ -96,7 +96,7 @@ def test_too_few_current_classes_are_unknown(classes: int, model: Path) -> None:
     old = cofima.load(model).model
     before = torch.randn(12, old.width, generator=chance())
     moved = Moved(old.kept, before, before + 1, torch.arange(12) % classes, chance())
-    assert "fewer than 3 classes" in str(compare_on_features(old, old, moved))
+    assert "fewer than 3 classes" in str(compare_on_features(old, old, moved, held_out_logits(old, old.kept)))
 
 
 def test_a_wide_estimate_is_unknown_and_one_without_features_too(model: Path) -> None:
@@ -104,11 +104,10 @@ def test_a_wide_estimate_is_unknown_and_one_without_features_too(model: Path) ->
     before = torch.randn(40, old.width, generator=chance())
     after = before + 50 * torch.randn(4, old.width, generator=chance(1))[torch.arange(40) % 4]
     moved = Moved(old.kept, before, after, torch.arange(40) % 4, chance())
-    assert "says too little" in str(compare_on_features(old, old, moved))
+    assert "says too little" in str(compare_on_features(old, old, moved, held_out_logits(old, old.kept)))
     old.held_out = None
-    assert "no features" in str(
-        compare_on_features(old, old, Moved(old.kept, before, after, before, chance()))
-    )
+    none = Moved(old.kept, before, after, before, chance())
+    assert "no features" in str(compare_on_features(old, old, none, held_out_logits(old, old.kept)))
 
 
 def test_the_interval_holds_the_drop_as_often_as_it_says() -> None:

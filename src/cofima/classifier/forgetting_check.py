@@ -151,8 +151,15 @@ def compare_on_images(old: Model, new: Model, images: ImageSet, source: str) -> 
     return _comparison(old, was, now[None], images.labels, True, f"measured on {len(images)} images {source}")
 
 
-def compare_on_features(old: Model, new: Model, moved: Moved) -> OldClassComparison | str:
-    """Measure or estimate the loss of old classes on kept features; return the reason if neither works."""
+def compare_on_features(old: Model, new: Model, moved: Moved, logits: Tensor) -> OldClassComparison | str:
+    """Measure or estimate the loss of old classes on kept features; return the reason if neither works.
+
+    Args:
+        old: The model before.
+        new: The model that has learned more.
+        moved: The kept features of the old one, as the new one sees them.
+        logits: The new head's answers to its own kept features, of which those of old classes come first.
+    """
     kept = moved.kept
     if not len(kept):
         return "no features of their images are kept"
@@ -160,8 +167,8 @@ def compare_on_features(old: Model, new: Model, moved: Moved) -> OldClassCompari
         return f"the backbone moved, and fewer than {LEAST_CLASSES} classes show how"
     was = honest_answers(old, held_out_logits(old, kept), kept.labels) == kept.labels
     if moved.still:
-        answers = honest_answers(new, held_out_logits(new, new.kept), new.kept.labels)
-        now = (answers[: len(kept)] == kept.labels)[None]  # those of old classes come first
+        answers = honest_answers(new, logits, new.kept.labels)
+        now = (answers[: len(kept)] == kept.labels)[None]
     else:
         drawn = [logits_of_features(new, features).argmax(1) for features in moved.draws()]
         now = torch.stack(drawn) == kept.labels

@@ -272,7 +272,7 @@ def extend(
         if old_images is not None and not exact:
             return compare_on_images(model, learned.model, old_images, source)
         if moved is not None:
-            return compare_on_features(model, learned.model, moved)
+            return compare_on_features(model, learned.model, moved, learned.answers())
         return f"{model.method.label} keeps nothing to tell from"
 
     def check_drop(learned: Learned) -> None:

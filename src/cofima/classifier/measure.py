@@ -90,6 +90,7 @@ class Learned:
         may_choose: A mask of images that may choose, among the model's kept features; of a method that
             predicts from more than features, among the held-out images.
         accuracy: On held-out images of all classes that decided nothing.
+        logits: The head's answers to the model's kept features, once they were asked for.
     """
 
     model: Model
@@ -98,6 +99,13 @@ class Learned:
     moved: Moved | None
     may_choose: Tensor
     accuracy: Accuracy = field(default_factory=lambda: Accuracy({}, {}))
+    logits: Tensor | None = None
+
+    def answers(self) -> Tensor:
+        """Return the head's answers to the model's kept features, computed once."""
+        if self.logits is None:
+            self.logits = held_out_logits(self.model, self.model.kept)
+        return self.logits
 
     def finished(self, keep: Keep, pending: Mapping[str, Any] | None = None) -> Model:
         """Return the model as it is saved: with its history, and of held-out images what is to be kept.
@@ -217,7 +225,7 @@ def measure(learned: Learned, typed: str = "") -> Learned:
     """
     model, kept = learned.model, learned.model.kept
     if model.method.sees_features_only:
-        logits, labels = held_out_logits(model, kept), kept.labels
+        logits, labels = learned.answers(), kept.labels
         fit_to_report = kept.exact & ~kept.chose
         remember_distances(model)
     else:
@@ -239,7 +247,7 @@ def measure(learned: Learned, typed: str = "") -> Learned:
 def chance_right(learned: Learned) -> Tensor:
     """Return the chance that the answer to each kept feature is right, which is 0 or 1 where it is exact."""
     kept, moved = learned.model.kept, learned.moved
-    right = (held_out_logits(learned.model, kept).argmax(1) == kept.labels).double()
+    right = (learned.answers().argmax(1) == kept.labels).double()
     if moved is not None and not moved.still:
         old = moved.kept.labels  # they come first
         drawn = [raw_logits(learned.model, features).argmax(1) == old for features in moved.draws()]

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from cofima.weights.decompositions import svd
+
 _NOTHING = 1e-12  # share of all singular values, below which one is rounding
 _HALF = 16  # bits of a float32: the upper half is searched first, then the lower
 
@@ -159,7 +161,7 @@ def outside(merged: Tensor, vector: Tensor, alpha: float) -> Tensor:
         vector: The matrix of the new one.
         alpha: 0 takes away the components alone, 1 all that ``merged`` maps from and to.
     """
-    u, lengths, vh = torch.linalg.svd(merged, full_matrices=False)
+    u, lengths, vh = svd(merged)
     some = lengths > lengths.sum() * _NOTHING  # along others nothing was learned, and any basis will do
     u, lengths, vh = u[:, some], lengths[some], vh[some]
     main = int((lengths.cumsum(0) <= alpha * lengths.sum() * (1 + _NOTHING)).sum())

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from cofima.methods.components.gaussians import RIDGE, Gaussians
 from cofima.methods.state import Entry
+from cofima.weights.decompositions import eigh
 
 Priors = Literal["equal", "counts"]
 SHARES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 1.0)  # among which images choose
@@ -101,7 +102,7 @@ class SharedGaussians(Gaussians):
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """Return eigenvalues and eigenvectors of the scatter; computed once as long as it stays the same."""
         if self._spectrum is None or self._spectrum[0] is not self.scatter:
-            values, vectors = torch.linalg.eigh(self.within * self.degrees)
+            values, vectors = eigh(self.within * self.degrees)
             self._spectrum = (self.scatter, values.clamp(min=0), vectors)
         return self._spectrum[1:]
 
@@ -134,10 +135,10 @@ class SharedGaussians(Gaussians):
         parts = [torch.cdist(white(some), means).amin(1) for some in torch.split(features, AT_ONCE)]
         near = torch.cat(parts).float()
         if left_out is not None and (mine := left_out >= 0).any():
-            near[mine] = self._nearest_left_out(features[mine], left_out[mine])
+            near[mine] = self._nearest_left_out(features[mine], left_out[mine], factor)
         return near
 
-    def _nearest_left_out(self, features: Tensor, labels: Tensor) -> Tensor:
+    def _nearest_left_out(self, features: Tensor, labels: Tensor, factor: Tensor) -> Tensor:
         r"""Return the distance of each image that is among those remembered, as if it were not.
 
         Its own class is farther without it: with :math:`z = x - \mu_c` and :math:`a = z^\top S_a^{-1} z`,
@@ -146,7 +147,7 @@ class SharedGaussians(Gaussians):
 
         (Sherman and Morrison's formula; s is the shrinkage). Other classes are as far as they are.
         """
-        factor, means = self.factor(), torch.stack(self.centers)
+        means = torch.stack(self.centers)
         counts = torch.tensor(self.sizes, dtype=torch.float64)[labels]
         less = counts / (counts - 1).clamp(min=1)
         white = torch.linalg.solve_triangular(factor, features.double().T, upper=False).T
@@ -262,7 +263,7 @@ def leave_one_out_losses(
     """
     usable = torch.tensor(gaussians.counts)[labels] > 1
     features, labels = features[usable], labels[usable]
-    if not len(labels) or gaussians.degrees < 2 or float(gaussians.within.trace()) == 0:
+    if not len(labels) or gaussians.degrees < 2 or float(gaussians.scatter.trace()) == 0:
         return None
     parts = [found for _, found in _leave_one_out(gaussians, features, labels, SHARES, priors)]
     each = [calibrated_loss(torch.cat(scores), labels.cpu()) for scores in zip(*parts, strict=True)]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cofima.methods.state import Entry
+from cofima.weights.decompositions import svd
 
 RIDGE = 1e-4  # added to each covariance, as SLCA does
 
@@ -75,7 +76,7 @@ class Gaussian:
     @cached_property
     def _axes(self) -> tuple[Tensor, Tensor]:
         """Return the orthonormal directions of the rows, and the variance along each but for the spread."""
-        _, lengths, axes = torch.linalg.svd(self.rows.double(), full_matrices=False)
+        _, lengths, axes = svd(self.rows.double())
         return axes.float(), lengths.square().float()
 
     def distance(self, features: Tensor) -> Tensor:
