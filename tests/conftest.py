@@ -15,6 +15,7 @@ from uuid import uuid4
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
+from hypothesis import settings
 
 from cofima.core import signals
 from windows import need_unix
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from cofima.training.context import Batch
     from tiny import Tiny
 
+settings.register_profile("ordinary", max_examples=40)
+settings.load_profile("ordinary")
 collect_ignore = [] if hasattr(os, "fork") else need_unix(Path(__file__).parent)
 
 

@@ -1,6 +1,8 @@
 """Tiny networks and tiny runs: what the tests of the core learn with, in well under a second each."""
 
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +111,12 @@ def tiny_config(method: str = "seq_ft", network: str = "vit_test", **more: Any) 
     return check(values | more)
 
 
+drawn_blobs = cache(blobs)  # the same few over and over
+
+
 def tiny_stream(groups: Sequence[int] = (2, 2, 2), per_class: int = 12, seed: int = 0) -> Stream:
-    """Return blobs dealt into tasks of these sizes."""
-    dataset = blobs(sum(groups), per_class, SIDE, seed)
+    """Return blobs dealt into tasks of these sizes; the images are the caller's own."""
+    dataset = deepcopy(drawn_blobs(sum(groups), per_class, SIDE, seed))
     classes = iter(range(sum(groups)))
     return from_groups(dataset, [[next(classes) for _ in range(size)] for size in groups])
 

@@ -174,7 +174,7 @@ def damages() -> Iterator[tuple[str, str, Callable[[Path], object]]]:
         if name != BACKBONE:  # whose name is used again, and a folder in its place is left alone
             yield f"{name} is a folder", name, lambda p: (p.unlink(), p.mkdir())
         yield f"{name} foreign", name, lambda p: p.write_bytes(b"\x89PNG\r\n\x1a\n\x00\xff")
-        for at in (0.0, 0.3, 0.5, 0.77, 1.0):
+        for at in (0.0, 0.5, 1.0):
             yield f"{name} flipped at {at}", name, lambda p, at=at: flip(p, at)
 
 
