@@ -1,11 +1,12 @@
 """Fixtures for tests in any folder. What computes is imported where it is used: the process that hands out
 the tests to others, and computes nothing, reads this file too."""
 
+import gc
 import hashlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from uuid import uuid4
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
+from hypothesis import settings
 
 from cofima.core import signals
 from windows import need_unix
@@ -26,7 +28,29 @@ if TYPE_CHECKING:
     from cofima.training.context import Batch
     from tiny import Tiny
 
+settings.register_profile("ordinary", max_examples=40, deadline=None)
+settings.load_profile("ordinary")
 collect_ignore = [] if hasattr(os, "fork") else need_unix(Path(__file__).parent)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all tests without looking for garbage, and look at nothing of that afterwards.
+
+    What torch and timm make when they are imported stays until the end: half a million objects, which every
+    full collection would search.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Give them back: what is written in C complains of objects that outlive it."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -35,6 +36,12 @@ TIERS = [
 TIER = {room: tier for tier, rooms in enumerate(TIERS) for room in rooms}
 
 
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a source, which several rules look at."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def modules() -> dict[str, Path]:
     """Return every module by its dotted name."""
     found = {}
@@ -49,7 +56,7 @@ MODULES = modules()
 
 def imports(source: str, module: str, is_package: bool) -> Iterator[tuple[str, int]]:
     """Yield every module of ours that the source imports, wherever in it, with the line."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -126,7 +133,7 @@ def test_a_type_name_names_one_thing() -> None:
 def test_no_docstring_begins_as_an_indirect_question() -> None:
     found = []
     for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path.read_text()):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 first = (ast.get_docstring(node) or "").partition(" ")[0]
                 if first in ("What", "How", "Who", "Where", "Whether", "Which", "When"):
@@ -171,8 +178,8 @@ def knowledge_of_methods(source: str, room: str = "serve") -> list[str]:
     known = {*kinds, *(kind.label for kind in kinds.values())}
     known -= set(get_args(Preset)) if room == "data" else set()  # images as SLCA's authors prepare them
     kept = {entry.name for kind in kinds.values() for entry in kind.state_schema}
-    groups = tuple(name for name in kept if name.endswith("."))
-    nodes = list(ast.walk(ast.parse(source)))
+    groups, names = tuple(name for name in kept if name.endswith(".")), known | kept
+    nodes = nodes_of(source)
     prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     compared = {id(part) for node in nodes if isinstance(node, ast.Compare) for part in ast.walk(node)}
     found = []
@@ -182,7 +189,7 @@ def knowledge_of_methods(source: str, room: str = "serve") -> list[str]:
             words = [node.value, *([] if " " in node.value else node.value.split(","))]
         elif isinstance(node, ast.ImportFrom):
             module = (node.module or "").partition("cofima.methods.")[2]
-        said = {word for word in words if word in known | kept or word.startswith(groups)}
+        said = {word for word in words if word in names or word.startswith(groups)}
         said |= identifiers(node) & known
         said -= set() if id(node) in compared else {"cofima"}
         if said or module in kinds:
@@ -235,7 +242,7 @@ SAFE_LOAD = {
 def unpickling(source: str, may_import: bool = False) -> list[str]:
     """Return a line for each import of a pickle module and each load that does not rule pickles out."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         names: list[str] = []
         if isinstance(node, ast.Import) and not may_import:
             names = [alias.name for alias in node.names]

@@ -1,6 +1,8 @@
 """Tiny networks and tiny runs: what the tests of the core learn with, in well under a second each."""
 
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from cofima.core import distributed
 from cofima.core.progress import SILENT, Progress
 from cofima.core.seeds import Seeds
 from cofima.data.sources.in_memory import blobs
-from cofima.data.stream import Stream, from_groups
+from cofima.data.stream import Dataset, Stream, from_groups
 from cofima.data.transforms import View
 from cofima.experiment.config import check
 from cofima.experiment.run import run
@@ -109,9 +111,16 @@ def tiny_config(method: str = "seq_ft", network: str = "vit_test", **more: Any) 
     return check(values | more)
 
 
+@cache
+def drawn_blobs(classes: int, per_class: int, seed: int, precision: torch.dtype) -> Dataset:
+    """Return blobs, which tests ask for over and over; they are drawn in the default ``precision``."""
+    assert precision == torch.get_default_dtype()
+    return blobs(classes, per_class, SIDE, seed)
+
+
 def tiny_stream(groups: Sequence[int] = (2, 2, 2), per_class: int = 12, seed: int = 0) -> Stream:
-    """Return blobs dealt into tasks of these sizes."""
-    dataset = blobs(sum(groups), per_class, SIDE, seed)
+    """Return blobs dealt into tasks of these sizes; the images are the caller's own."""
+    dataset = deepcopy(drawn_blobs(sum(groups), per_class, seed, torch.get_default_dtype()))
     classes = iter(range(sum(groups)))
     return from_groups(dataset, [[next(classes) for _ in range(size)] for size in groups])
 

@@ -187,7 +187,7 @@ def test_a_kill_at_any_moment_leaves_a_model_that_predicts(
     """A process that extends, removes a class and saves again and again is killed at random moments."""
     new = photos(tmp_path / "new", (3,), per_class=5)
     chance, reached = random.Random(5), set()
-    for turn in range(6):
+    for turn in range(4):
         heard, told = os.pipe()
         child = os.fork()  # a process of its own, without the seconds that starting one takes
         if not child:

@@ -1,5 +1,6 @@
 """Commands import what they need and no more, seen from real processes: torch and timm take seconds."""
 
+import json
 import os
 import subprocess
 import sys
@@ -43,6 +44,20 @@ for words in (["history"], ["report", "--format", "md"], ["undo"]):
     shown = CliRunner().invoke(app, [*words, sys.argv[1]])
     assert shown.exit_code == 0, shown.output
 """
+LIGHT = """
+import importlib, json, sys
+
+HEAVY = {"torch", "timm", "matplotlib", "scipy", "cofima.methods", "cofima.experiment.config"}
+found = {}
+for module in (
+    *("cofima.store.config", "cofima.store.history", "cofima.store.model_folder", "cofima.report"),
+    *("cofima.data.options", "cofima.training.options"),
+    "cofima.experiment.grid.executors.local",  # processes start, and import torch, while this one does
+):
+    importlib.import_module(module)
+    found[module] = sorted(HEAVY & {*sys.modules})
+print(json.dumps(found))
+"""
 AT_ITS_END = """
 import atexit, sys
 atexit.register(lambda: print("imported:", *sys.modules, file=sys.stderr))
@@ -78,6 +93,14 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Path:
 
 def test_importing_the_package_is_cheap() -> None:
     assert not imported("import cofima; dir(cofima)") & HEAVY
+
+
+def test_settings_and_results_are_read_and_processes_started_without_torch() -> None:
+    """Modules are imported one after the other; the first after which something is there is to blame."""
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert len(found) == 7
+    assert {module: names for module, names in found.items() if names} == {}
 
 
 def test_every_help_is_cheap_and_ends_with_an_example() -> None:

@@ -1,8 +1,5 @@
 """Roles of settings: which may differ in a resumed run, in a cell's name, and between compared runs."""
 
-import json
-import subprocess
-import sys
 from typing import Annotated
 
 import pytest
@@ -42,13 +39,3 @@ def test_what_does_not_name_a_cell_is_neither_compared_nor_held_against_a_run_th
     assert named < resumed < compared
     # the effect of these is not checked again when a run continues
     assert not {"seed", "model.checkpoint", "data.preset", "dataset", "backbone"} & resumed
-
-
-HEAVY = ("torch", "timm", "matplotlib", "scipy", "cofima.methods", "cofima.experiment.config")
-
-
-@pytest.mark.parametrize("module", ["cofima.store.config", "cofima.report", "cofima.store.model_folder"])
-def test_reading_results_needs_no_torch(module: str) -> None:
-    code = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {*HEAVY} & {*json.loads(done.stdout)}

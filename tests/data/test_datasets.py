@@ -1,8 +1,6 @@
 """Datasets by name: found, checked before any work, and the same each time."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -154,8 +152,3 @@ def test_relative_folders_are_found_below_cofima_data(
     assert check("folder:birds") is None
     assert check("folder:cats") is None  # not there, but here
     assert check("folder:birds", tmp_path / "here") is not None  # a root that is given rules
-
-
-def test_options_need_no_torch() -> None:
-    code = "import sys, cofima.data.options; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

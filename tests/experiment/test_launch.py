@@ -178,8 +178,7 @@ def test_other_images_under_the_same_name_are_refused(
     assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
-@pytest.mark.parametrize("method", ["seq_ft", "cofima"])
+@pytest.mark.parametrize(("method", "network"), [("seq_ft", "resnet_test"), ("cofima", "vit_test")])
 def test_a_diverged_task_keeps_the_state_before_on_disk(
     network: str, method: str, tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

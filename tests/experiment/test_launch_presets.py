@@ -41,8 +41,18 @@ def config(tiny, root: Path, preset: str | None, method: str = "seq_ft", **data:
     )
 
 
-@pytest.mark.parametrize("preset", ["slca", "pilot", "timm"])
-@pytest.mark.parametrize("method", ["cofima", "der_pp", "gdumb", "bic"])
+# how images are kept does not depend on who keeps them: one method has all presets, the others one
+@pytest.mark.parametrize(
+    ("preset", "method"),
+    [
+        ("slca", "bic"),
+        ("pilot", "bic"),
+        ("timm", "bic"),
+        ("slca", "cofima"),
+        ("slca", "der_pp"),
+        ("slca", "gdumb"),
+    ],
+)
 def test_a_run_records_its_preset_and_is_loaded_with_it(
     preset: str, method: str, tiny, images: Path, tmp_path: Path
 ) -> None:

@@ -127,39 +127,36 @@ def test_a_file_of_another_training_is_refused(tmp_path: Path) -> None:
         ContinualAveraging().load_checkpoint(tmp_path / "other.ckpt")
 
 
-SCRIPT = """
-import sys, torch
-from test_lightning import Module, data, trainer
-from cofima.integrations.lightning import ContinualAveraging
-torch.set_default_dtype(torch.float64)
-devices, file = int(sys.argv[1]), sys.argv[2]
-module, callback = Module().double(), ContinualAveraging(fisher_history="accumulate")
-module.layers[1] = torch.nn.Identity()  # batch statistics are those of a process's own samples
-more = {"strategy": "ddp", "devices": 2} if devices == 2 else {}
-for task in range(2):
-    run = trainer(file, callback, precision="64-true", enable_checkpointing=False, max_epochs=3, **more)
-    run.fit(module, data(task, batch=16 // devices))  # one step: the order, by chance, does not matter
-if run.global_rank == 0:
-    torch.save({"weights": module.state_dict(), "history": callback.state_dict()["history"]}, file)
-"""
+def learn_two_tasks(file: Path, devices: int) -> None:
+    """Learn in double precision, alone or as one of two processes; the first writes what it has."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        module, callback = Module().double(), ContinualAveraging(fisher_history="accumulate")
+        module.layers[1] = nn.Identity()  # batch statistics are those of a process's own samples
+        more = {"strategy": "ddp", "devices": 2} if devices == 2 else {}
+        for task in range(2):
+            run = trainer(
+                file, callback, precision="64-true", enable_checkpointing=False, max_epochs=3, **more
+            )
+            run.fit(module, data(task, batch=16 // devices))  # one step: the order does not matter
+    finally:
+        torch.set_default_dtype(torch.float32)
+    if run.global_rank == 0:
+        torch.save({"weights": module.state_dict(), "history": callback.state_dict()["history"]}, file)
 
 
 def test_two_processes_end_with_the_weights_of_one(tmp_path: Path) -> None:
-    found = []
-    for devices in (1, 2):
-        file = tmp_path / f"{devices}.pt"
-        script = tmp_path / "learn.py"
-        script.write_text(SCRIPT)
-        code = subprocess.run(
-            [sys.executable, script, str(devices), str(file)],
-            env=_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert code.returncode == 0, code.stderr[-3000:]
-        found.append(torch.load(file, weights_only=True))
-    one, two = found
+    learn_two_tasks(tmp_path / "1.pt", 1)
+    script = tmp_path / "learn.py"  # which lightning starts once more
+    script.write_text(
+        f"from pathlib import Path\nfrom test_lightning import learn_two_tasks\n"
+        f"learn_two_tasks(Path({str(tmp_path / '2.pt')!r}), 2)\n"
+    )
+    code = subprocess.run(
+        [sys.executable, script], env=_environment(), capture_output=True, text=True, check=False
+    )
+    assert code.returncode == 0, code.stderr[-3000:]
+    one, two = (torch.load(tmp_path / f"{devices}.pt", weights_only=True) for devices in (1, 2))
     for key, value in one["weights"].items():
         torch.testing.assert_close(two["weights"][key], value, rtol=0, atol=1e-9)
     assert [row["samples"] for row in two["history"]] == [16, 16]

@@ -41,14 +41,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "slca ridge": {"classifier": "ridge", "closed_form": {"projection": 64}},
 }
 every_method = pytest.mark.parametrize("name", methods.names())
+# Of the methods that take a network with batch normalization those that do something of their own with it, or
+# with a copy of the network: averages of tasks and steps, vectors, teachers, memories, features that stay.
+# What others do with it is the same code; tests/methods/test_regression.py has more of them.
+BATCH_NORM = {"seq_ft", "cofima", "ema", "magmax", "opcm", "lwf", "bic", "der_pp", "prototype"}
 PAIRS = [
+    *((name, "vit_test") for name in (*methods.names(), *VARIANTS)),
     *(
-        (name, network)
+        pytest.param((name, "resnet_test"), marks=() if name in BATCH_NORM else pytest.mark.slow)
         for name in methods.names()
-        for network in ("vit_test", "resnet_test")
-        if network == "vit_test" or not methods.find(name).needs_vit
+        if not methods.find(name).needs_vit
     ),
-    *((name, "vit_test") for name in VARIANTS),
 ]
 
 
@@ -102,7 +105,7 @@ def test_a_backbone_that_does_not_suit_is_refused_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 3), (4,)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1, 3), pytest.param((4,), marks=pytest.mark.slow)], ids=str)
 @every_method
 def test_any_sizes_of_tasks(name: str, sizes: tuple[int, ...], tiny) -> None:
     stream = tiny.stream(sizes, per_class=6)

@@ -102,13 +102,15 @@ def test_unmeasured_distances_leave_no_figure(make_run, edit_run):
     assert figure.distance(grouped([runs.read(folder)])) is None
 
 
-@pytest.mark.parametrize("label", ["_hidden", "$x$ costs $5", "<b>&", "x" * 80])
-def test_labels_are_shown_as_they_are(make_run, label):
-    text = words(figure.accuracy(grouped([runs.read(make_run("a", label=label))])))
-    assert any(word.strip("\u200b…") in label and len(word) > 3 for word in text if word != "After task")
+def test_labels_are_shown_as_they_are(make_run):
+    labels = ["_hidden", "$x$ costs $5", "<b>&", "x" * 80]
+    made = [make_run(str(number), label=label) for number, label in enumerate(labels)]
+    text = words(figure.accuracy(grouped([runs.read(folder) for folder in made])))
+    for label in labels:
+        assert any(word.strip("\u200b…") in label and len(word) > 3 for word in text if word != "After task")
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 10, 24])
+@pytest.mark.parametrize("tasks", [1, 2, 24])
 def test_every_length_of_stream_is_drawn(make_run, tasks):
     row = grouped([runs.read(make_run("a", tasks=tasks, per_task=1))])
     ET.fromstring(figure.accuracy(row))

@@ -1,7 +1,5 @@
 """One schema of history for runs, and for models that are learned, extended and edited."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +63,3 @@ def test_a_run_and_what_happens_to_it_later_have_one_schema(tmp_path: Path, tiny
     assert [row.epochs for row in rows[:2]] == [2, 2]
     with pytest.raises(CofimaError, match="is in use"):
         launch(tiny.config("slca", stream={"base_classes": 3, "increment": 3}), tmp_path)
-
-
-def test_histories_are_read_without_torch() -> None:
-    code = "import sys; from cofima.store import history, model_folder; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -123,8 +123,7 @@ def test_a_loaded_model_predicts_the_same_bits(config, tmp_path: Path) -> None:
         assert torch.equal(again.method.state()[key], value), key
 
 
-@pytest.mark.parametrize("network", ["vit_test", "resnet_test"])
-@pytest.mark.parametrize("method", ["seq_ft", "cofima"])
+@pytest.mark.parametrize(("method", "network"), [("seq_ft", "resnet_test"), ("cofima", "vit_test")])
 def test_plain_timm_loads_the_weights(network: str, method: str, tiny, tmp_path: Path) -> None:
     model = launch(tiny.config(method, network, train={"epochs": 1}), tmp_path / "model")
     generation = model_folder.read(tmp_path / "model")
@@ -175,7 +174,7 @@ def damages() -> Iterator[tuple[str, str, Callable[[Path], object]]]:
         if name != BACKBONE:  # whose name is used again, and a folder in its place is left alone
             yield f"{name} is a folder", name, lambda p: (p.unlink(), p.mkdir())
         yield f"{name} foreign", name, lambda p: p.write_bytes(b"\x89PNG\r\n\x1a\n\x00\xff")
-        for at in (0.0, 0.3, 0.5, 0.77, 1.0):
+        for at in (0.0, 0.5, 1.0):
             yield f"{name} flipped at {at}", name, lambda p, at=at: flip(p, at)
 
 

@@ -1,8 +1,6 @@
 """The batch loop equals a bare PyTorch loop, moves only what may move, and stops when it diverges."""
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -318,9 +316,3 @@ def test_a_cosine_has_no_milestones() -> None:
     assert TrainOptions(schedule="cosine").milestones is None
     with pytest.raises(ValueError, match="milestones are of schedule=steps"):
         TrainOptions(schedule="cosine", milestones=(3,))
-
-
-def test_options_are_read_without_torch() -> None:
-    look = "import sys, cofima.training.options; print([m for m in ('torch', 'timm') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -68,8 +68,8 @@ def grown(folder: Path, merges: list[tuple[str, dict[str, object]]]) -> list[int
 
 @needs_proc
 def test_memory_of_a_merge_does_not_grow_with_the_models(tmp_path: Path) -> None:
-    """64 MB a model, in tensors of 4 MB; the limits are at least twice what was seen."""
-    pair(tmp_path, 16, 1_000_000)
+    """32 MB a model, in tensors of 4 MB; the limits are at least twice what was seen."""
+    pair(tmp_path, 8, 1_000_000)
     merges = [("average", {}), ("fisher", {}), ("average", {"weights": [1, 2]})]
     merges += [(method, {}) for method in ("ties", "magmax", "breadcrumbs", "dare")]
     found = grown(tmp_path, merges)  # type: ignore[arg-type]

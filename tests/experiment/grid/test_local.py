@@ -3,7 +3,6 @@
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -204,12 +203,6 @@ def test_workers_are_forked_from_one_process_that_started_before_their_jobs() ->
     finally:
         executor.workers += both
         executor.stop()
-
-
-def test_starting_a_process_needs_no_torch() -> None:
-    """So that processes can start, and import it, while the one that starts them does."""
-    look = "import sys, cofima.experiment.grid.executors.local; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", look], check=True)
 
 
 def test_executors_refuse_what_they_cannot_do(tmp_path: Path) -> None:

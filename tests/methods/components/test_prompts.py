@@ -98,13 +98,12 @@ def test_tokens_join_the_sequence_of_their_own_image(options: dict[str, Any]) ->
         torch.testing.assert_close(row, slow, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@every_kind
+@pytest.mark.parametrize(
+    ("kind", "fused"), [*((kind, True) for kind in KINDS), ("plain", False), ("no bias", False)]
+)
 @torch.no_grad()
-def test_prefixes_join_keys_to_keys_and_values_to_values_for_every_image(
-    options: dict[str, Any], fused: bool
-) -> None:
-    net, images = vit(**options), draw(4, 3, 16, 16)
+def test_prefixes_join_keys_to_keys_and_values_to_values_for_every_image(kind: str, fused: bool) -> None:
+    net, images = vit(**KINDS[kind]), draw(4, 3, 16, 16)
     for block in net.blocks:
         block.attn.fused_attn = fused
     by_layer = {0: draw(4, 2, 5, 12, seed=3), 2: draw(4, 2, 1, 12, seed=4)}
