@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from cofima.methods.components.eigen import eigh
 from cofima.methods.components.gaussians import RIDGE, Gaussians
 from cofima.methods.state import Entry
 
@@ -101,7 +102,7 @@ class SharedGaussians(Gaussians):
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """Return eigenvalues and eigenvectors of the scatter; computed once as long as it stays the same."""
         if self._spectrum is None or self._spectrum[0] is not self.scatter:
-            values, vectors = torch.linalg.eigh(self.within * self.degrees)
+            values, vectors = eigh(self.within * self.degrees)
             self._spectrum = (self.scatter, values.clamp(min=0), vectors)
         return self._spectrum[1:]
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from cofima.methods.components.eigen import eigh
+
 ALPHAS = (0.01, 0.1, 1.0, 10.0, 100.0)
 ONE_CLASS = 1.0  # alpha where no class can be left out
 
@@ -59,10 +61,10 @@ def left_out_residuals(
     moved = after.double() - before
     count, width = before.shape
     if count < width:
-        values, vectors = torch.linalg.eigh(before @ before.T)
+        values, vectors = eigh(before @ before.T)
         basis = vectors * values.clamp(min=0).sqrt()
     else:
-        values, vectors = torch.linalg.eigh(before.T @ before)
+        values, vectors = eigh(before.T @ before)
         basis = before @ vectors
     values, cross = values.clamp(min=0), basis.T @ moved
     for alpha in alphas:

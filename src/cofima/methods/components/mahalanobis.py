@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
+from cofima.methods.components.eigen import eigh
 from cofima.methods.state import Entry
 from cofima.models.head import Head
 
@@ -58,7 +59,7 @@ class Correlation:
         basis, parts = torch.linalg.qr(torch.cat([x, ones]).T)
         weights = torch.ones(count + 1, dtype=torch.float64)
         weights[-1] = gamma_2 * others
-        lengths, rotation = torch.linalg.eigh((parts * weights) @ parts.T)
+        lengths, rotation = eigh((parts * weights) @ parts.T)
         # Correlations do not depend on the scale of the features: in units of the mean variance, they are
         # of a size that suits single precision.
         floor = gamma_1 - gamma_2 * others / mean

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, relu
 
 from cofima.core import distributed
+from cofima.methods.components.eigen import eigh
 from cofima.models.head import Head
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
@@ -132,12 +133,12 @@ def held_out_errors(
     dual = train <= head.features if dual is None else dual
     if dual:
         kernel = _kernel(head, features)
-        values, vectors = torch.linalg.eigh(kernel[:train, :train])
+        values, vectors = eigh(kernel[:train, :train])
         left, right = kernel[train:, :train] @ vectors, vectors.T @ targets[:train]
     else:
         sums = RidgeSums.empty(head.features)
         sums.add(hidden_pairs(head, features[:train], labels[:train] - labels.min()), targets.shape[1])
-        values, vectors = torch.linalg.eigh(sums.gram())
+        values, vectors = eigh(sums.gram())
         pairs = hidden_pairs(head, features[train:], labels[train:])
         left = torch.cat([hidden @ vectors for hidden, _ in pairs])
         right = vectors.T @ sums.cross
