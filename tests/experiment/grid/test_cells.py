@@ -69,6 +69,12 @@ def test_all_that_is_wrong_in_any_cell_is_said_at_once(recipe: Path) -> None:
         cells(recipe)
     assert "unknown method" in str(caught.value)
     assert "train.lr = -1" in str(caught.value)
+    values = RECIPE | {"dataset": "folder:nowhere"}
+    recipe.write_text(yaml.safe_dump(values))
+    with pytest.raises(CofimaError) as caught:
+        cells(recipe)
+    assert str(caught.value).count("nowhere': there is no folder") == 1  # and not once for each of six cells
+    assert "(so do 5 other cells)" in str(caught.value)
     recipe.write_text(yaml.safe_dump(RECIPE | {"grid": {"method": []}}))
     with pytest.raises(CofimaError, match="expected keys with lists"):
         cells(recipe)

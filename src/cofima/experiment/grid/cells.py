@@ -51,6 +51,7 @@ def plan(
     if wrong:
         raise problems(str(path), wrong)
     found: dict[str, tuple[Config, Resources]] = {}
+    messages: dict[str, list[str]] = {}  # of cells with the same problems
     for changes in [cell for block in blocks for cell in _product(block)]:
         where = f"cell {' '.join(changes)}".rstrip()
         try:
@@ -60,15 +61,23 @@ def plan(
             needs = _check_resources(layered.pop("resources", {}), where)
             config = check(layered, where)
         except CofimaError as error:
-            wrong.append(str(error))
+            _, _, lines = str(error).partition("\n")
+            messages.setdefault(lines or str(error), []).append(str(error))
             continue
         if all(_matches(config.model_dump(mode="json"), item) for item in only):
             found.setdefault(name(config), (config, needs))
-    if wrong:
-        raise CofimaError("\n".join(dict.fromkeys(wrong)))
+    if messages:
+        raise CofimaError("\n".join(map(_in_one, messages.values())))
     if not found:
         raise CofimaError(f"{path}: no cell is left by --only {' '.join(only)}")
     return list(found.values())
+
+
+def _in_one(messages: Sequence[str]) -> str:
+    """Return one message for cells with the same problems: that of the first, and the number of others."""
+    others = len(set(messages)) - 1
+    more = f"\n  (so do {others} other cells)" if others > 1 else "\n  (so does another cell)"
+    return messages[0] + (more if others else "")
 
 
 def _check_resources(values: Any, where: str) -> Resources:
