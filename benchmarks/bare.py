@@ -39,9 +39,12 @@ SHARED = {
     "device": "cpu",
     "stream": {"base_classes": 2, "increment": 2},
 }
-FEW = {"max_train_per_class": 16, "max_test_per_class": 8}
-MANY = {"max_train_per_class": 100, "max_test_per_class": 50}
-IMAGES = {"slca": FEW, "coma": FEW, "cofima": FEW, "ranpac": MANY}  # each run takes about ten seconds
+FEW = {"data": {"max_train_per_class": 32, "max_test_per_class": 16}}
+MANY = {
+    "data": {"max_train_per_class": 100, "max_test_per_class": 50},
+    "stream": {"base_classes": 5, "increment": 5},
+}
+IMAGES = {"slca": FEW, "coma": FEW, "cofima": FEW, "ranpac": MANY}  # each run takes some ten seconds or more
 ALIGN = {"epochs": 10}
 OPTIONS = {
     "slca": {"align": ALIGN},
@@ -164,7 +167,7 @@ def main() -> str:
         os.environ["COFIMA_CACHE"] = f"{folder}/cache"
         for method, options in OPTIONS.items():
             train = {"epochs": 2, "batch_size": 16}
-            own = {"method": method, "options": options, "train": train, "data": IMAGES[method]}
+            own = {"method": method, "options": options, "train": train, **IMAGES[method]}
             config = check(SHARED | own)
             runs = []
 
@@ -187,8 +190,8 @@ def main() -> str:
         [
             "## Whole runs",
             "",
-            "Digits in five tasks, 16 training and 8 test images per class (`ranpac`, whose images",
-            "pass once: 100 and 50), `vit_micro`, two epochs in batches of 16, one thread: CPU time of a",
+            "Digits in five tasks, 32 training and 16 test images per class (`ranpac`, whose images pass",
+            "once: two tasks, 100 and 50), `vit_micro`, two epochs in batches of 16, one thread: CPU time of a",
             "run, from reading images and building the backbone to the saved model, divided by that of a",
             "bare loop (`benchmarks/bare.py`) with the same mathematics and nothing else.",
             "",

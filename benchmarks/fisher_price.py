@@ -28,7 +28,7 @@ ROUNDS = 3
 SHARED = {
     "dataset": "digits",
     "device": "cpu",
-    "data": {"max_train_per_class": 16, "max_test_per_class": 8},
+    "data": {"max_train_per_class": 48, "max_test_per_class": 8},
     "backbone": "tf_efficientnet_lite0",
     "model": {"pretrained": False, "img_size": 96},
     "stream": {"base_classes": 2, "increment": 2},
@@ -89,7 +89,7 @@ def main() -> str:
     lines = [
         "## Price of CoFiMA",
         "",
-        "EfficientNet-Lite0 at 96 px with channels last, digits in five tasks of 32 images, three epochs in",
+        "EfficientNet-Lite0 at 96 px with channels last, digits in five tasks of 96 images, three epochs in",
         "batches of 16, closed-form heads, one thread: CPU time of whole runs, from building the backbone",
         "to the saved model. CoFiMA computes Fisher information nine times (at the trained weights",
         "after each task, at the merged ones from the second on); its price is the time in addition to",
