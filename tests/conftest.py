@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cofima.training.context import Batch
     from tiny import Tiny
 
-settings.register_profile("ordinary", max_examples=40, deadline=None)
+settings.register_profile("ordinary", max_examples=100, deadline=None)
 settings.load_profile("ordinary")
 collect_ignore = [] if hasattr(os, "fork") else need_unix(Path(__file__).parent)
 

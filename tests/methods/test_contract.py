@@ -41,14 +41,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "slca ridge": {"classifier": "ridge", "closed_form": {"projection": 64}},
 }
 every_method = pytest.mark.parametrize("name", methods.names())
-# Of the methods that take a network with batch normalization those that do something of their own with it, or
-# with a copy of the network: averages of tasks and steps, vectors, teachers, memories, features that stay.
-# What others do with it is the same code; tests/methods/test_regression.py has more of them.
-BATCH_NORM = {"seq_ft", "cofima", "ema", "magmax", "opcm", "lwf", "bic", "der_pp", "prototype"}
 PAIRS = [
     *((name, "vit_test") for name in (*methods.names(), *VARIANTS)),
     *(
-        pytest.param((name, "resnet_test"), marks=() if name in BATCH_NORM else pytest.mark.slow)
+        (name, "resnet_test")
         for name in methods.names()
         if not methods.find(name).needs_vit
     ),

@@ -25,7 +25,7 @@ from cofima.weights import (
 )
 from cofima.weights.ops import CHUNK
 
-settings.register_profile("laws", deadline=None, max_examples=30, derandomize=True)
+settings.register_profile("laws", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("laws")
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
