@@ -79,7 +79,7 @@ def head() -> str:
 def with_section(text: str, section: str) -> str:
     """Return the results with a section in place of the former one of the same title, or at the end."""
     title, _, rest = section.partition("\n")
-    dated = f"{title}\n\nMeasured on {date.today()}.\n{rest.rstrip()}\n"
+    dated = f"{title}\n\nMeasured on {date.today()}, {processor()}.\n{rest.rstrip()}\n"
     parts = re.split(r"(?m)^(?=## )", text.rstrip() + "\n\n")
     kept = [f"{dated}\n" if part.startswith(f"{title}\n") else part for part in parts]
     return "".join(kept if f"{dated}\n" in kept else [*kept, dated]).rstrip() + "\n"
