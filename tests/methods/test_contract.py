@@ -43,11 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 every_method = pytest.mark.parametrize("name", methods.names())
 PAIRS = [
     *((name, "vit_test") for name in (*methods.names(), *VARIANTS)),
-    *(
-        (name, "resnet_test")
-        for name in methods.names()
-        if not methods.find(name).needs_vit
-    ),
+    *((name, "resnet_test") for name in methods.names() if not methods.find(name).needs_vit),
 ]
 
 
