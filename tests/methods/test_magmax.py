@@ -9,7 +9,6 @@ from torch import Tensor
 from cofima import methods
 from cofima.classifier.edit import remove_class
 from cofima.data.image_set import concatenate
-from cofima.methods.components.aligned import Aligned
 from cofima.methods.state import untagged
 from cofima.store.model import load_model
 from cofima.weights import snapshot
@@ -21,21 +20,6 @@ def made(tiny, method="magmax", network="vit_test", sizes=(2, 1, 2), **options):
     stream = tiny.stream(sizes, per_class=8)
     config = tiny.config(method, network, train={"epochs": 2}, options=options)
     return tiny.model(config, stream).method, stream
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list:
-    """Return a list that fills with the backbones right before and right after each training."""
-    found: list = []
-    train = Aligned.train
-
-    def spied(self, task, hooks):
-        before = snapshot(self.net.backbone)
-        train(self, task, hooks)
-        found.append((before, snapshot(self.net.backbone)))
-
-    monkeypatch.setattr(Aligned, "train", spied)
-    return found
 
 
 def largest(start: Tensor, models: list[Tensor]) -> Tensor:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cofima.methods.components.aligned import Aligned
 from cofima.store.model import load_model
 from cofima.weights import snapshot
 from cofima.weights.task_vectors import outside
@@ -19,21 +18,6 @@ def made(tiny, network="vit_test", sizes=(2, 2, 2), **options):
     stream = tiny.stream(sizes, per_class=8)
     config = tiny.config("opcm", network, train={"epochs": 2}, options=options)
     return tiny.model(config, stream).method, stream
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list:
-    """Return a list that fills with the backbones right before and right after each training."""
-    found: list = []
-    train = Aligned.train
-
-    def spied(self, task, hooks):
-        before = snapshot(self.net.backbone)
-        train(self, task, hooks)
-        found.append((before, snapshot(self.net.backbone)))
-
-    monkeypatch.setattr(Aligned, "train", spied)
-    return found
 
 
 def slow(merged: Tensor, vector: Tensor, alpha: float) -> Tensor:

@@ -20,21 +20,6 @@ def made(tiny, method="wise_ft", network="vit_test", sizes=(2, 1, 2), **options)
     ).method, stream
 
 
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list:
-    """Return a list that fills with the backbones right before and right after each training."""
-    found: list = []
-    train = Aligned.train
-
-    def spied(self, task, hooks):
-        before = snapshot(self.net.backbone)
-        train(self, task, hooks)
-        found.append((before, snapshot(self.net.backbone)))
-
-    monkeypatch.setattr(Aligned, "train", spied)
-    return found
-
-
 @both
 @pytest.mark.parametrize("merge_first", [True, False])
 def test_all_new_is_slca(network: str, merge_first: bool, tiny, same_bits) -> None:
