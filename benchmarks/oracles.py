@@ -29,7 +29,7 @@ from cofima.methods import Method
 from cofima.methods.components.aligned import Aligned
 from cofima.methods.components.alignment import align
 from cofima.methods.components.closed_form import ClosedFormOptions, discriminant_head, shrink
-from cofima.methods.components.discriminant import SharedGaussians
+from cofima.methods.components.discriminant import SharedGaussians, Space
 from cofima.methods.components.gaussians import ClassGaussians, by_class
 from cofima.report import runs
 from cofima.store.config import Config
@@ -40,6 +40,7 @@ HEADS = {
     "own": "as it was learned",
     "aligned": "aligned, true statistics",
     "lda": "discriminant, all images",
+    "power": "the same, power-normalized",
     "logistic": "logistic regression, all images",
 }
 
@@ -81,11 +82,13 @@ def heads(method: Method, train: tuple[Tensor, Tensor], x: Tensor) -> Iterator[t
             "aligned",
             answers(align(method.net.head, gaussians, None, method.align, method.context, last), x),
         )
-    shared, how = SharedGaussians(features.shape[1]), ClosedFormOptions()
-    for label in sorted(mine):
-        shared.add(mine[label])
-    shrink(shared, features, labels, how, "lda")
-    yield "lda", answers(discriminant_head(shared, how, method.net.head.sizes), x)
+    spaces: dict[str, Space] = {"lda": "raw", "power": "power"}
+    for name, space in spaces.items():
+        shared, how = SharedGaussians(features.shape[1], space=space), ClosedFormOptions(features=space)
+        for label in sorted(mine):
+            shared.add(mine[label])
+        shrink(shared, features, labels, how, "lda")
+        yield name, answers(discriminant_head(shared, how, method.net.head.sizes), x)
     scaler = StandardScaler().fit(features.numpy())
     logistic = LogisticRegression(C=0.01, max_iter=1000).fit(
         scaler.transform(features.numpy()), labels.numpy()

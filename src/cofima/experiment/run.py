@@ -33,7 +33,7 @@ from cofima.training.options import TrainOptions
 from cofima.weights.distance import weight_distance
 from cofima.weights.ops import Weights
 
-KEPT = 2**23  # weights, 32 MB: kept in memory up to this size, as rebuilding can take as long as a task
+KEPT = 2**23  # weights, 32 MB: kept in memory up to this size
 
 
 def run(
@@ -232,6 +232,10 @@ class _Start:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.kept: Weights = {}
+        own = _parameters(model.method.net.backbone)
+        # Before the first task these are the initial weights: building them again can take as long as a task.
+        if not model.tasks and sum(value.numel() for value in own.values()) <= KEPT:
+            self.kept = {name: value.clone() for name, value in own.items()}
 
     def distance(self) -> float | None:
         """Return the distance of the backbone from its initial weights; None if they have changed on disk."""
