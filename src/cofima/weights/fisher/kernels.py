@@ -68,6 +68,17 @@ def add_sums(factor: Tensor | None, shape: torch.Size, grad: Tensor, total: Tens
         total += g.square().sum(0).view(total.shape)
 
 
+def channel_sums(grad: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Return the sum of ``grad``, or of its product with ``factor``, over positions [samples, channels]."""
+    positions = [*range(2, grad.ndim)]
+    if not positions:
+        return grad if factor is None else grad * factor
+    if factor is None:
+        return grad.sum(positions)
+    parts = _parts(len(grad), 2 * _CACHED // max(1, grad[0].numel()))
+    return torch.cat([(grad[some] * factor[some]).sum(positions) for some in parts])
+
+
 def add_convolution(given: Tensor, weight: Tensor, how: "Convolution", grad: Tensor, total: Tensor) -> None:
     """Add the squared per-sample gradients of a convolution's ``weight``."""
     given = functional.pad(given, how.before) if any(how.before) else given
@@ -117,10 +128,12 @@ def _add_shifted(given: Tensor, weight: Tensor, how: "Convolution", grad: Tensor
     given = given.permute(0, 2, 3, 1)
     for some in _parts(len(grad), _CACHED // grad[0].numel()):
         g, a = grad[some].permute(0, 2, 3, 1).contiguous(), given[some]
-        for i, (rows, out_rows) in enumerate(down):
-            for j, (columns, out_columns) in enumerate(across):
-                products = g[:, out_rows, out_columns] * a[:, rows, columns]
-                total[:, 0, i, j] += products.sum((1, 2)).square().sum(0)
+        gradients = [
+            (g[:, out_rows, out_columns] * a[:, rows, columns]).sum((1, 2))
+            for rows, out_rows in down
+            for columns, out_columns in across
+        ]
+        total += torch.stack(gradients).square_().sum(1).T.reshape(total.shape)
 
 
 def shifts(

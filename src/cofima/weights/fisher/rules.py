@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cofima.weights.fisher.kernels import Convolution, add_convolution, add_products, add_sums
+from cofima.weights.fisher.kernels import (
+    Convolution,
+    add_convolution,
+    add_products,
+    add_sums,
+    channel_sums,
+)
 
 Square = Callable[[Tensor, Tensor], None]
 """Add squared per-sample gradients to the second argument, given the gradient of the output."""
@@ -160,8 +166,26 @@ def batch_norm(
     """Handle batch normalization with running statistics; batch statistics would mix samples."""
     if training or len(input) != samples or running_mean is None or running_var is None:
         return []
-    scaled = partial(functional.batch_norm, input, running_mean, running_var, None, None, False, 0.0, eps)
-    return _channels(scaled, weight, bias)
+    sums = _NormSums(input, running_mean, (running_var + eps).rsqrt())
+    return [(weight, sums.add_weight), (bias, sums.add_bias)]
+
+
+class _NormSums:
+    """Gradients of weight and bias of a normalization with fixed mean and scale, from the same sums.
+
+    The gradient of the weight is the sum of grad times (input - mean) times scale over positions: the mean
+    and the scale, equal at all positions, are applied to sums, so no normalized input is computed again.
+    """
+
+    def __init__(self, given: Tensor, mean: Tensor, scale: Tensor) -> None:
+        self.given, self.mean, self.scale = given, mean, scale
+
+    def add_weight(self, grad: Tensor, total: Tensor) -> None:
+        around = channel_sums(grad, self.given) - self.mean * channel_sums(grad)
+        total += (around * self.scale).square_().sum(0)
+
+    def add_bias(self, grad: Tensor, total: Tensor) -> None:
+        total += channel_sums(grad).square().sum(0)
 
 
 def group_norm(
