@@ -139,7 +139,7 @@ def plan_fine_tuning(
     # A plan averages over equal tasks: with this many, the images are practically all of later tasks.
     tasks = 1 if before is None else 10**6
     for epochs in range(how.epochs, 0, -1):
-        seconds = an_image * first.method.cost(Plan(epochs, images, 0, tasks)).work
+        seconds = an_image * first.method.cost(Plan(epochs, images, 0, tasks, how.head_init == "lda")).work
         if seconds <= allowed:
             return FineTuning(
                 _with_epochs(how, epochs),

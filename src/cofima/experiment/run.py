@@ -75,7 +75,7 @@ def expected_work(model: Model, tasks: Sequence[Task], train: TrainOptions | Non
     """Return the cost of learning tasks, in forward passes of one image."""
     how = model.method.context.train if train is None else train
     train_images, test_images = sum(len(task.train) for task in tasks), sum(len(task.test) for task in tasks)
-    plan = Plan(how.epochs, train_images, test_images, len(tasks))
+    plan = Plan(how.epochs, train_images, test_images, len(tasks), how.head_init == "lda")
     return model.method.cost(plan).work if tasks else 0.0
 
 

@@ -18,6 +18,7 @@ from cofima.core.seeds import seed_global
 from cofima.data.image_set import Images
 from cofima.data.stream import Stream, Task
 from cofima.methods.components.cost import Cost, Plan
+from cofima.methods.components.discriminant import discriminant_rows
 from cofima.methods.state import Entry, tagged, untagged
 from cofima.models.head import Head
 from cofima.models.net import Net
@@ -130,6 +131,9 @@ class Method:
     @classmethod
     def check_train(cls, train: TrainOptions, backbone: nn.Module | None = None) -> None:
         """Raise if the method cannot be trained with these options; called before any work."""
+        if train.head_init != "random" and (cls.fixed_features or not cls.sees_features_only):
+            kind = "trains no head" if cls.fixed_features else "has a head on features of its prompts"
+            raise CofimaError(f"train.head_init = {train.head_init}: {cls.label} {kind}; leave it out")
         lora = cls.lora_options(train)
         if not lora.rank:
             return
@@ -165,7 +169,8 @@ class Method:
         """Return the cost of a run in passes through the network; by default that of plain training."""
         if self.fixed_features:  # features are cached: one pass per image
             return Cost(0, plan.train + plan.test)
-        return Cost(plan.epochs * plan.train, plan.test * (plan.tasks + 1) / 2)
+        initial = plan.train if plan.solved_rows else 0
+        return Cost(plan.epochs * plan.train, plan.test * (plan.tasks + 1) / 2 + initial)
 
     def learn(
         self,
@@ -201,6 +206,8 @@ class Method:
             # + rank: the shards of a batch must not share their dropout masks
             seed_global(number + distributed.rank(), self.context.device)
             self.begin(task)
+            if not still:
+                self.init_head(task)
             if train is None:
                 self.train(task, hooks)
             else:
@@ -236,6 +243,25 @@ class Method:
             return
         generator = self.context.seeds.generator("head", task.index)
         self.net.grow(len(task.classes), generator, freeze=self.frozen_old_heads)
+
+    def init_head(self, task: Task) -> None:
+        """Set the head rows of new classes as ``train.head_init`` says; they are random so far."""
+        if self.context.train.head_init == "random" or len(task.classes) < 2:
+            return
+        with self.timed("statistics"):
+            labels = task.train.labels - task.classes.start
+            rows = discriminant_rows(self.initial_features(task), labels, len(task.classes))
+        if rows is None:
+            self.note("head_init=lda: too few images to solve the rows of new classes; they begin at random")
+            return
+        flat = self.net.head.flat()
+        for key, values in rows.items():
+            flat[key][task.classes.start : task.classes.stop] = values
+        self.net.head.load_flat(**flat)
+
+    def initial_features(self, task: Task) -> Tensor:
+        """Return the features of the task's images before training."""
+        return self.features(task.train)
 
     def train(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
         """Run the training loop on the task's images."""

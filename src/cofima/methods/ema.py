@@ -49,9 +49,9 @@ class EMA(Aligned):
         """Share of the new weights in each step."""
         return 1 - self.decay if self.form == "standard" else self.decay
 
-    def begin(self, task: Task) -> None:
-        """Initialize the shadow with the weights before training."""
-        super().begin(task)
+    def init_head(self, task: Task) -> None:
+        """Initialize the shadow with the weights before training, once the head has its initial rows."""
+        super().init_head(task)
         self.old = snapshot(self.net.backbone)
         now = {key: value for key, value in self.net.state_dict().items() if value.is_floating_point()}
         self.followed = list(now.values())  # the network's own tensors, which every step updates in place

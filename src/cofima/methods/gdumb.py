@@ -7,7 +7,7 @@ ECCV 2020, https://www.robots.ox.ac.uk/~tvg/publications/2020/gdumb.pdf. After e
           \quad \text{over the memory } \mathcal M_t, \text{ from } \theta_0
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -75,6 +75,10 @@ class GDumb(Method):
         self.net.head = Head(self.net.head.features)
         for size in (*sizes, len(task.classes)):
             self.net.grow(size, generator, freeze=self.frozen_old_heads)
+
+    def init_head(self, task: Task) -> None:
+        """Initialize the rows of all classes, from the images in memory: the whole head is new."""
+        super().init_head(replace(task, classes=range(task.classes.stop), train=self.memory))
 
     def with_new(self, images: ImageSet, task: int) -> ImageSet:
         """Return the memory after adding these images one by one, in random order."""

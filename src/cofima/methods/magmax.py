@@ -59,6 +59,10 @@ class MagMax(Aligned):
             self.vector = Weights()
         self.net.backbone.load_state_dict(self.trained)
 
+    def initial_features(self, task: Task) -> Tensor:
+        """Return features of the weights that training continues with, not of the merged ones."""
+        return self.features(task.train)
+
     def share(self, task: Task, fisher: Weights) -> float:
         """Return ``lam``."""
         return self.lam

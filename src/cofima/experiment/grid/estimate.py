@@ -155,7 +155,7 @@ def _seconds(
     if counts is None or tasks is None or speed is None:
         return None
     method = methods.build(config.method, config.options)
-    cost = method.cost(Plan(config.train.epochs, *counts, tasks))
+    cost = method.cost(Plan(config.train.epochs, *counts, tasks, config.train.head_init == "lda"))
     return cost.steps * speed.step + cost.forward * speed.forward
 
 

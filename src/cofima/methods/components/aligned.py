@@ -141,7 +141,8 @@ class Aligned(Method):
 
     def cost(self, plan: Plan) -> Cost:
         """Add the features for the Gaussians, and those before each later task to measure drift."""
-        drifting = plan.later if self.drift == "linear" else 0
+        # features before a task serve both the drift and the rows of new classes
+        drifting = plan.later if self.drift == "linear" and not plan.solved_rows else 0
         return super().cost(plan).plus(forward=plan.train + drifting)
 
     def begin(self, task: Task) -> None:
@@ -162,6 +163,12 @@ class Aligned(Method):
             scale = self.mean_scale(task.classes.start)
             self.old_features = Sampler(self.gaussians, self.context.device, scale)
             self.draws = self.context.seeds.generator("single class", task.index)
+
+    def initial_features(self, task: Task) -> Tensor:
+        """Return the features that drift is measured with, unless training starts from other weights."""
+        if self.before is None or self.restarts:
+            return super().initial_features(task)
+        return self.before
 
     def train(self, task: Task, hooks: Hooks = NO_HOOKS) -> None:
         """Train on the task's images; a single class trains nothing if no old feature can be drawn."""

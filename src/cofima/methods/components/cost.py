@@ -18,6 +18,7 @@ class Plan:
     train: int
     test: int
     tasks: int
+    solved_rows: bool = False  # head_init=lda: features are computed before training, too
 
     @property
     def later(self) -> float:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cofima.methods.components.gaussians import RIDGE, Gaussians
+from cofima.methods.components.gaussians import RIDGE, Gaussians, by_class
 from cofima.methods.state import Entry
 from cofima.models.head import power_normalized
 from cofima.weights.decompositions import eigh
@@ -287,15 +287,45 @@ def leave_one_out_losses(
     return torch.tensor(each, dtype=torch.float64)
 
 
+def discriminant_rows(features: Tensor, labels: Tensor, classes: int) -> dict[str, Tensor] | None:
+    """Return rows for a head that is trained on, as sure as it is right on images left out.
+
+    Weight and bias of the discriminant of these images alone, with the shrinkage of the lowest leave-one-out
+    loss, scaled by the best temperature there: without, a discriminant of few images is so sure of them that
+    their loss, and with it every gradient, vanishes. Subtracting the mean row changes no probability.
+
+    None if no image can be left out.
+    """
+    gaussians = SharedGaussians(features.shape[1])
+    mine = by_class(features, labels)
+    for label in range(classes):
+        gaussians.add(mine[label])
+    losses = leave_one_out_losses(gaussians, features, labels, "equal")
+    if losses is None:
+        return None
+    gaussians.shrinkage = choose_shrinkage(gaussians, losses)
+    usable = torch.tensor(gaussians.counts)[labels] > 1
+    parts = _leave_one_out(gaussians, features[usable], labels[usable], [gaussians.shrinkage], "equal")
+    scale, _ = best_scale(torch.cat([scores[0] for _, scores in parts]), labels[usable])
+    weight, bias = (scale * (rows - rows.mean(0)) for rows in discriminant(gaussians, "equal"))
+    return {"weight": weight.float(), "bias": bias.float()}
+
+
 def calibrated_loss(scores: Tensor, labels: Tensor) -> float:
     """Return the label-smoothed cross-entropy at the best temperature, summed over images."""
+    return best_scale(scores, labels)[1]
+
+
+def best_scale(scores: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Return the factor of scores that minimizes their label-smoothed cross-entropy, and its sum there."""
     from scipy.optimize import minimize_scalar  # imported here: listing methods must not wait for scipy
 
     def loss(cold: float) -> float:
         warm = scores * math.exp(cold)
         return float(cross_entropy(warm, labels, reduction="sum", label_smoothing=DOUBT))
 
-    return float(minimize_scalar(loss, bounds=(-12, 3), method="bounded", options={"xatol": 0.01}).fun)
+    found = minimize_scalar(loss, bounds=(-12, 3), method="bounded", options={"xatol": 0.01})
+    return math.exp(found.x), float(found.fun)
 
 
 def left_out_logits(
