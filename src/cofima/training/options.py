@@ -51,7 +51,7 @@ class TrainOptions(BaseModel):
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Factor applied to the learning rates at each milestone."""
     head_init: Literal["random", "lda"] = "random"
-    """New head rows before training: small random numbers, or the discriminant of the task's features (lda)."""
+    """New head rows before training: small random numbers, or a discriminant of the task's features (lda)."""
     batchnorm: Literal["train", "frozen"] = "train"
     """frozen, always used with LoRA, keeps the running statistics, which new classes alone would distort."""
     freeze_backbone_on_single_class: bool = False
