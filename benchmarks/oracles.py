@@ -64,7 +64,8 @@ def measure(folder: Path) -> dict[str, Any]:
         for name, answers in heads(method, train, test[0])
     }
     what = "held-out" if config.val_fraction else "test"
-    about = {"dataset": config.dataset, "run": folder.name, "label": run.label, "seed": config.seed}
+    head = f" ({method.classifier})" if isinstance(method, Aligned) else ""
+    about = {"dataset": config.dataset, "run": folder.name, "label": run.label + head, "seed": config.seed}
     return about | {"images": what, "count": len(test[1]), "accuracy": found}
 
 
