@@ -132,8 +132,8 @@ The choices, and why:
 - Sampling fewer features for the alignment is faster, but costs the averages some points: all 256 are
   sampled.
 - A discriminant as the head, drift and rows that begin as a discriminant end a point higher, but all three
-  methods at the same accuracy: hardly anything drifts, so averaging has nothing to recover. The demo shows the
-  methods as in their papers, and their differences.
+  methods at the same accuracy: hardly anything drifts, so averaging has nothing to recover. The demo shows
+  the methods as in their papers, and their differences.
 - Joint uses the settings of 64 pixels.
 
 One seed was used, and a frozen backbone was not tried here; at 64 pixels it did as well as the averages.
