@@ -13,7 +13,7 @@ from cofima.core.errors import CofimaError
 from cofima.data.image_set import ImageSet
 from cofima.data.stream import Stream, Task
 from cofima.methods.components.batchnorm import refresh_batchnorm, statistics_moved
-from cofima.models.backbone import build_empty
+from cofima.models.backbone import build_like
 from cofima.models.net import Net
 from cofima.training.context import Context
 from cofima.training.loop import plain_batches
@@ -90,7 +90,7 @@ class Evaluator:
             raise CofimaError(f"--head aligned: {method.label} does not align its head; use --head raw")
         self.context, facts = method.context, task.run.facts
         self.seen = fewer(task.seen, images)
-        empty = build_empty(facts.name, facts.size, facts.final_norm)
+        empty = build_like(facts)
         sizes = [len(each.classes) for each in task.seen]
         self.net = Net(empty, facts.features, sizes).to(self.context.device).eval()
         self.stale = statistics_moved(task.old, task.trained)

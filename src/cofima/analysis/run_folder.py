@@ -13,7 +13,7 @@ from cofima import methods
 from cofima.core.errors import CofimaError
 from cofima.methods.base import Method
 from cofima.models import backbone
-from cofima.models.backbone import build_empty
+from cofima.models.backbone import build_like
 from cofima.models.info import BackboneFacts
 from cofima.store import model_folder
 from cofima.store.config import Config
@@ -78,7 +78,7 @@ class RunFolder:
     @cached_property
     def parameters(self) -> list[str]:
         """Names of the backbone's parameters; its other tensors are buffers."""
-        empty = build_empty(self.facts.name, self.facts.size, self.facts.final_norm)
+        empty = build_like(self.facts)
         return [name for name, _ in empty.named_parameters()]
 
 

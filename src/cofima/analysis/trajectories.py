@@ -29,7 +29,7 @@ from cofima.data.image_set import join
 from cofima.data.stream import Stream
 from cofima.methods.components.aligned import Aligned
 from cofima.methods.state import untagged
-from cofima.models.backbone import build_empty
+from cofima.models.backbone import build_like
 from cofima.training.context import Context
 from cofima.training.loop import batchnorm_layers, plain_batches
 from cofima.weights.ops import Weights
@@ -106,7 +106,7 @@ def _surface(
     xs, ys = (axis([min(values), max(values)], grid) for values in zip(*drawn, strict=True))
     context, stream = load_tasks(run, progress)
     seen = fewer(stream, images)
-    net = build_empty(run.facts.name, run.facts.size, run.facts.final_norm)
+    net = build_like(run.facts)
     if batchnorm_layers(net):
         raise CofimaError(
             f"backbone {run.facts.name} has batch normalization, whose statistics belong to one network: "

@@ -21,6 +21,7 @@ from cofima.models import efficientnet_lite, registry
 from cofima.models import vit_micro as _registers_vit_micro  # noqa: F401
 from cofima.models.checkpoint_formats.reader import load_checkpoint
 from cofima.models.info import ELSEWHERE, BackboneFacts, identify
+from cofima.models.layers import join_layers
 from cofima.models.options import ModelOptions
 from cofima.models.registry import ALIASES
 
@@ -98,14 +99,23 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
         layout = load_checkpoint(module, options.checkpoint)
     if options.final_norm == "reset":
         reset_final_norm(module, name)
+    if options.layers == "all":
+        join_layers(module, name)
     return module, identify(name, module, options, layout)
 
 
-def build_empty(name: str, size: int, norm: str = "pretrained") -> nn.Module:
+def build_empty(name: str, size: int) -> nn.Module:
     """Build the architecture without pre-trained weights; the caller loads them next."""
-    module = _build(registry.resolve(name), size, pretrained=False, seed=0)
-    if norm == "reset":
-        reset_final_norm(module, name)
+    return _build(registry.resolve(name), size, pretrained=False, seed=0)
+
+
+def build_like(facts: BackboneFacts) -> nn.Module:
+    """Build a backbone from its metadata, without its weights; the caller loads them next."""
+    module = build_empty(facts.name, facts.size)
+    if facts.final_norm == "reset":
+        reset_final_norm(module, facts.name)
+    if facts.layers == "all":
+        join_layers(module, facts.name)
     return module
 
 

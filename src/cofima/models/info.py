@@ -4,14 +4,14 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from cofima.core.errors import CofimaError
-from cofima.models import registry
+from cofima.models import layers, registry
 from cofima.models.checkpoint_formats.layouts import classifier
 from cofima.models.options import ModelOptions
 from cofima.models.registry import ALIASES
@@ -47,6 +47,7 @@ class BackboneFacts:
     overlap: str = ""
     layout: str = ""
     final_norm: str = "pretrained"
+    layers: Literal["last", "all"] = "last"
 
     @property
     def source(self) -> str:
@@ -82,10 +83,11 @@ def identify(name: str, module: nn.Module, options: ModelOptions, layout: str) -
     if channels != 3:
         raise CofimaError(f"backbone '{name}' takes {channels} channels; images here have 3")
     resolved, tag = _full_name(name, module, options)
+    size = options.img_size or height
     return BackboneFacts(
         name=resolved,
-        features=int(getattr(module, "head_hidden_size", 0) or getattr(module, "num_features", 0)),
-        size=options.img_size or height,
+        features=_width(module, options, size),
+        size=size,
         crop_pct=float((alias and alias.crop_pct) or data["crop_pct"]),
         mean=(alias and alias.mean) or tuple(data["mean"]),
         std=(alias and alias.std) or tuple(data["std"]),
@@ -97,7 +99,14 @@ def identify(name: str, module: nn.Module, options: ModelOptions, layout: str) -
         pretraining=_pretraining(name, tag, options),
         layout=layout,
         final_norm=options.final_norm,
+        layers=options.layers,
     )
+
+
+def _width(module: nn.Module, options: ModelOptions, size: int) -> int:
+    if options.layers == "all":
+        return layers.width(module, size)
+    return int(getattr(module, "head_hidden_size", 0) or getattr(module, "num_features", 0))
 
 
 def _full_name(name: str, module: nn.Module, options: ModelOptions) -> tuple[str, str]:

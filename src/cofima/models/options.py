@@ -21,3 +21,5 @@ class ModelOptions(BaseModel):
     """Image size in pixels; by default the backbone's own."""
     final_norm: Literal["pretrained", "reset"] = "pretrained"
     """Keep the pre-trained final layer norm, or reset it as SLCA's released code does."""
+    layers: Literal["last", "all"] = "last"
+    """Features of the last layer, or of all blocks: averaged over positions, normalized, and concatenated."""

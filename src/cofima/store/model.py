@@ -20,7 +20,7 @@ from cofima.data.image_set import ImageSet, image_set
 from cofima.data.sources.plugin import plugin_datasets
 from cofima.data.transforms import View
 from cofima.methods import Method
-from cofima.models.backbone import build_empty
+from cofima.models.backbone import build_like
 from cofima.models.info import BackboneFacts
 from cofima.models.net import Net
 from cofima.store import model_folder
@@ -230,7 +230,7 @@ def _build(record: Record, weights: dict[str, Tensor], state: dict[str, Tensor],
     view = _VIEW.validate_python(record.preprocess)
     if view.size != facts.size:
         raise ValueError(f"images of {view.size} px, for a network of {facts.size} px")
-    empty = build_empty(facts.name, facts.size, facts.final_norm)
+    empty = build_like(facts)
     net = Net(empty, facts.features, [len(task) for task in record.tasks])
     model = attach(config, facts, view, net, record.planned_tasks, progress)
     model.tasks = [tuple(task) for task in record.tasks]

@@ -163,7 +163,11 @@ def _differences(a: ModelFolder, b: ModelFolder) -> list[str]:
 
     def facts(folder: ModelFolder) -> dict[str, Any]:
         body, view = folder.record.backbone, folder.record.preprocess
-        said = {"backbone": body["name"].partition(".")[0], "final norm": body.get("final_norm")}
+        said = {
+            "backbone": body["name"].partition(".")[0],
+            "final norm": body.get("final_norm"),
+            "layers": body.get("layers", "last"),
+        }
         said |= {key: body[key] for key in ("features", "classifier")}
         return said | {key: view[key] for key in ("size", "stored", "mean", "std")}
 
