@@ -8,7 +8,7 @@ averaged over positions or tokens,
           p(z) = \frac{\operatorname{sign}(z) \sqrt{|z|}}{\lVert \sqrt{|z|} \rVert}
 
 Ahrens et al., "Read Between the Layers: Leveraging Multi-Layer Representations for Rehearsal-Free Continual
-Learning with Pre-Trained Models", TMLR 2024, https://arxiv.org/abs/2312.08888, concatenate layers as well,
+Learning with Pre-Trained Models", 2023, https://arxiv.org/abs/2312.08888, concatenate layers as well,
 without the roots.
 """
 
