@@ -1,9 +1,10 @@
 """Three datasets of the paper, capped, in ten tasks: writes benchmarks/CAPPED.md.
 
 The images are folders cifar100, cars196 and cub200 below COFIMA_DATA. Run it again to continue; what finished
-cells measured is kept in benchmarks/capped.jsonl and capped_search.jsonl, one line each:
+cells measured is kept in benchmarks/capped.jsonl, capped_search.jsonl and capped_layers.jsonl, one line each:
 
     COFIMA_DATA=/where/they/are python benchmarks/capped.py --search [--jobs 2] [--only KEY=VALUE]
+    COFIMA_DATA=/where/they/are python benchmarks/capped.py --layers [--jobs 2] [--only KEY=VALUE]
     COFIMA_DATA=/where/they/are python benchmarks/capped.py [--jobs 2] [--only seed=1993] [--collect]
 """
 
@@ -20,6 +21,7 @@ import study
 
 HERE = Path(__file__).parent
 STUDY, SEARCH = HERE / "capped.jsonl", HERE / "capped_search.jsonl"
+LAYERS = HERE / "capped_layers.jsonl"
 FORMER = HERE / "capped_search_former.jsonl"  # before the rule of the discriminant's shrinkage changed
 
 LOST = """After the last task the head is replaced by heads that have seen the images of all tasks, which
@@ -45,16 +47,20 @@ def page() -> str:
     if lost := list(oracles.tables()):
         parts += ["\n## Where the points are lost\n", LOST, *lost]
     parts += ["\n## Every setting tried, on held-out training images of seed 1993", *tables(SEARCH)]
-    parts += ["\n## The same, with the former rule of shrinkage", *tables(FORMER)]
+    parts += ["\n## Features of all layers, on held-out training images of seed 1993", *tables(LAYERS)]
+    parts += ["\n## Settings with the former rule of shrinkage", *tables(FORMER)]
     return "\n".join(parts) + "\n"
 
 
 def main() -> None:
     parser = study.arguments(__doc__, "runs/capped")
     parser.add_argument("--search", action="store_true", help="the settings on held-out images, by the plan")
+    parser.add_argument("--layers", action="store_true", help="the same for the features of all layers")
     chosen = parser.parse_args()
     if chosen.search:
         study.measure(HERE / "capped_search.yaml", SEARCH, chosen)
+    elif chosen.layers:
+        study.measure(HERE / "capped_layers.yaml", LAYERS, chosen)
     else:
         study.measure("capped.yaml", STUDY, chosen)
     (HERE / "CAPPED.md").write_text(page(), "utf-8")

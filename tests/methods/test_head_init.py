@@ -54,9 +54,10 @@ def best(scores: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float(np.exp(found.x)), float(found.fun)
 
 
-def test_the_rows_are_those_of_leaving_each_image_out() -> None:
+@pytest.mark.parametrize("width", [5, 40], ids=["more images", "more features"])
+def test_the_rows_are_those_of_leaving_each_image_out(width: int) -> None:
     """Each image is left out for real; the share and the factor with the lowest loss are taken."""
-    features, labels = clouds([9, 6, 7])
+    features, labels = clouds([9, 6, 7], width)
     x, y = features.double().numpy(), labels.numpy()
     losses = []
     for share in SHARES:
@@ -71,7 +72,7 @@ def test_the_rows_are_those_of_leaving_each_image_out() -> None:
     mine = (features @ rows["weight"].T + rows["bias"]).softmax(1)
     wanted = torch.tensor(scale * shrunk_logits(x, y, share, x)).softmax(1)
     torch.testing.assert_close(mine.double(), wanted, rtol=0, atol=0.01)  # the factor is found to one percent
-    assert torch.allclose(rows["weight"].sum(0), torch.zeros(5), atol=1e-4)
+    assert torch.allclose(rows["weight"].sum(0), torch.zeros(width), atol=1e-4)
 
 
 def test_many_images_give_scikit_learns_discriminant() -> None:

@@ -270,9 +270,13 @@ def choose_shrinkage(gaussians: SharedGaussians, losses: Tensor | None) -> float
 
 
 def leave_one_out_losses(
-    gaussians: SharedGaussians, features: Tensor, labels: Tensor, priors: Priors
+    gaussians: SharedGaussians,
+    features: Tensor,
+    labels: Tensor,
+    priors: Priors,
+    shares: Sequence[float] = SHARES,
 ) -> Tensor | None:
-    """Return the leave-one-out loss at each of ``SHARES``, summed over images.
+    """Return the leave-one-out loss at each shrinkage of ``shares``, summed over images.
 
     The loss is taken at the best temperature, as that of a calibrated classifier: with fewer images than
     features, a discriminant is far too confident. Images without another one of their class are skipped;
@@ -282,7 +286,7 @@ def leave_one_out_losses(
     features, labels = features[usable], labels[usable]
     if not len(labels) or gaussians.degrees < 2 or float(gaussians.scatter.trace()) == 0:
         return None
-    parts = [found for _, found in _leave_one_out(gaussians, features, labels, SHARES, priors)]
+    parts = [found for _, found in _leave_one_out(gaussians, features, labels, shares, priors)]
     each = [calibrated_loss(torch.cat(scores), labels.cpu()) for scores in zip(*parts, strict=True)]
     return torch.tensor(each, dtype=torch.float64)
 
@@ -294,20 +298,29 @@ def discriminant_rows(features: Tensor, labels: Tensor, classes: int) -> dict[st
     loss, scaled by the best temperature there: without, a discriminant of few images is so sure of them that
     their loss, and with it every gradient, vanishes. Subtracting the mean row changes no probability.
 
+    With fewer images than features, everything is solved in the space that the images span, where the rows
+    lie. Shares of the identity there follow from its dimension.
+
     None if no image can be left out.
     """
+    features, basis, shares = features.double(), None, list(SHARES)
+    if len(features) < (width := features.shape[1]):
+        basis, images = torch.linalg.qr(features.T).Q, len(features)
+        features = features @ basis
+        shares = [share * images / (share * images + (1 - share) * width) for share in shares]
     gaussians = SharedGaussians(features.shape[1])
     mine = by_class(features, labels)
     for label in range(classes):
         gaussians.add(mine[label])
-    losses = leave_one_out_losses(gaussians, features, labels, "equal")
+    losses = leave_one_out_losses(gaussians, features, labels, "equal", shares)
     if losses is None:
         return None
-    gaussians.shrinkage = choose_shrinkage(gaussians, losses)
+    gaussians.shrinkage = shares[int(losses.argmin())]
     usable = torch.tensor(gaussians.counts)[labels] > 1
     parts = _leave_one_out(gaussians, features[usable], labels[usable], [gaussians.shrinkage], "equal")
     scale, _ = best_scale(torch.cat([scores[0] for _, scores in parts]), labels[usable])
     weight, bias = (scale * (rows - rows.mean(0)) for rows in discriminant(gaussians, "equal"))
+    weight = weight if basis is None else weight @ basis.T
     return {"weight": weight.float(), "bias": bias.float()}
 
 
