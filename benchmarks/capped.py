@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import oracles
 import study
 
+from cofima.report.groups import Group
+
 HERE = Path(__file__).parent
 STUDY, SEARCH = HERE / "capped.jsonl", HERE / "capped_search.jsonl"
 LAYERS = HERE / "capped_layers.jsonl"
@@ -30,11 +32,16 @@ the cost of stale statistics, and of the kind of head. From a row to that of Joi
 that of the backbone."""
 
 
+def _is_frozen(row: Group) -> bool:
+    """Return True for the discriminant on the last layer of the frozen backbone."""
+    return row.label.startswith("SLDA") and row.runs[0].config["model"].get("layers", "last") == "last"
+
+
 def tables(file: Path) -> Iterable[str]:
     """Yield a table for each dataset and backbone, the upper bound first, then from the best row down."""
     if not file.is_file():
         return
-    found = study.compared(file, lambda row: row.label.startswith("SLDA"), "over SLDA", study.standard_error)
+    found = study.compared(file, _is_frozen, "over SLDA", study.standard_error)
     for members, lines in found:
         name, size = members[0].dataset.removeprefix("folder:"), members[0].record.preprocess["size"]
         yield f"\n### {name}, {members[0].backbone}, {size} px\n"
