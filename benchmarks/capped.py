@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import oracles
 import study
-
 from cofima.report.groups import Group
 
 HERE = Path(__file__).parent
