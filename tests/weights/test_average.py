@@ -1,13 +1,14 @@
 """Averages of weights: the laws they keep, and slow obvious computations that they equal."""
 
 import math
+import sys
 import warnings
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor, nn
@@ -240,6 +241,7 @@ def test_fisher_average_is_the_formula(o: Tensor, n: Tensor, fo: Tensor, fn: Ten
 
 
 @given(values(), values(), fishers(1e30), fishers(1e30), shares)
+@example(*[torch.ones(7)] * 4, sys.float_info.min)  # (1 - lam) / lam is no float32
 def test_fisher_average_is_finite_and_between(
     o: Tensor, n: Tensor, fo: Tensor, fn: Tensor, lam: float
 ) -> None:

@@ -195,7 +195,8 @@ def new_share(
     Requires 0 < lam < 1.
     """
     ratio = torch.div(f_old, f_new, out=out)
-    torch.add(ratio.new_ones(()), ratio, alpha=(1 - lam) / lam / scale, out=ratio)
+    factor = min((1 - lam) / lam / scale, torch.finfo(ratio.dtype).max)  # torch rejects larger numbers
+    torch.add(ratio.new_ones(()), ratio, alpha=factor, out=ratio)
     return ratio.reciprocal_().nan_to_num_(nan=lam)
 
 
