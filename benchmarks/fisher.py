@@ -92,6 +92,7 @@ def measure(case: Case) -> dict[str, list[float]]:
         "biased batch form (ours)": (one, lambda: diagonal_fisher(net, one, estimator="batch")),
         "exact, vmap(grad)": (one, lambda: with_vmap(net, one)),
         "exact, one image at a time": (one, lambda: batch_one(net, one)),
+        "8 images (ours)": (eight, lambda: diagonal_fisher(net, eight)),
         "8 images of a new network (ours)": (eight, lambda: diagonal_fisher(deepcopy(net), eight)),
         "8 images, vmap(grad)": (eight, lambda: with_vmap(net, eight)),
     }

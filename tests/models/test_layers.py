@@ -28,13 +28,13 @@ def rooted(features: Tensor) -> Tensor:
     return normalize(features.sign() * features.abs().sqrt(), dim=1)
 
 
-def plain_and_joined(name: str, **options: Any) -> tuple[nn.Module, nn.Module]:
+def plain_and_joined(name: str, balanced: bool = False, **options: Any) -> tuple[nn.Module, nn.Module]:
     """Return a network of timm and the same one with the features of all its layers."""
     made = []
     for _ in range(2):
         torch.manual_seed(0)
         made.append(timm.create_model(name, num_classes=0, **options).eval())
-    join_layers(made[1], name)
+    join_layers(made[1], name, balanced)
     return made[0], made[1]
 
 
@@ -58,6 +58,15 @@ def test_of_a_convolutional_network_they_are_the_means_over_positions() -> None:
             parts.append(x.mean((2, 3)))
     expected = torch.cat([rooted(part) for part in parts], 1)
     torch.testing.assert_close(joined(IMAGES), expected, atol=1e-3, rtol=0)
+
+
+@torch.no_grad()
+def test_balanced_the_last_layer_is_as_long_as_all_blocks() -> None:
+    (_, joined), (_, balanced) = (plain_and_joined("resnet18", way) for way in (False, True))
+    last, inner = balanced(IMAGES).split([512, 2 * (64 + 128 + 256 + 512)], 1)
+    torch.testing.assert_close(last, 8**0.5 * joined(IMAGES)[:, :512])
+    torch.testing.assert_close(last.norm(dim=1), inner.norm(dim=1))
+    assert torch.equal(inner, joined(IMAGES)[:, 512:])
 
 
 @torch.no_grad()
@@ -94,8 +103,9 @@ def test_a_pass_that_failed_leaves_nothing_behind() -> None:
     assert torch.equal(joined(IMAGES), expected)
 
 
-def test_the_weights_are_those_of_the_last_layer_alone(same_bits: Any) -> None:
-    joined, facts = create("vit_test", ModelOptions.model_validate(ALL), seed=1)
+@pytest.mark.parametrize("layers", ["all", "balanced"])
+def test_the_weights_are_those_of_the_last_layer_alone(layers: str, same_bits: Any) -> None:
+    joined, facts = create("vit_test", ModelOptions.model_validate(ALL | {"layers": layers}), seed=1)
     plain, known = create("vit_test", ModelOptions(pretrained=False), seed=1)
     same_bits(joined.state_dict(), plain.state_dict())
     assert (facts.sha256, facts.features, known.features) == (known.sha256, 48, 16)

@@ -438,14 +438,14 @@ def test_a_save_between_the_reading_of_weights_and_its_end_is_not_lost(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process saves while this one has read the weights, and builds the network."""
-    whole = model_module.build_empty
+    whole = model_module.build_like
 
     def build(*given: Any) -> Any:
-        monkeypatch.setattr(model_module, "build_empty", whole)
+        monkeypatch.setattr(model_module, "build_like", whole)
         change(place, "other")
         return whole(*given)
 
-    monkeypatch.setattr(model_module, "build_empty", build)
+    monkeypatch.setattr(model_module, "build_like", build)
     mine = cofima.load(place)
     mine.rename(mine.classes[0], "mine")
     with pytest.raises(CofimaError, match="changed since it was loaded"):

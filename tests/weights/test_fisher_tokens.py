@@ -14,12 +14,6 @@ from cofima.weights.fisher.diagonal import diagonal_fisher
 WORDS, WIDTH, CLASSES = 9, 6, 3
 
 
-@pytest.fixture(autouse=True)
-def _rules_for_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute batches of few samples by the rules, too: these are what is tested here."""
-    monkeypatch.setattr(diagonal, "FEW", 0)
-
-
 class ScaledNorm(nn.Module):
     """Root-mean-square normalization as language models write it out."""
 

@@ -99,8 +99,8 @@ def create(name: str, options: ModelOptions, seed: int = 0) -> tuple[nn.Module, 
         layout = load_checkpoint(module, options.checkpoint)
     if options.final_norm == "reset":
         reset_final_norm(module, name)
-    if options.layers == "all":
-        join_layers(module, name)
+    if options.layers != "last":
+        join_layers(module, name, options.layers == "balanced")
     return module, identify(name, module, options, layout)
 
 
@@ -114,8 +114,8 @@ def build_like(facts: BackboneFacts) -> nn.Module:
     module = build_empty(facts.name, facts.size)
     if facts.final_norm == "reset":
         reset_final_norm(module, facts.name)
-    if facts.layers == "all":
-        join_layers(module, facts.name)
+    if facts.layers != "last":
+        join_layers(module, facts.name, facts.layers == "balanced")
     return module
 
 

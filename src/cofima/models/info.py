@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cofima.core.errors import CofimaError
 from cofima.models import layers, registry
 from cofima.models.checkpoint_formats.layouts import classifier
-from cofima.models.options import ModelOptions
+from cofima.models.options import Layers, ModelOptions
 from cofima.models.registry import ALIASES
 
 ELSEWHERE = ("hf-hub:", "hf_hub:", "local-dir:")  # prefixes of names outside of timm's own registry
@@ -47,7 +47,7 @@ class BackboneFacts:
     overlap: str = ""
     layout: str = ""
     final_norm: str = "pretrained"
-    layers: Literal["last", "all"] = "last"
+    layers: Layers = "last"
 
     @property
     def source(self) -> str:
@@ -104,7 +104,7 @@ def identify(name: str, module: nn.Module, options: ModelOptions, layout: str) -
 
 
 def _width(module: nn.Module, options: ModelOptions, size: int) -> int:
-    if options.layers == "all":
+    if options.layers != "last":
         return layers.width(module, size)
     return int(getattr(module, "head_hidden_size", 0) or getattr(module, "num_features", 0))
 

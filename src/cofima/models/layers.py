@@ -7,6 +7,8 @@ averaged over positions or tokens,
 .. math:: \varphi(x) = [\,p(f), p(h_1), \dots, p(h_L)\,], \qquad
           p(z) = \frac{\operatorname{sign}(z) \sqrt{|z|}}{\lVert \sqrt{|z|} \rVert}
 
+Balanced, :math:`p(f)` is multiplied by :math:`\sqrt L`: the last layer is as long as all blocks together.
+
 Ahrens et al., "Read Between the Layers: Leveraging Multi-Layer Representations for Rehearsal-Free Continual
 Learning with Pre-Trained Models", 2023, https://arxiv.org/abs/2312.08888, concatenate layers as well,
 without the roots.
@@ -22,15 +24,19 @@ from cofima.core.errors import CofimaError
 from cofima.models.head import power_normalized
 
 
-def join_layers(backbone: nn.Module, name: str) -> None:
+def join_layers(backbone: nn.Module, name: str, balanced: bool = False) -> None:
     """Make a backbone return the features of all its layers; its weights and their names stay as they are."""
     found = blocks(backbone)
     if not found:
+        setting = "balanced" if balanced else "all"
         raise CofimaError(
-            f"model.layers = all: the blocks of backbone '{name}' ({type(backbone).__name__}) are not known; "
-            "use model.layers=last"
+            f"model.layers = {setting}: the blocks of backbone '{name}' ({type(backbone).__name__}) are "
+            "not known; use model.layers=last"
         )
-    joined, channels_last = _JoinedLayers(), getattr(backbone, "output_fmt", "NCHW") == "NHWC"
+    joined, channels_last = (
+        _JoinedLayers(len(found) ** 0.5 if balanced else 1),
+        getattr(backbone, "output_fmt", "NCHW") == "NHWC",
+    )
     backbone.register_forward_pre_hook(joined.clear)
     for block in found:
         block.register_forward_hook(joined.keep_last if channels_last else joined.keep)
@@ -61,7 +67,8 @@ def width(backbone: nn.Module, size: int) -> int:
 class _JoinedLayers:
     """Forward hooks that collect the pooled outputs of blocks and join them with the final features."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: float) -> None:
+        self.last = last
         self.pooled: list[Tensor] = []
 
     def clear(self, module: nn.Module, given: Any) -> None:
@@ -77,6 +84,6 @@ class _JoinedLayers:
         self.pooled.append(output.flatten(1, -2).mean(1))
 
     def join(self, module: nn.Module, given: Any, features: Tensor) -> Tensor:
-        """Return the features of all layers, each at unit length."""
-        parts, self.pooled = [features, *self.pooled], []
-        return torch.cat([power_normalized(part) for part in parts], 1)
+        """Return the features of all layers, each of a block at unit length."""
+        blocks, self.pooled = self.pooled, []
+        return torch.cat([self.last * power_normalized(features), *map(power_normalized, blocks)], 1)

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cofima.core.settings import RECORDED
 
+Layers = Literal["last", "all", "balanced"]
+
 
 class ModelOptions(BaseModel):
     """Source of a backbone's weights, and its image size."""
@@ -21,5 +23,5 @@ class ModelOptions(BaseModel):
     """Image size in pixels; by default the backbone's own."""
     final_norm: Literal["pretrained", "reset"] = "pretrained"
     """Keep the pre-trained final layer norm, or reset it as SLCA's released code does."""
-    layers: Literal["last", "all"] = "last"
-    """Features of the last layer, or of all blocks: averaged over positions, normalized, and concatenated."""
+    layers: Layers = "last"
+    """Features of the last layer; of all blocks too, normalized; or so that the last weighs as much."""

@@ -114,8 +114,9 @@ def not_plain(model: Model) -> str | None:
     if type(method.head()) is not Head:
         parts = dict.fromkeys(entry.predicts for entry in method.entries() if entry.predicts)
         return f"{method.label} predicts with {', '.join(parts) or 'a head of its own'} beside the backbone"
-    if model.backbone.layers == "all":
-        return "its head sees all layers of the backbone (model.layers=all), and timm's only the last"
+    if model.backbone.layers != "last":
+        setting = f"model.layers={model.backbone.layers}"
+        return f"its head sees all layers of the backbone ({setting}), and timm's only the last"
     plain = build_empty(model.config.backbone, model.backbone.size).state_dict()
     added = [key for key in method.net.backbone.state_dict() if key not in plain]
     if added:

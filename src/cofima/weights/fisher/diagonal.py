@@ -3,8 +3,7 @@
 There are two implementations. The fast one (:mod:`per_sample`, :mod:`rules`, :mod:`kernels`) computes all
 squared per-sample gradients in one backward pass per batch, with a rule for each torch function. The slow
 one (:mod:`reference`) runs one pass per sample and needs no rules. :mod:`verify` compares the two on two
-samples of the actual model, once per process, and chooses one for each parameter. A first batch of a dozen
-samples or less is not worth that, and is left to torch's own vectorization (:mod:`few`).
+samples of the actual model, once per process, and chooses one for each parameter.
 """
 
 from collections.abc import Iterable, Iterator, Set
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from cofima.core.errors import CofimaError, did_you_mean, problems
-from cofima.weights.fisher.few import FEW, add_few
 from cofima.weights.fisher.inputs import Inputs, place, take, tensors
 from cofima.weights.fisher.labels import LabelMode, Labels
 from cofima.weights.fisher.per_sample import add_batch
@@ -103,7 +101,6 @@ class _Sums:
         self.totals = {name: zeros_for(p) for name, p in model.named_parameters()}
         self.fast: Set[str] | None = None  # unknown until verified on two samples
         self.slow: Set[str] = set(self.totals)
-        self.began = False
 
     def over(self, batches: LabeledBatches) -> Weights:
         count = 0
@@ -140,9 +137,6 @@ class _Sums:
         if self.estimator == "batch":
             add_mean(self.model, set(self.totals), images, picks, self.labels, self.totals)
             return 1
-        first, self.began = not self.began, True
-        if first and 1 < len(picks) <= FEW and add_few(self.model, images, picks, self.labels, self.totals):
-            return len(picks)
         if self.fast is None and len(picks) > 1:
             # Squares from verification are discarded: the result must be bit-identical whether or not this
             # process has verified the model before.

@@ -56,17 +56,6 @@ class Labels:
             raise CofimaError("the logits are not finite; check the weights and the images")
         return logits
 
-    def log_probability(self, logits: Tensor, picks: Tensor) -> Tensor:
-        """Return log p(y|x) of one label per row, differentiable and without a look at any value."""
-        start, stop, _ = self.columns.indices(logits.shape[-1])
-        z = logits[..., start:stop].double()
-        if self.mode == "sampled":
-            p = z.detach().softmax(-1)
-            local = (p.cumsum(-1) <= picks[..., None]).sum(-1).clamp(max=stop - start - 1)
-        else:
-            local = picks.long() - start
-        return z.log_softmax(-1).gather(-1, local[..., None])[..., 0]
-
     def directions(self, logits: Tensor, picks: Tensor) -> Iterator[tuple[Tensor, bool]]:
         """Yield each gradient at the logits, and whether more will follow.
 
