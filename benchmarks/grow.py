@@ -5,7 +5,7 @@ Nine classes are learned, then three more at once, then three one by one, withou
 Beside it stand classifiers on the same frozen features, trained on all photographs seen so far. What is
 measured goes into benchmarks/grow.jsonl, one line a step; run it again to continue:
 
-    COFIMA_DATA=/where/they/are python benchmarks/grow.py [--only caltech101] [--seeds 3] [--slow]
+    COFIMA_DATA=/where/they/are python benchmarks/grow.py [--only caltech101] [--seeds 3] [--slow] [--layers]
 """
 
 import argparse
@@ -51,6 +51,7 @@ SUBSETS = (
 )
 STEPS = (9, 3, 1, 1, 1)
 METHODS = ("cofima", "ranpac", "prototype")
+LAYERED = ("cofima all", "cofima balanced")  # the default with model.layers
 FLOOR = 1000  # draws of labels for the noise floor of the calibration error
 
 
@@ -92,8 +93,9 @@ def grow(name: str, size: int, subset: int, seed: int, method: str, fast: bool) 
             row: dict[str, Any] = {"set": name, "size": size, "subset": subset, "seed": seed}
             row |= {"method": method, "fast": fast, "step": number}
             if clf is None:
-                settings = [f"model.img_size={size}"]
-                given = {} if method == "cofima" else {"method": method}
+                settings, (named, _, layers) = [f"model.img_size={size}"], method.partition(" ")
+                settings += [f"model.layers={layers}"] if layers else []
+                given = {} if named == "cofima" else {"method": named}
                 clf = cofima.learn(photos, settings=settings, seed=seed, fast=fast, **given)
             else:
                 outcome = clf.extend(photos, fast=fast)
@@ -196,6 +198,7 @@ def measure(chosen: argparse.Namespace) -> None:
                 continue
             cells = [(method, True) for method in METHODS]
             cells += [("cofima", False), ("seq_ft", False)] if chosen.slow else []
+            cells += [(method, True) for method in LAYERED] if chosen.layers else []
             for method, fast in cells:
                 if (name, size, subset, seed, method, fast) not in done:
                     _write(list(grow(name, size, subset, seed, method, fast)))
@@ -220,7 +223,7 @@ def floor(chance: torch.Tensor) -> float:
 def page() -> str:
     rows = read()
     lines = [HEAD.read_text("utf-8").rstrip() if HEAD.is_file() else ""]
-    for more in ((), *((kind,) for kind in TRAINED)):
+    for more in ((), *((kind,) for kind in TRAINED), LAYERS):
         lines += summary(rows, (*FROZEN, *more))
     lines += ["\n## Accuracy, subset by subset\n", *accuracies(rows)]
     lines += ["\n## The loss of old classes, as it was reported\n", *losses(rows)]
@@ -233,6 +236,7 @@ RIVALS = ("nearest mean", "LDA", "logistic regression", "RanPAC")
 
 FROZEN = (("cofima", True), *((rival, False) for rival in RIVALS))
 TRAINED = (("cofima", False), ("seq_ft", False))
+LAYERS = tuple((method, True) for method in LAYERED)
 
 
 def summary(rows: list[dict[str, Any]], kinds: tuple[tuple[str, bool], ...]) -> Iterator[str]:
@@ -260,7 +264,7 @@ def summary(rows: list[dict[str, Any]], kinds: tuple[tuple[str, bool], ...]) -> 
 
 def in_order(rows: Iterable[dict[str, Any]]) -> list[tuple[str, bool]]:
     """Return the classifiers of some rows, ours first."""
-    order = [("cofima", True), ("cofima", False), ("ranpac", True), ("prototype", True), ("seq_ft", False)]
+    order = [("cofima", True), *LAYERS, ("cofima", False), ("ranpac", True), ("prototype", True), ("seq_ft", False)]
     order += [(rival, False) for rival in RIVALS]
     return sorted({(r["method"], r["fast"]) for r in rows}, key=order.index)
 
@@ -290,6 +294,8 @@ def label(method: str, fast: bool) -> str:
     """Return a classifier's name in the tables: for ours, the command."""
     if method in RIVALS:
         return method
+    if method in LAYERED:
+        return f"`learn --fast model.layers={method.removeprefix('cofima ')}`"
     if method == "seq_ft":
         return "fine-tuning (`learn --method seq_ft`)"
     if method != "cofima":
@@ -331,6 +337,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a set, or SET-SIZE")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--slow", action="store_true", help="with fine-tuning too")
+    parser.add_argument("--layers", action="store_true", help="with the features of all layers too")
     parser.add_argument("--collect", action="store_true", help="write the page only")
     chosen = parser.parse_args()
     if not chosen.collect:
