@@ -118,7 +118,7 @@ def main() -> str:
         "CPU time divided by that of plain forward and backward passes on the same images: one thread,",
         "random weights, channels-last images as in runs; each measurement is paired with a plain one",
         "just before it. A network is verified on two images, one by one, in its first call in a process:",
-        '"a new network" shows the cost of this for one batch.',
+        '"a new network" shows the cost of this for one batch. Up to eight images are computed one by one.',
         "",
         "| network | way | median | smallest | target |",
         "|---|---|---|---|---|",

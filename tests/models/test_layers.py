@@ -18,6 +18,7 @@ from cofima.models.backbone import build_like, create
 from cofima.models.layers import blocks, join_layers, width
 from cofima.models.options import ModelOptions
 from cofima.store.model import load_model
+from cofima.weights.fisher import diagonal
 from cofima.weights.fisher.diagonal import diagonal_fisher
 
 IMAGES = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -122,8 +123,9 @@ def test_a_network_whose_blocks_are_not_known_is_refused() -> None:
         join_layers(nn.Sequential(nn.Conv2d(3, 4, 3)), "mine")
 
 
-def test_fisher_information_counts_every_path(tiny: Any) -> None:
+def test_fisher_information_counts_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through all layers, squared gradients are those of one image at a time."""
+    monkeypatch.setattr(diagonal, "FEW", 1)  # by the rules
     module, facts = create("vit_test", ModelOptions.model_validate(ALL))
     net = nn.Sequential(module, nn.Linear(facts.features, 3)).eval()
     images, labels = IMAGES[:, :, :16, :16], torch.tensor([0, 1, 2, 0, 1])

@@ -19,6 +19,12 @@ from cofima.weights.fisher.per_sample import add_batch
 CLASSES = 5
 
 
+@pytest.fixture(autouse=True)
+def _rules_for_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute batches of few samples by the rules, too: these are what is tested here."""
+    monkeypatch.setattr(diagonal, "FEW", 1)
+
+
 def one_by_one(model: nn.Module, images: Tensor, targets: Tensor, columns: slice = slice(None)) -> Weights:
     """Return the mean squared gradient by a loop that nobody can doubt."""
     model.eval()

@@ -14,6 +14,12 @@ from cofima.weights.fisher.diagonal import diagonal_fisher
 WORDS, WIDTH, CLASSES = 9, 6, 3
 
 
+@pytest.fixture(autouse=True)
+def _rules_for_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute batches of few samples by the rules, too: these are what is tested here."""
+    monkeypatch.setattr(diagonal, "FEW", 1)
+
+
 class ScaledNorm(nn.Module):
     """Root-mean-square normalization as language models write it out."""
 

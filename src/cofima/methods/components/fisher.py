@@ -62,12 +62,17 @@ class PassingFeatures:
         self._now: Tensor | None = None
 
     def watch(self, net: Net, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches and record their features; a batch that the network sees in parts is skipped."""
+        """Yield the batches and record their features.
+
+        A batch that the network saw in parts only, such as a few images one by one, passes once more.
+        """
         hook = net.backbone.register_forward_hook(self._keep)
         try:
             for images, labels in batches:
                 self._now, self._size = None, len(images)
                 yield images, labels
+                if self._now is None:
+                    net.features(images)
                 self.rows += [] if self._now is None else [self._now]
         finally:
             hook.remove()

@@ -3,7 +3,8 @@
 There are two implementations. The fast one (:mod:`per_sample`, :mod:`rules`, :mod:`kernels`) computes all
 squared per-sample gradients in one backward pass per batch, with a rule for each torch function. The slow
 one (:mod:`reference`) runs one pass per sample and needs no rules. :mod:`verify` compares the two on two
-samples of the actual model, once per process, and chooses one for each parameter.
+samples of the actual model, once per process, and chooses one for each parameter. A first batch of a few
+samples takes the slow one: verifying the fast one would cost more.
 """
 
 from collections.abc import Iterable, Iterator, Set
@@ -24,6 +25,9 @@ from cofima.weights.ops import Weights
 
 LabeledBatches = Iterable[tuple[Inputs, Tensor]]
 Estimator = Literal["sample", "batch"]
+
+FEW = 8
+"""A first batch of up to so many samples is computed one by one, whether or not the model was verified."""
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -101,17 +105,17 @@ class _Sums:
         self.totals = {name: zeros_for(p) for name, p in model.named_parameters()}
         self.fast: Set[str] | None = None  # unknown until verified on two samples
         self.slow: Set[str] = set(self.totals)
+        self.count = 0
 
     def over(self, batches: LabeledBatches) -> Weights:
-        count = 0
         for index, batch in enumerate(batches):
             try:
-                count += self._add(*self._ready(batch))
+                self.count += self._add(*self._ready(batch))
             except CofimaError as error:
                 raise CofimaError(f"batch {index}: {error}") from None
-        if count == 0:
+        if self.count == 0:
             raise CofimaError("no samples: the Fisher information needs at least one batch")
-        return {name: total.div_(count) for name, total in self.totals.items()}
+        return {name: total.div_(self.count) for name, total in self.totals.items()}
 
     def _ready(self, batch: Any) -> tuple[Inputs, Tensor]:
         pair = isinstance(batch, (tuple, list)) and len(batch) == 2
@@ -137,9 +141,11 @@ class _Sums:
         if self.estimator == "batch":
             add_mean(self.model, set(self.totals), images, picks, self.labels, self.totals)
             return 1
-        if self.fast is None and len(picks) > 1:
-            # Squares from verification are discarded: the result must be bit-identical whether or not this
-            # process has verified the model before.
+        # The choice depends on the batches alone: whether this process has verified the model before must not
+        # change a bit of the result.
+        few = len(picks) <= (FEW if self.count == 0 else 1)
+        if self.fast is None and not few:
+            # Squares from verification are discarded for the same reason.
             pair = (take(images, slice(2), len(picks)), picks[:2])
             self.fast, self.slow = verified(self.model, *pair, self.labels)
         self._add_samples(images, picks)
