@@ -264,7 +264,8 @@ def summary(rows: list[dict[str, Any]], kinds: tuple[tuple[str, bool], ...]) -> 
 
 def in_order(rows: Iterable[dict[str, Any]]) -> list[tuple[str, bool]]:
     """Return the classifiers of some rows, ours first."""
-    order = [("cofima", True), *LAYERS, ("cofima", False), ("ranpac", True), ("prototype", True), ("seq_ft", False)]
+    order = [("cofima", True), *LAYERS, ("cofima", False)]
+    order += [("ranpac", True), ("prototype", True), ("seq_ft", False)]
     order += [(rival, False) for rival in RIVALS]
     return sorted({(r["method"], r["fast"]) for r in rows}, key=order.index)
 
