@@ -61,9 +61,23 @@ FAULTS = (
     Fault(
         "Fisher: the mean counts a sample too many",
         "weights/fisher/diagonal.py",
-        "total.div_(count)",
-        "total.div_(count + 1)",
+        "total.div_(self.count)",
+        "total.div_(self.count + 1)",
         "tests/weights/test_fisher.py",
+    ),
+    Fault(
+        "Fisher: every small batch is computed one by one, not only the first",
+        "weights/fisher/diagonal.py",
+        "(FEW if self.count == 0 else 1)",
+        "FEW",
+        "tests/weights/test_fisher_few.py",
+    ),
+    Fault(
+        "layers: features of a pass that failed stay",
+        "models/layers.py",
+        'may have left."""\n        self.pooled = []',
+        'may have left."""',
+        "tests/models/test_layers.py",
     ),
     Fault(
         "alignment: norms are summed over tasks, not averaged",

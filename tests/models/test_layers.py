@@ -99,8 +99,14 @@ def test_a_pass_that_failed_leaves_nothing_behind() -> None:
     joined, _ = create("resnet_test", ModelOptions.model_validate(ALL))
     joined.eval()
     expected = joined(IMAGES)
-    with pytest.raises(RuntimeError):
-        joined(torch.zeros(1, 3, 32, 32, dtype=torch.int32))
+
+    def fail(*given: Any) -> None:
+        raise RuntimeError("in the last block")
+
+    hook = blocks(joined)[-1].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="in the last block"):
+        joined(IMAGES)
+    hook.remove()
     assert torch.equal(joined(IMAGES), expected)
 
 
