@@ -33,10 +33,8 @@ def join_layers(backbone: nn.Module, name: str, balanced: bool = False) -> None:
             f"model.layers = {setting}: the blocks of backbone '{name}' ({type(backbone).__name__}) are "
             "not known; use model.layers=last"
         )
-    joined, channels_last = (
-        _JoinedLayers(len(found) ** 0.5 if balanced else 1),
-        getattr(backbone, "output_fmt", "NCHW") == "NHWC",
-    )
+    joined = _JoinedLayers(len(found) ** 0.5 if balanced else 1)
+    channels_last = getattr(backbone, "output_fmt", "NCHW") == "NHWC"
     backbone.register_forward_pre_hook(joined.clear)
     for block in found:
         block.register_forward_hook(joined.keep_last if channels_last else joined.keep)
