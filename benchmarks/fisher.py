@@ -85,15 +85,16 @@ def measure(case: Case) -> dict[str, list[float]]:
     net, batches = case.build()
     one = batches[:1]
     eight = [(one[0][0][:8], one[0][1][:8])]
+    fresh = [deepcopy(net) for _ in range(2 * (case.rounds + 1))]  # each verified anew
     ways: dict[str, tuple[LabeledBatches, Callable[[], object]]] = {
         "**exact, one pass (ours)**": (batches, lambda: diagonal_fisher(net, batches)),
         "the same, one batch": (one, lambda: diagonal_fisher(net, one)),
-        "the same, one batch of a new network": (one, lambda: diagonal_fisher(deepcopy(net), one)),
+        "the same, one batch of a new network": (one, lambda: diagonal_fisher(fresh.pop(), one)),
         "biased batch form (ours)": (one, lambda: diagonal_fisher(net, one, estimator="batch")),
         "exact, vmap(grad)": (one, lambda: with_vmap(net, one)),
         "exact, one image at a time": (one, lambda: batch_one(net, one)),
         "8 images (ours)": (eight, lambda: diagonal_fisher(net, eight)),
-        "8 images of a new network (ours)": (eight, lambda: diagonal_fisher(deepcopy(net), eight)),
+        "8 images of a new network (ours)": (eight, lambda: diagonal_fisher(fresh.pop(), eight)),
         "8 images, vmap(grad)": (eight, lambda: with_vmap(net, eight)),
     }
     plain(net, one)
