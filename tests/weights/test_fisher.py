@@ -141,6 +141,27 @@ def test_every_kind_of_convolution(channels_last):
     assert_same(diagonal_fisher(net, [(images, targets)]), one_by_one(net, images, targets))
 
 
+@pytest.mark.usefixtures("no_fallback")
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("size", [9, 21])  # on small maps, and on those where the memory format decides
+def test_depthwise_convolutions_on_maps_of_any_size(size, channels_last):
+    net = seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 1),
+            nn.Conv2d(4, 4, 3, padding=1, groups=4),
+            nn.Conv2d(4, 4, 5, stride=2, padding=(2, 1), groups=4, bias=False),
+            nn.Conv2d(4, 4, (1, 2), dilation=2, groups=4),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4, CLASSES),
+        )
+    )
+    images, targets = data(size=size)
+    if channels_last:
+        images = images.to(memory_format=torch.channels_last)
+    assert_same(diagonal_fisher(net, [(images, targets)]), one_by_one(net, images, targets))
+
+
 def test_rows_without_gradient_are_left_out_only_if_no_sample_has_one():
     g = torch.Generator().manual_seed(0)
     grad, given = torch.randn(3, 5, 4, generator=g), torch.randn(3, 5, 2, generator=g)
