@@ -70,11 +70,11 @@ def commands() -> dict[str, list[str]]:
 
 
 def write_photos(folder: Path, names: str) -> None:
-    """Write ten small pictures of noise for each class."""
+    """Write thirty small pictures of noise for each class: fewer could not judge a fine-tuning."""
     chance = np.random.default_rng(0)
     for name in names:
         (folder / name).mkdir(parents=True)
-        for number in range(10):
+        for number in range(30):
             pixels = chance.integers(0, 256, (32, 32, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
 
@@ -100,7 +100,7 @@ def main() -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_photos(folder / "photos", "abcd")
-        write_photos(folder / "more", "ef")
+        write_photos(folder / "more", "efg")  # two classes could not tell what is lost
         for what, words in commands().items():
             if what == "`merge`, fisher":
                 added(["fisher", "runs/coma", "photos", "-o", "g.safetensors"], folder)
@@ -111,7 +111,7 @@ def main() -> str:
             "## Memory of each command",
             "",
             f"`python benchmarks/memory.py`: a ViT-Small ({MODEL / 1e6:.0f} MB of weights) at 32 px, batches",
-            "of 4, 40 pictures in 4 classes, two tasks. The peak memory that a command adds to a",
+            "of 4, 120 pictures in 4 classes, two tasks. The peak memory that a command adds to a",
             "process that has imported everything, in units of one model: training holds weights, gradients",
             "and momentum; CoMA also the weights before the task, CoFiMA also Fisher information.",
             "Memory-mapped pages of a merge count while they are in memory, although the system may",
