@@ -64,8 +64,10 @@ def measure(folder: Path) -> dict[str, Any]:
         for name, answers in heads(method, train, test[0])
     }
     what = "held-out" if config.val_fraction else "test"
-    head = f" ({method.classifier})" if isinstance(method, Aligned) else ""
-    about = {"dataset": config.dataset, "run": folder.name, "label": run.label + head, "seed": config.seed}
+    kind = [method.classifier] if isinstance(method, Aligned) else []
+    kind += [f"layers={config.model.layers}"] if config.model.layers != "last" else []
+    label = f"{run.label} ({', '.join(kind)})" if kind else run.label
+    about = {"dataset": config.dataset, "run": folder.name, "label": label, "seed": config.seed}
     return about | {"images": what, "count": len(test[1]), "accuracy": found}
 
 
