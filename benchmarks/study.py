@@ -6,6 +6,7 @@ file has its configuration and history, so tables can be made anew without runni
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -66,34 +67,49 @@ def measure(recipe: str | Path, study: Path, chosen: argparse.Namespace) -> None
     collect(folders, study)
 
 
+@dataclass(frozen=True)
+class Gap:
+    """A column of differences in Last-Acc, seed by seed.
+
+    Attributes:
+        title: Title of the column.
+        base: Tells the group that others are compared with.
+        sign: 1 for a row minus the base, -1 for the base minus a row.
+    """
+
+    title: str
+    base: Callable[[Group], bool]
+    sign: int = 1
+
+
 def compared(
-    study: Path, base: Callable[[Group], bool], gap: str, spread: Callable[[Sequence[float]], float] = stdev
+    study: Path, gaps: Sequence[Gap], spread: Callable[[Sequence[float]], float] = stdev
 ) -> Iterator[tuple[list[Run], list[str]]]:
     """Yield each set of comparable runs with its table, the upper bound first, then from the best down.
 
     Args:
         study: The file of the study.
-        base: Tells the group that others are compared with, seed by seed.
-        gap: Title of the column of these differences in Last-Acc.
+        gaps: Columns of differences.
         spread: Of the differences: their standard deviation, or the standard error of their mean.
     """
     for members in comparable(read_study(study)):
         found = sorted(grouped(members), key=lambda row: (not row.all_at_once, -mean(row, last_accuracy)))
-        lines = ["| Method | n | " + " | ".join(title for title, _, _ in MEASURES) + f" | {gap} |"]
-        lines.append("|---|---|" + "---|" * (len(MEASURES) + 1))
+        titles = [*(title for title, _, _ in MEASURES), *(gap.title for gap in gaps)]
+        lines = [f"| Method | n | {' | '.join(titles)} |", "|---|---|" + "---|" * len(titles)]
         for row in found:
             columns = [shown(values(row, of), f".{digits}f") for _, digits, of in MEASURES]
-            gaps = shown(list(_over(row, found, base)), "+.1f", spread)
-            lines.append(f"| {row.label} | {len(row.runs)} | {' | '.join(columns)} | {gaps} |")
+            columns += [shown(list(_differences(row, found, gap)), "+.1f", spread) for gap in gaps]
+            lines.append(f"| {row.label} | {len(row.runs)} | {' | '.join(columns)} |")
         yield members, lines
 
 
-def _over(row: Group, others: Sequence[Group], base: Callable[[Group], bool]) -> Iterable[float]:
-    """Yield by how much a row's Last-Acc is above that of the base, seed by seed."""
-    other = next((other for other in others if base(other)), row)
+def _differences(row: Group, others: Sequence[Group], gap: Gap) -> Iterable[float]:
+    """Yield the difference of a row's Last-Acc and that of the base, seed by seed."""
+    other = next((other for other in others if gap.base(other)), row)
     known = {run.seed: last_accuracy(run) for run in other.runs}
     if row is not other:
-        yield from (last_accuracy(run) - known[run.seed] for run in row.runs if run.seed in known)
+        found = ((run, known[run.seed]) for run in row.runs if run.seed in known)
+        yield from (gap.sign * (last_accuracy(run) - base) for run, base in found)
 
 
 def values(row: Group, of: Measure) -> list[float]:

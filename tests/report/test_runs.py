@@ -136,6 +136,16 @@ def test_a_study_holds_the_same_runs_in_one_file(make_run, tmp_path):
     assert len(runs.find([study, study])) == 2
 
 
+def test_a_study_names_the_folder_of_the_images_without_its_place(make_run, edit_run, tmp_path):
+    def locate(content, steps):
+        content["data"]["folder"] = "/home/somebody/photos"
+
+    study = tmp_path / "study.jsonl"
+    runs.collect([edit_run(make_run("a"), locate), make_run("b", seed=2)], study)
+    assert "somebody" not in study.read_text()
+    assert [run.record.data.get("folder") for run in runs.find([study])] == ["photos", None]
+
+
 def test_a_broken_line_of_a_study_is_named(make_run, tmp_path):
     study = tmp_path / "study.jsonl"
     runs.collect([make_run("a"), make_run("b", seed=2)], study)

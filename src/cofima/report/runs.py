@@ -173,8 +173,11 @@ def collect(folders: Iterable[Path], file: Path) -> None:
     for folder in folders:
         if folder.name not in names:
             run = read(folder)
-            # checksums are useless without their files, which a study does not contain
-            record = run.record.model_copy(update={"files": {}, "parent": None})
+            # checksums are useless without their files, which a study does not contain; and a path says more
+            # about the machine than about the images
+            data = run.record.data
+            data = data | {"folder": Path(data["folder"]).name} if "folder" in data else data
+            record = run.record.model_copy(update={"files": {}, "parent": None, "data": data})
             line = StudyLine(name=folder.name, record=record, history=run.history)
             kept.append(json.dumps(line.model_dump(mode="json")))
     write_text(file, "".join(f"{line}\n" for line in kept))
