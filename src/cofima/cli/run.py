@@ -52,7 +52,8 @@ def demo(
     say(f"\nFigures: {folder / 'report.html'}")
     say(
         "Try next:\n"
-        f"  cofima run demo.yaml options.lam=auto --out {folder / 'auto'}\n"
+        "  cofima run demo.yaml options.classifier=lda options.drift=linear model.layers=all "
+        f"--out {folder / 'beyond'}\n"
         f"  cofima report {folder}\n"
         "  cofima show cofima\n"
         "  cofima run demo.yaml dataset=folder:PATH_TO_YOUR_IMAGES data.max_train_per_class=50"
