@@ -140,7 +140,8 @@ The choices, and why:
   these options.
 - Joint uses the settings of 64 pixels.
 
-One seed was used, and a frozen backbone was not tried here; at 64 pixels it did as well as the averages.
+One seed was used, and a frozen backbone was tried only with the features of all layers; at 64 pixels it did
+as well as the averages.
 The demo was run once with 0.015 and 64 sampled features (SLCA 84.1, CoMA 90.8, CoFiMA 90.5 on the test
 images) before all rows were complete.
 """
